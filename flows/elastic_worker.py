@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.urls import Location, NetworkAddress
 from flows.run_log import hide_refused_secrets
 from tasks.cluster.deaths import manner
+from tasks.cluster.process_environment import python_path
 from tasks.elastic.guest_defaults import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
@@ -86,6 +87,7 @@ async def lend(words: Sequence[str], say: Callable[[str], None], drain_s: float)
         *words,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
+        env=os.environ | python_path(),
         limit=LONGEST_LINE,
     )
     assert process.stderr is not None

@@ -190,13 +190,8 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
             commits=commits,
             links=links_of(run_id),
         )
-        try:
-            with pulse(store):
-                yield run
-            _end_tracking(run, "FINISHED")
-        except BaseException as error:
-            _end_tracking(run, "FAILED" if isinstance(error, Exception) else "KILLED")
-            raise
+        with _tracked(run), pulse(store):
+            yield run
 
 
 def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
@@ -222,9 +217,18 @@ def _check_environments(config: RunConfig) -> None:
         check_seen(config.episodes.hosts, own(), filter(None, sources))
 
 
-def _end_tracking(run: OpenRun, status: RunStatus) -> None:
-    if not run.tracker.end(status):
-        say(run.untracked)
+@contextmanager
+def _tracked(run: OpenRun) -> Iterator[None]:
+    """Tell MLflow how the block ended, and the user where MLflow did not take all of the run."""
+    status: RunStatus = "FINISHED"
+    try:
+        yield
+    except BaseException as error:
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        raise
+    finally:
+        if not run.tracker.end(status):
+            say(run.untracked)
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:

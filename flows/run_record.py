@@ -56,6 +56,21 @@ def record_beginning(
     """Begin the tracked run or go on with it after this step, and write the manifest, with a record
     of what the configuration changes and of the rows that are left out. ValueError where the task's
     rows, or a model that lies at a path, are no more what they were."""
+    tracker = RunTracker(config.tracking_uri())
+    with tracker.ending():
+        _record(tracker, config, run_id, store, step, left_out)
+    return tracker
+
+
+def _record(
+    tracker: RunTracker,
+    config: RunConfig,
+    run_id: str,
+    store: Store,
+    step: int,
+    left_out: Mapping[str, int],
+) -> None:
+    """The same, with a tracker that has no run yet."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
@@ -63,7 +78,6 @@ def record_beginning(
     if earlier:
         _check_rows(earlier, data.digest)
         _check_models(earlier, config, models)
-    tracker = RunTracker(config.tracking_uri())
     sha = git_sha(REPOSITORY)
     mlflow_run = tracker.start(
         experiment=config.keep.experiment,
@@ -106,7 +120,6 @@ def record_beginning(
         model_digests=models,
     )
     write_manifest(store, manifest)
-    return tracker
 
 
 def _check_rows(earlier: RunManifest, digest: str) -> None:

@@ -13,6 +13,7 @@ In this process, with a Prefect server that runs (`make demo` brings one), or by
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
@@ -42,16 +43,20 @@ from flows.run import OpenRun, check_ports, effective_config, open_run
 from flows.run_log import hide_refused_secrets, told_in_prefect
 from flows.step_records import StepRecords
 from flows.steps import Steps
+from flows.stopping import stoppable
 from flows.task_runner import ClusterTaskRunner, on_cluster
 from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
+from tasks.cluster.parent import is_bound
 from tasks.durable import export_model
 from tasks.engines.loading import load_all
 from tasks.run.fleet import Fleet
 from tasks.run.guest_admission import worker_line
 from tasks.run.remotes import engines_of
 from tasks.run.sample_stream import round_key
+
+logger = logging.getLogger(__name__)
 
 hide_refused_secrets()
 
@@ -67,9 +72,11 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
         return Completed(message=told)
     ask_directly()  # the run's workers inherit it
     with ExitStack() as stack:
+        stop = stack.enter_context(stoppable(logger.info if is_bound() else say))
         stack.enter_context(private_files())
         stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
+        stack.enter_context(stop.of(run.store))
         stack.enter_context(telling_of_prefects_loss())
         keep_log_in(run.logs)
         say(f"run: {run.store.url}")

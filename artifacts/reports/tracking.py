@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -179,9 +180,20 @@ class RunTracker:
             return first_line(error)
         return ""
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Close the run with the block where that fails (FAILED) or is interrupted (KILLED)."""
+        try:
+            yield
+        except BaseException as error:
+            self.end("FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+
     def end(self, status: RunStatus, at_s: float | None = None) -> bool:
-        """Close the run. What still waits is given a last try, then counted in a warning. at_s:
-        when it ended, Unix seconds; now without."""
+        """Close the run, if there is one. What still waits is given a last try, then counted in a
+        warning. at_s: when it ended, Unix seconds; now without."""
+        if not self.run_id:
+            return True
         at_ms = None if at_s is None else int(1000 * at_s)
         self._outbox.put(
             "the end",

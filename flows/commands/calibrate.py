@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -29,6 +30,8 @@ from flows.config.sentence import sentence
 from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.cluster.parent import bound_command
+from tasks.cluster.process_environment import python_path
 from tasks.engines.vllm.measuring import MARK, MeasuringOrder, measurable
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 from tasks.tiny_models.models import resolve_model
@@ -202,9 +205,12 @@ async def answers(
     """What the measuring process says. Raises RuntimeError with its last words if it fails,
     TimeoutError if it is silent for so long."""
     with tempfile.TemporaryFile() as errors:
-        command = (sys.executable, "-m", "tasks.engines.vllm.measuring", order.to_json())
+        command = bound_command("tasks.engines.vllm.measuring", order.to_json())
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=errors
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env=os.environ | python_path(),
         )
         assert process.stdout is not None, "it was asked for"
         try:

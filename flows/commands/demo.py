@@ -14,12 +14,13 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
+from artifacts.layout import STEPS
 from artifacts.private_files import private_files, users_umask
 from flows.commands.local_stack import (
     StartingServer,
@@ -30,11 +31,15 @@ from flows.commands.local_stack import (
 )
 from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
+from flows.stopping import told_stopping
 from tasks.cluster.deaths import account
+from tasks.cluster.parent import kill_descendants
 from tasks.cluster.ports import held_port
+from tasks.cluster.process_environment import python_path
 
 ROOT = Path("runs")
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
+LOOK_S = 1.0  # between two looks at what the run needs
 FILE_TIME_S = 1.0  # the times of files may be so much behind the clock
 
 
@@ -69,14 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             starting_prefect_server(options.root, port) as server,
         ):
             print("starting the Prefect server", flush=True)
-            environment = os.environ | server.environment
+            environment = os.environ | python_path() | server.environment
             child = Popen(
                 training_command(options),
                 env=environment,
                 start_new_session=True,
                 umask=users_umask(),
             )
-            code = attended(child, STOP_S, partial(told, server, child))
+            stopping = partial(stopping_line, partial(flow_log, options.root, began_s))
+            code = attended(child, STOP_S, partial(told, server, child), stopping, server.keep)
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
@@ -104,6 +110,7 @@ def told(server: StartingServer, child: Popen[bytes]) -> None:
 def training_command(options: Namespace) -> list[str]:
     """The command line of the child."""
     command = [sys.executable, "-m", "flows.commands.train", "--server-starts"]
+    command += ["--parent", str(os.getpid())]
     command += ["--preset", options.preset] if options.preset else []
     command += ["--settings", options.settings] if options.settings else []
     for assignment in (f"keep.artifact_root={options.root}", *options.set):
@@ -118,27 +125,61 @@ def flow_log(root: Path, began_s: float) -> Path | None:
     return max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
-def attended(child: Popen[bytes], stop_s: float, prepare: Callable[[], None] = lambda: None) -> int:
-    """The exit code of a child that has a session of its own. It is killed if `prepare`, which runs
-    beside it at first, fails.
+@contextmanager
+def patient() -> Iterator[None]:
+    """SIGTERM and SIGHUP do nothing in the block."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stopping_line(log: Callable[[], Path | None]) -> str:
+    """What is said when the run whose log this is is to stop."""
+    begun = log()
+    steps = [] if begun is None else list((begun.parents[1] / STEPS).glob("*.json"))
+    return told_stopping(len(steps))
+
+
+def attended(
+    child: Popen[bytes],
+    stop_s: float,
+    prepare: Callable[[], None] = lambda: None,
+    stopping: Callable[[], str] = lambda: "stopping; Ctrl-C again ends at once",
+    look: Callable[[], None] = lambda: None,
+) -> int:
+    """The exit code of a child that has a session of its own. It is killed, with all that it has
+    started, if `prepare`, which runs beside it at first, fails, or `look`, which does so later on.
 
     Ctrl-C, or SIGTERM where `interrupt` handles it, reaches the child as SIGTERM and is raised as
-    KeyboardInterrupt. The child is killed when it has not stopped after stop_s, or at another one.
+    KeyboardInterrupt, after what `stopping` says. The child is killed when it has not stopped after
+    stop_s, or at another Ctrl-C; another SIGTERM, of whoever sends it to each process, is patient.
     """
     try:
         prepare()
+        while child.poll() is None:
+            look()
+            with suppress(TimeoutExpired):
+                child.wait(timeout=LOOK_S)
         return child.wait()
     except KeyboardInterrupt:
-        child.terminate()
-        with suppress(OSError):  # the terminal may be gone
-            print("\nstopping", file=sys.stderr, flush=True)
-        with suppress(TimeoutExpired):
-            child.wait(timeout=stop_s)
+        with patient():
+            child.terminate()
+            with suppress(OSError):  # the terminal may be gone
+                print(f"\n{stopping()}", file=sys.stderr, flush=True)
+            with suppress(TimeoutExpired):
+                child.wait(timeout=stop_s)
         raise
     finally:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+            kill_descendants(child.pid)
+            child.kill()
             child.wait()
+        with suppress(ProcessLookupError):  # what it has left behind
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from flows.commands.situation import Situation
 from flows.config.run_config import RunConfig
 from flows.played_config import played_run
+from tasks.cluster.parent import end_with
 from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
 
@@ -45,7 +46,10 @@ def players(place: Situation) -> Iterator[ProcessPoolExecutor]:
     """Processes that play draws of a situation: forked, because that has functions that cannot be
     sent."""
     pool = ProcessPoolExecutor(
-        os.cpu_count() or 1, get_context("fork"), initializer=_begin, initargs=(place,)
+        os.cpu_count() or 1,
+        get_context("fork"),
+        initializer=_begin,
+        initargs=(place, os.getpid()),
     )
     try:
         yield pool
@@ -75,8 +79,9 @@ def _show(what: str, futures: Sequence[Future[Drawn]]) -> None:
 _places: list[Situation] = []  # of this process, if it plays
 
 
-def _begin(place: Situation) -> None:
+def _begin(place: Situation, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends at once, and says nothing
+    end_with(parent)
     _places.append(place)
 
 

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,10 @@ import certifi
 
 from artifacts.proxies import direct, own_hosts
 from artifacts.reports.mlflow_client import sqlite_uri
-from tasks.cluster.deaths import account
+from tasks.cluster.deaths import account, manner
+from tasks.cluster.parent import bound_command
 from tasks.cluster.ports import LOOPBACK, Wish
+from tasks.cluster.process_environment import python_path
 
 AUTHORITY = "authority.pem"  # in Prefect's home
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
@@ -40,6 +42,7 @@ SERVERS = {
 }
 SERVER_LOG = Path(".prefect") / "server.log"  # below the artifact root
 POLL_S = 0.2
+LASTS_S = 5.0  # a server that ends sooner would do so again
 STARTS_WITHIN_S = 90.0  # a server that was started answers by then
 
 
@@ -107,6 +110,8 @@ class StartingServer:
     environment: dict[str, str]  # what its clients need
     # returns when it answers, or nobody needs it any more; raises what `wait_until_served` does
     wait: Callable[[Callable[[], bool]], None]
+    # starts it again if it has ended; raises RuntimeError where it ended soon after its start
+    keep: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -125,13 +130,40 @@ def starting_prefect_server(root: Path, port: int) -> Iterator[StartingServer]:
     home = (root / ".prefect").resolve()
     keep_one_authority(home)
     environment = prefect_environment(home, port)
-    command = [sys.executable, "-m", "flows.commands.prefect_server", "server", "start"]
-    command += ["--host", LOOPBACK, "--port", str(port)]
-    with server_process(command, environment, log) as process:
-        check = partial(check_running, process, name, log)
-        wait = partial(wait_until_served, f"{url}/api/health", f"{name} (log: {log})", check)
-        yield StartingServer(url=url, environment=environment, wait=wait)
-        check()
+    where = ("--host", LOOPBACK, "--port", str(port))
+    command = bound_command("flows.commands.prefect_server", "server", "start", *where)
+    with ExitStack() as stack:
+        start = partial(server_process, command, environment, log)
+        server = KeptServer(name, log, lambda: stack.enter_context(start()))
+        told = f"{name} (log: {log})"
+        wait = partial(wait_until_served, f"{url}/api/health", told, server.check)
+        yield StartingServer(url=url, environment=environment, wait=wait, keep=server.keep)
+        server.check()
+
+
+class KeptServer:
+    """A server that is started again when it has ended."""
+
+    def __init__(self, name: str, log: Path, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._name, self._log, self._start = name, log, start
+        self._begin()
+
+    def check(self) -> None:
+        """RuntimeError where it has ended."""
+        check_running(self._process, self._name, self._log)
+
+    def keep(self) -> None:
+        """Start it again where it has ended. RuntimeError where that was soon after its start."""
+        if (code := self._process.poll()) is None:
+            return
+        if time.monotonic() - self._began_s < LASTS_S:
+            self.check()
+        told = f"{self._name} {manner(code)}: it is started again, and the run waits for it"
+        print(f"{told}; its log is {self._log}", file=sys.stderr, flush=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process, self._began_s = self._start(), time.monotonic()
 
 
 @contextmanager
@@ -139,12 +171,12 @@ def server_process(
     command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A child in a session of its own, so that Ctrl-C reaches only us; ended by terminate, then
-    kill."""
+    kill. Its command is one of `bound_command`, or it would stay where we are killed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
-            env=os.environ | environment,
+            env={**os.environ, **python_path(), **environment},
             stdout=output,
             stderr=output,
             start_new_session=True,

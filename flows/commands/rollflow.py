@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
+from pathlib import Path
 
 from flows.commands.catalogue import COMMANDS, Command
 
@@ -21,6 +22,7 @@ INTERRUPTED, UNREAD = 130, 141  # as shells have them: 128 and the number of the
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of the command; 130 after Ctrl-C, 141 where nobody reads on (`| head`)."""
+    import_ours_first()
     try:
         status = called(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -31,6 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     return status
+
+
+def import_ours_first() -> None:
+    """Import these sources before what PYTHONPATH names, and nothing from the working directory,
+    here and in whatever process this one starts."""
+    sources = str(Path(__file__).parents[2])
+    if sources not in sys.path[:1]:
+        sys.path.insert(0, sources)
+    from tasks.cluster.process_environment import python_path
+
+    os.environ.update(python_path())
 
 
 def called(words: Sequence[str]) -> int:

@@ -20,7 +20,8 @@ from artifacts.proxies import ask_directly
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert, say
-from tasks.cluster.process_environment import first_environment, has_begun_with
+from tasks.cluster.parent import end_with
+from tasks.cluster.process_environment import first_environment, has_begun_with, python_path
 
 PROGRAMS = ("train", "rollflow")  # what this command is called by
 
@@ -37,6 +38,9 @@ def parser() -> ArgumentParser:
         "--server-starts",
         action="store_true",
         help="the Prefect server is being started, too: wait until it answers",
+    )
+    made.add_argument(
+        "--parent", type=int, metavar="PID", help="end when this process, its parent, is gone"
     )
     return made
 
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = divert()
     try:
         return trained(options, output)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     except Exception as error:  # a fault of ours: the log has where, the terminal what
         traceback.print_exc()
@@ -72,7 +76,7 @@ def begin_as_workers_do() -> None:
     they can be forked from it; nothing where that is so already, or where another program calls."""
     wanted = first_environment()
     if Path(sys.argv[0]).stem in PROGRAMS and not has_begun_with(wanted):
-        os.execve(sys.executable, sys.orig_argv, os.environ | wanted)
+        os.execve(sys.executable, sys.orig_argv, os.environ | python_path() | wanted)
 
 
 def stop_when_hung_up() -> None:
@@ -99,6 +103,8 @@ def trained(options: Namespace, output: Output) -> int:
         from flows.train import prepare_workers, train
 
         prepare_workers(config)
+        if options.parent is not None:  # a thread: nothing is forked from here after it
+            end_with(options.parent)
         if options.server_starts:
             wait_until_served(f"{os.environ['PREFECT_API_URL']}/health", "the Prefect server")
         with telling_of_prefects_loss():  # the state that the flow ends in is told to it, too

@@ -23,6 +23,7 @@ from flows.commands.local_stack import (
     wish_of,
 )
 from flows.commands.options import folder
+from tasks.cluster.parent import bound_command
 from tasks.cluster.ports import LOOPBACK, held_port
 
 
@@ -80,9 +81,7 @@ def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
         environment = stack.enter_context(prefect_server(root, ports["prefect"]))
         for name, command in (("mlflow", mlflow), ("reports", reports)):
             log = root / f".{name}.log"
-            process = stack.enter_context(
-                server_process([sys.executable, "-m", *command], environment, log)
-            )
+            process = stack.enter_context(server_process(bound_command(*command), environment, log))
             check = partial(check_running, process, name, log)
             wait_until_served(f"{pages_of(ports[name])}/", f"{name} (log: {log})", check)
         _print_pages(ports, root)

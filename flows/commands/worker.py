@@ -155,7 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not options.print:
-        os.execve(sys.executable, (sys.executable, "-m", *command), os.environ | added)
+        from tasks.cluster.process_environment import python_path
+
+        environment = os.environ | python_path() | added
+        os.execve(sys.executable, (sys.executable, "-m", *command), environment)
     print(printed(command, added))
     return 0
 

@@ -34,6 +34,7 @@ from flows.commands.worker_schedule import (
     step_changes,
     trace_changes,
 )
+from tasks.cluster.process_environment import python_path
 
 DESCRIPTION = """\
 Lend several rollout workers of this machine to a run, which come and go by a
@@ -186,7 +187,7 @@ class Crew:
         if slot in self._processes:
             self._processes[slot].kill()
             self._processes[slot].wait()
-        environment = os.environ | dict(self._environment(slot))
+        environment = os.environ | python_path() | dict(self._environment(slot))
         self._processes[slot] = subprocess.Popen(self._command(slot), env=environment)
 
     def retire(self, slot: int, number: signal.Signals) -> None:

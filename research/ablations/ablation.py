@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,8 @@ from research.ablations.ablation_figures import (
 from research.ablations.ablation_variants import TAIL, Job, Variant, job_of, plan
 from research.ablations.comparisons import COMPARISONS
 from research.ablations.measured_run import measured
+from tasks.cluster.parent import bound_command
+from tasks.cluster.process_environment import python_path
 
 PERIOD = "period"  # name of the variant that says how long one is
 SERVER_STOP_S = 40.0  # how long the run's Prefect server may take to end after it
@@ -184,17 +187,8 @@ def _run(preset: str, out: Path, job: Job) -> None:
     DIR/<run>.log."""
     print(f"{job.run_name} ...", flush=True)
     shutil.rmtree(out / job.run_name, ignore_errors=True)
-    command = [
-        sys.executable,
-        "-m",
-        "flows.commands.demo",
-        "--preset",
-        preset,
-        "--root",
-        str(out),
-        "--prefect-port",
-        "0",
-    ]
+    words = ("--preset", preset, "--root", str(out), "--prefect-port", "0")
+    command = bound_command("flows.commands.demo", *words)
     log = out / f"{job.run_name}.log"
     with log.open("w") as sink:
         assignments = (word for setting in job.assignments for word in ("--set", setting))
@@ -202,6 +196,7 @@ def _run(preset: str, out: Path, job: Job) -> None:
             [*command, *assignments],
             stdout=sink,
             stderr=subprocess.STDOUT,
+            env=os.environ | python_path(),
             start_new_session=True,
         )
         code = attended(child, STOP_S + SERVER_STOP_S)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
@@ -28,6 +29,7 @@ import psutil  # type: ignore[import-untyped]  # it has no stubs
 from research.kills.network_hosts import NetworkHosts, NetworkRefused, network_hosts
 from tasks.cluster.certificate import make_certificate
 from tasks.cluster.ports import free_port
+from tasks.cluster.process_environment import python_path
 from tasks.elastic.guest_process import LOST
 from tasks.elastic.weights.weight_config import LOOPBACK
 
@@ -146,10 +148,10 @@ class GuestPark:
         scheduler = f"tls://{self._here}:{self._port}"
         command = [sys.executable, "-m", "flows.commands.worker", scheduler, *words]
         with (self._folder / f"{place.name}.log").open("ab") as output:
-            if self._hosts is None:
-                place.worker = subprocess.Popen(command, stdout=output, stderr=output)
-            else:
-                place.worker = self._hosts.run_in(place.name, command, stdout=output, stderr=output)
+            hosts = self._hosts
+            run = subprocess.Popen if hosts is None else partial(hosts.run_in, place.name)
+            environment = os.environ | python_path()
+            place.worker = run(command, stdout=output, stderr=output, env=environment)
 
     def renew(self) -> None:
         """Start those again that ended because they must begin anew, as a pool of machines does."""

@@ -17,6 +17,7 @@ from artifacts import layout
 from artifacts.layout import LOGS, MANIFEST, STATUS
 from flows.output import FLOW_LOG
 from research.kills.descendants import descendants, worker_name
+from tasks.cluster.process_environment import python_path
 
 BEFORE = "before the first step"  # a stage
 LAST_WORDS = 3  # lines of the flow's log that an account of a hang holds
@@ -47,7 +48,7 @@ class InjectedRun:
         self.folder = order.root / order.name
         self.num_attempts = 0
         self._order = order
-        self._environment = os.environ | dict(environment)
+        self._environment = os.environ | python_path() | dict(environment)
         self._others = others
         self._processes: list[psutil.Process] = []
         self._flow: subprocess.Popen[bytes] | None = None
@@ -71,6 +72,7 @@ class InjectedRun:
         else:
             for setting in (f'run_name="{self.name}"', *self._order.settings):
                 words += ["--set", setting]
+        words += ["--parent", str(os.getpid())]
         return [sys.executable, "-m", "flows.commands.train", *words]
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from research.paper.experiment import Case, Observed
+from tasks.cluster.parent import end_with
 
 Tell = Callable[[str], None]
 PlayedCases = dict[Case, tuple[Observed, ...]]
@@ -31,7 +33,7 @@ def _results(
         yield from ((case, *_timed(case)) for case in cases)
         return
     context = get_context("spawn")
-    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(num_processes, context, end_with, (os.getpid(),)) as pool:
         futures: dict[Future[tuple[tuple[Observed, ...], float]], Case] = {
             pool.submit(_timed, case): case for case in cases
         }

@@ -17,6 +17,7 @@ from contextlib import suppress
 from research.ablations.ablation_figures import costs_of, speed_up, steps_of
 from research.ablations.measured_run import measured
 from research.paper.counterparts import POLYRL, CourseOrder, Order
+from tasks.cluster.process_environment import python_path
 
 LAST_WORDS = 20  # lines that an error repeats
 STOP_S = 120.0  # how long its run, and that one's server, may take to stop
@@ -36,7 +37,7 @@ async def run_command(command: Sequence[str], tell: Callable[[str], None]) -> No
         name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_FLOW)
     }
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=PIPE, stderr=STDOUT, env=environment
+        *command, stdout=PIPE, stderr=STDOUT, env=environment | python_path()
     )
     assert process.stdout is not None, "it was asked for"
     words: deque[str] = deque(maxlen=LAST_WORDS)

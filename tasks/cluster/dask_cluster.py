@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,15 @@ from artifacts.proxies import ask_directly, own_hosts
 from tasks.cluster.certificate import TlsFiles, make_certificate, tls_settings
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
-from tasks.cluster.nanny import KILLED_WITHIN_S, nanny_of
+from tasks.cluster.nanny import KILLED_WITHIN_S, given_up, nanny_of
 from tasks.cluster.ports import LOOPBACK, Wish, held_port
-from tasks.cluster.process_environment import first_environment, python_path
+from tasks.cluster.process_environment import SAFE_PATH, first_environment, python_path
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.05  # between two looks at who has come
 SETTINGS = {
-    "distributed.nanny.pre-spawn-environ": first_environment(),
+    "distributed.nanny.pre-spawn-environ": first_environment() | SAFE_PATH,
     "distributed.worker.daemon": False,  # engines may start processes of their own
     # a long load that holds the GIL must not kill an engine
     "distributed.scheduler.worker-ttl": None,
@@ -76,7 +76,10 @@ class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
 
     def __init__(self, deadline_s: float, **options: Any) -> None:  # Any: SpecCluster's options
         self._deadline_s = deadline_s
-        super().__init__(**options)
+        try:
+            super().__init__(**options)
+        except RuntimeError as error:  # Dask's own names the class of the nanny alone
+            raise ClusterTooSmall(str(error.__cause__ or error)) from error
 
     def sync(self, function: Any, *args: Any, **kwargs: Any) -> Any:  # Any: Dask's signature
         """Run a coroutine in the cluster's loop. Raises TimeoutError after the deadline."""
@@ -270,6 +273,13 @@ def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float)
             f" {slots:g}; start it with --nthreads {COORDINATORS + 2} --resources"
             f" 'coordinator={COORDINATORS}'"
         )
+
+
+def check_coming(client: Client, workers: Iterable[str]) -> None:
+    """Raise ClusterTooSmall, with the reason, where one of these workers can never come."""
+    for worker in workers:
+        if why := given_up(client, worker):
+            raise ClusterTooSmall(why)
 
 
 def worker_addresses(client: Client) -> dict[str, str]:

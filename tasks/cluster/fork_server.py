@@ -30,6 +30,7 @@ from tasks.cluster.process_environment import has_begun_with
 from tasks.cluster.worker_output import name_process
 
 METHOD = "distributed.worker.multiprocessing-method"  # Dask's setting
+_begun: tuple[tuple[str, ...], dict[str, str]] | None = None  # modules, environment of the server
 
 
 def start_method(specs: Sequence[WorkerSpec]) -> Literal["forkserver", "spawn"]:
@@ -41,9 +42,21 @@ def start_method(specs: Sequence[WorkerSpec]) -> Literal["forkserver", "spawn"]:
 def start_fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> None:
     """Have a server begin in this environment and import these modules; returns at once. One that
     runs already is left as it is. The setting METHOD must say forkserver."""
+    global _begun
+    _begun = tuple(modules), dict(environment)
     get_mp_context().set_forkserver_preload(list(modules))
     with _environment(environment):
         forkserver.ensure_running()
+
+
+def keep_fork_server() -> int | None:
+    """Have a server like the last one run, started from nothing where that is gone; its process.
+    None where workers are not forked."""
+    if _begun is None or get_mp_context().get_start_method() != "forkserver":
+        return None
+    start_fork_server(*_begun)
+    pid: int = vars(forkserver._forkserver)["_forkserver_pid"]
+    return pid
 
 
 def fork_fork_server(

@@ -6,32 +6,41 @@ Leaves out workers of a cluster that a run joins: those are started elsewhere.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Nanny
+from distributed import Client, Nanny, Status
 
-from tasks.cluster.deaths import Death
+from tasks.cluster.deaths import Death, account
 from tasks.cluster.devices import WorkerSpec
+from tasks.cluster.fork_server import keep_fork_server
 from tasks.cluster.ports import LOOPBACK
 from tasks.cluster.process_environment import python_path
 from tasks.cluster.worker_output import LoggedWorker, WorkerOutput
 
 KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
 FORGOTTEN_AFTER_S = 0.2  # Dask looks every 0.05 s whether a process has said that it is there
+NUM_STARTS = 3  # in a row, of processes that end before they are there; more would end like these
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)  # such an end is no process's own
+BEGINNING = (Status.init, Status.starting)  # of a nanny, which has had no worker yet
 
 
 class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
-    """Waits for a worker that it has killed, and remembers how its processes ended.
+    """Waits for a worker that it has killed, remembers how its processes ended, and says when it
+    starts no more.
 
-    Dask's own gives up a second after the kill, and a finished run then ends as a failed one.
+    Dask's own gives up a second after the kill, and a finished run then ends as a failed one. It
+    gives up without a word where a process cannot be forked.
     """
 
     def __init__(
         self, *args: Any, output: WorkerOutput, **options: Any
     ) -> None:  # Any: Dask's options
         self.deaths: list[Death] = []
+        self.given_up = ""  # why it starts no more processes
+        self._num_failed = 0  # starts in a row
         self._output = output
         super().__init__(*args, worker_class=LoggedWorker, log=str(output.path), **options)
 
@@ -53,15 +62,48 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         super()._on_worker_exit_sync(exitcode)
 
     async def instantiate(self) -> Any:  # Any: Dask's status
-        """Starts a process, some time after the one before has ended.
+        """Starts a process, some time after the one before has ended; again where the fork server
+        is lost meanwhile, and where the nanny itself is only beginning: later on, Dask does that.
 
         Dask waits for a process that died while it started until it looks again. If the next one is
         starting by then, it takes the word of that one, drops it as another's, and never learns
         that the worker is there.
         """
-        if self.deaths:
-            await asyncio.sleep(FORGOTTEN_AFTER_S)
-        return await super().instantiate()
+        while True:
+            if self.deaths or self._num_failed:
+                await asyncio.sleep(FORGOTTEN_AFTER_S)
+            server, failure = keep_fork_server(), None
+            try:
+                status = await super().instantiate()
+            except TimeoutError:  # Dask has closed this nanny
+                self.given_up = f"it was not there within {self.death_timeout:.0f} s"
+                raise
+            except Exception as error:  # as of a pipe whose other end was the fork server
+                status, failure, self.process = Status.failed, error, None
+            if status == Status.running:
+                self._num_failed = 0
+                return status
+            if keep_fork_server() == server and (failure or not self._is_killed):
+                await self._count_failure(failure)
+            if failure is None and self.status not in BEGINNING:
+                return status
+
+    @property
+    def _is_killed(self) -> bool:
+        """Whether somebody else ended the last process."""
+        return bool(self.deaths) and self.deaths[-1].exit_code in FROM_OUTSIDE
+
+    async def _count_failure(self, failure: Exception | None) -> None:
+        """RuntimeError, and an end of this nanny, after so many in a row."""
+        self._num_failed += 1
+        if self._num_failed < NUM_STARTS:
+            return
+        self.given_up = _end_of(self.deaths) or f"it could not be started: {failure!r}"
+        if self.status not in BEGINNING:
+            await self.close(reason="rollflow-gives-up")
+        raise RuntimeError(
+            f"the worker {self.name} ended {NUM_STARTS} times while it started, {self.given_up}"
+        )
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
         """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is
@@ -70,7 +112,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
             await super().kill(timeout=timeout, reason=reason)
         except TimeoutError:
             async with asyncio.timeout(KILLED_WITHIN_S):
-                await self.process.stopped.wait()
+                await self.process.stopped.wait()  # type: ignore[attr-defined]
 
 
 def nanny_of(
@@ -105,6 +147,21 @@ def _cuda_options(gpu: str) -> dict[str, Any]:
         interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2
     ).values()
     return {key: spec["options"][key] for key in ("preload", "plugins") if key in spec["options"]}
+
+
+def given_up(client: Client, worker: str) -> str:
+    """Why the worker will not come, in a sentence; empty while its nanny still starts processes,
+    and where the cluster was joined."""
+    nanny = getattr(getattr(client, "cluster", None), "workers", {}).get(worker)
+    if nanny is None or nanny.status not in (Status.closed, Status.failed):
+        return ""
+    why = nanny.given_up or _end_of(nanny.deaths) or "its nanny has ended"
+    return f"the worker {worker} is not started any more, {why}; resume the run"
+
+
+def _end_of(deaths: list[Death]) -> str:
+    """How the last of these processes ended."""
+    return account(deaths[-1].exit_code, deaths[-1].lines, deaths[-1].log) if deaths else ""
 
 
 def death_of(client: Client, worker: str, since_s: float) -> Death | None:

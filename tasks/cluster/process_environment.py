@@ -25,6 +25,9 @@ KEEP_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 # workers agree on the hashes of strings; the number is Dask's
 HASH_SEED = {"PYTHONHASHSEED": "6640"}
 NO_BARS = {"TQDM_DISABLE": "1"}
+# nobody imports from the working directory before Python's own library and what is installed
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+SOURCES = Path(__file__).parents[2]
 
 
 def threads(number: int) -> dict[str, str]:
@@ -49,6 +52,10 @@ def has_begun_with(environment: Mapping[str, str]) -> bool:
 
 
 def python_path() -> dict[str, str]:
-    """Workers find the modules that the flow finds."""
-    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path}
+    """Variables by which a child imports from these sources first, then from what PYTHONPATH names,
+    and not from the working directory, where a user may have a `tasks.py` or a `random.py`.
+
+    What users name by import path is found there all the same (tasks.isolation.import_path).
+    """
+    entries = (str(SOURCES), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, entries)))} | SAFE_PATH

@@ -22,7 +22,7 @@ from distributed import Client, KilledWorker
 from distributed.client import FutureCancelledError
 
 from tasks.cluster.actors import ActorLost, Remote, means_lost, published_name, result_of
-from tasks.cluster.dask_cluster import worker_addresses
+from tasks.cluster.dask_cluster import check_coming, worker_addresses
 from tasks.cluster.deaths import Death, account
 from tasks.cluster.nanny import death_of
 from tasks.cluster.renewal import renew_workers
@@ -183,6 +183,7 @@ class ActorRegistry:
             addresses = worker_addresses(self._client)
             if worker in addresses:
                 return addresses[worker]
+            check_coming(self._client, (worker,))
             if time.monotonic() > ends:
                 raise TimeoutError(
                     f"worker {worker} did not come back in time; alive:"

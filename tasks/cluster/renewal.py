@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from distributed import Client
 
-from tasks.cluster.dask_cluster import ClusterTooSmall, worker_addresses, workers_of
+from tasks.cluster.dask_cluster import ClusterTooSmall, check_coming, worker_addresses, workers_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> 
             stimulus_id="rollflow-renewal",
         )
     while missing := sorted(set(workers) - _renewed(client, before)):
+        check_coming(client, missing)
         elapsed_s = time.monotonic() - began_s
         if elapsed_s > TELL_AFTER_S and not is_told:
             is_told = True

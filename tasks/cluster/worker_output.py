@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
+import threading
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -58,6 +60,8 @@ class LoggedWorker(Worker):  # type: ignore[misc]  # Dask is not typed
     def __init__(self, *args: Any, log: str, **options: Any) -> None:  # Any: Dask's options
         write_into(log)
         name_process(Path(log).stem)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's; the flow ends its workers
         faulthandler.enable(all_threads=False)
         super().__init__(*args, **options)
 

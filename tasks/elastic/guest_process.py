@@ -22,16 +22,16 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import click
-import psutil  # type: ignore[import-untyped]  # it has no stubs
 from distributed import Worker
 from distributed.comm.core import FatalCommClosedError
 
 from artifacts.private_files import keep_private
 from tasks.cluster.certificate import speaks_tls
 from tasks.cluster.dask_cluster import pin_process
+from tasks.cluster.parent import end_process
 from tasks.cluster.roles import parse_ranges
 from tasks.elastic.guest_card import (
     EXTENSION,
@@ -192,17 +192,6 @@ class Guest:
     def _say(self, sentence: str) -> None:
         with suppress(OSError):  # whoever read it is gone, and the guest may be about to follow
             print(f"guest {self.name} {sentence}", file=sys.stderr, flush=True)
-
-
-def end_process(code: int) -> NoReturn:
-    """End this process and those that it started, now: threads of an engine may run on for ever."""
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has just ended by itself
-            child.kill()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
-            stream.flush()
-    os._exit(code)
 
 
 def end_with(parent: int) -> None:

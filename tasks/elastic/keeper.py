@@ -129,7 +129,10 @@ class GuestKeeper:
 
     async def _watch(self) -> None:
         while True:
-            await self._look()
+            try:
+                await self._look()
+            except Exception:  # a scheduler that answers otherwise than expected: look again
+                logger.exception("guests: not looked at")
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:

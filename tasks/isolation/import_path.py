@@ -1,8 +1,9 @@
 """What an import path names: 'package.module:name' or 'path/to/file.py:name'. Runs also in the
 processes of rewards: standard library only.
 
-A file may import the modules beside it, at any time. They are looked for after all others, so that
-none of them takes the place of a package, and not by `sys.path`, which processes behind walls read.
+A file may import the modules beside it, at any time, and a module may lie in the working directory.
+They are looked for after all others, so that none of them takes the place of a package, and not by
+`sys.path`, which processes behind walls read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 
 class Beside:
-    """Finds the modules that lie beside the files that were imported."""
+    """Finds the modules that lie in some directories."""
 
     def __init__(self) -> None:
         self._directories: list[str] = []
@@ -62,9 +63,7 @@ def find(path: str) -> Any:  # Any: whatever the user's module has there
     if not (module_path and name):
         raise ValueError(f"an import path must have a ':' before the name, got {path!r}")
     module = (
-        _file_module(Path(module_path))
-        if module_path.endswith(".py")
-        else importlib.import_module(module_path)
+        _file_module(Path(module_path)) if module_path.endswith(".py") else _module(module_path)
     )
     if not hasattr(module, name):
         raise LookupError(f"{module_path} has nothing named {name}")
@@ -88,6 +87,13 @@ def file_of(path: str) -> str:
     as `load`."""
     made_in = sys.modules.get(getattr(load(path), "__module__", ""))
     return str(getattr(made_in, "__file__", None) or "")
+
+
+def _module(name: str) -> ModuleType:
+    """A module that may lie in the working directory, behind all others: no file there stands in
+    for a module of Python's, of a library's or of these sources."""
+    _beside.add(os.getcwd())
+    return importlib.import_module(name)
 
 
 def _file_module(path: Path) -> ModuleType:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 OLDEST = (3, 10)  # that understands what runs in those processes
 ANSWER_S = 60.0
+SOURCES = str(Path(__file__).parents[2])  # before the directory of a user who has a `tasks.py`
 QUESTION = (
     "import json, os, sys; print(json.dumps([list(sys.version_info[:3]), os.path.dirname("
     "os.__file__), getattr(sys, 'base_prefix', sys.prefix), sys.prefix, sys.path]))"
@@ -27,17 +28,18 @@ class Interpreter:
     library: str  # the directory of its standard library
     base_prefix: str  # above that library
     prefix: str  # its virtual environment; outside of one the same
-    search_path: tuple[str, ...]  # where it imports from
+    search_path: tuple[str, ...]  # where it imports from; the run's own ends in its directory
 
 
 def own() -> Interpreter:
     """The one that this process runs with."""
+    here = os.getcwd()
     return Interpreter(
         executable=os.path.realpath(sys.executable),
         library=os.path.dirname(os.__file__),
         base_prefix=sys.base_prefix,
         prefix=sys.prefix,
-        search_path=tuple(entry or os.getcwd() for entry in sys.path),
+        search_path=(*(entry or here for entry in sys.path), SOURCES, here),
     )
 
 

@@ -189,6 +189,21 @@ async def test_a_store_that_is_away_when_a_guest_comes_costs_no_guest() -> None:
         await until(lambda: rounds.kinds == [JOINED])
 
 
+async def test_a_look_that_fails_is_followed_by_another() -> None:
+    workers, engines, rounds = Workers("a"), Engines(), Rounds()
+    look, fails = workers.look, iter([True, True])
+
+    async def now_and_then() -> Looked:
+        if next(fails, False):
+            raise ValueError("the scheduler answers something else")
+        return await look()
+
+    workers.look = now_and_then  # type: ignore[method-assign]
+    async with keeping(workers, engines, rounds) as keeper:
+        await keeper.publish(published(3))
+        await until(lambda: rounds.kinds == [JOINED])
+
+
 async def test_before_a_load_that_drops_what_runs_no_round_may_ask_the_guest() -> None:
     """It is withdrawn before `publish` returns, and is back when it has loaded."""
     workers, engines, rounds = Workers("a"), Engines(), Rounds()

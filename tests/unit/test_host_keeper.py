@@ -66,6 +66,20 @@ async def test_one_that_cannot_be_made_is_given_up_and_the_others_are_not(
     assert await kept(workers, 8, max_remakes=3) == ["a"] * 3
 
 
+async def test_a_look_that_fails_is_followed_by_another() -> None:
+    workers = Workers("b")
+    look, fails = workers.look, iter([True, True, False])
+
+    async def now_and_then(names: Collection[str]) -> tuple[str, ...]:
+        found = await look(names)
+        if next(fails, False):
+            raise OSError("the connection broke")
+        return found
+
+    workers.look = now_and_then  # type: ignore[method-assign]
+    assert await kept(workers, 5) == ["b"]
+
+
 async def test_without_workers_nothing_is_looked_for() -> None:
     workers = Workers("a")
     keeper = HostKeeper((), workers.look, workers.make, 3)

@@ -52,7 +52,12 @@ class HostKeeper:
     async def _keep(self) -> None:
         while self._names:
             await asyncio.sleep(LOOK_S)
-            for name in await self._lost(self._names):
+            try:
+                lost = await self._lost(self._names)
+            except (RuntimeError, OSError) as error:  # of the connection, not of a worker
+                logger.warning("workers of environments not looked at: %s", error)
+                continue
+            for name in lost:
                 await self._replace(name)
 
     async def _replace(self, name: str) -> None:

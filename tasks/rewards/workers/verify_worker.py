@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]
 from artifacts.records import Outcome
 from tasks.isolation.child_process import ChildProcess, start_child
 from tasks.isolation.frames import Json, receive_frame, send_frame
+from tasks.isolation.interpreter import own
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
 from tasks.rewards.workers.reply import Reply, cause_of_death, read_reply
@@ -172,6 +173,7 @@ class VerifyWorker:
     def _command(self, socket_fd: int) -> list[str]:
         return [
             sys.executable,
+            "-P",
             "-m",
             "tasks.rewards.workers.main",
             str(socket_fd),
@@ -286,6 +288,6 @@ def _environment(named: Sequence[str]) -> dict[str, str]:
     """Only what an interpreter needs, the parent's import path and the variables that are named;
     single-threaded numerics, no secrets."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    search_path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+    search_path = os.pathsep.join(dict.fromkeys(own().search_path))
     kept = {name: os.environ[name] for name in (*KEPT, *named) if name in os.environ}
     return {**single, **kept, "PYTHONPATH": search_path, "PYTHONHASHSEED": "0"}

@@ -1,0 +1,160 @@
+"""How a run is stopped by Ctrl-C, SIGTERM or a terminal that is closed: told at once, and taken up
+where the flow awaits something.
+
+    signal ─▶ a thread: a line on the terminal ─▶ the flow's task is cancelled ─▶ interrupted
+                └─ Ctrl-C again: this process ends, with all that it has started
+
+An exception that is raised wherever a process happens to be may be taken for a failure of the code
+there: Prefect's TerminationSignal inside a serializer becomes an error of that. So Prefect's own
+handler does nothing here. A flow that does not come to an await is cancelled where it is after a
+while, and whatever comes of it counts as the stop.
+
+Relied on, in Prefect 3.7, and guarded by `tests/unit/test_stopping.py`: every flow run looks up
+`_prefect_sigterm_handler` in `prefect.utilities.engine` when it installs it or asks for it, and a
+cancelled flow is crashed, or cancelled where Prefect's worker wants it so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from artifacts.layout import STEPS
+from tasks.cluster.parent import end_process
+
+if TYPE_CHECKING:  # a command that only tells of a stop needs no store
+    from artifacts.store import Store
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NUDGE = signal.SIGUSR1  # from a thread to the main one, which leaves what it is in
+AWAITS_WITHIN_S = 1.0  # a flow that does not is cancelled where it is
+STATUS = 128  # of a process that a signal ended, as shells count: this and its number
+Handler = Callable[[int, FrameType | None], None]
+
+
+def told_stopping(num_steps: int) -> str:
+    """The line that acknowledges a stop of a run that has committed so many steps."""
+    committed = f"step {num_steps} is" if num_steps else "no step is"
+    return f"stopping, {committed} committed; Ctrl-C again ends at once"
+
+
+class Stop:
+    """The stop of one run, if there is one. Made in the flow's own task."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.number: signal.Signals | None = None  # what stopped it
+        self._tell = tell
+        self._committed: Callable[[], int] = lambda: 0
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._is_taken_up = False  # by the flow, or the flow is over
+        self._nudging = threading.Lock()
+
+    @contextmanager
+    def of(self, store: Store) -> Iterator[None]:
+        """The block is the run that lies there."""
+        self._committed = lambda: len(store.list(STEPS))
+        with self.blamed():
+            yield
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What fails in the block after a stop is the stop, raised as CancelledError."""
+        try:
+            yield
+        except BaseException as error:
+            if self.number is None:
+                raise
+            raise asyncio.CancelledError(f"stopped by {self.number.name}") from error
+
+    def hear(self, number: int) -> None:
+        """Take up a signal, in the thread that watches. Of more than one the first counts, but for
+        Ctrl-C: SIGTERM is sent twice by those who send it to every process."""
+        if self.number is not None:
+            if number == signal.SIGINT:
+                end_process(STATUS + number)
+            return
+        self.number = signal.Signals(number)
+        self._loop.call_soon_threadsafe(self._cancel)
+        nudging = threading.Timer(AWAITS_WITHIN_S, self._nudge)
+        nudging.daemon = True
+        nudging.start()
+        with suppress(Exception):  # a store that does not answer: it is the stop that counts
+            self._tell(told_stopping(self._committed()))
+
+    def _cancel(self) -> None:
+        if not self._is_taken_up and self._task is not None:
+            self._is_taken_up = True
+            self._task.cancel()
+
+    def _nudge(self) -> None:
+        with self._nudging:
+            if not self._is_taken_up:
+                signal.pthread_kill(threading.main_thread().ident or 0, NUDGE)
+
+    def in_main_thread(self, number: int, _: FrameType | None) -> None:
+        """The handler of all these signals: the main thread goes on, unless it is nudged."""
+        if number == NUDGE and not self._is_taken_up:
+            self._is_taken_up = asyncio.current_task(self._loop) is self._task
+            raise asyncio.CancelledError
+
+    def end(self) -> None:
+        """The flow is over, and nothing of it can be cancelled."""
+        with self._nudging:
+            self._is_taken_up = True
+
+
+@contextmanager
+def stoppable(tell: Callable[[str], None]) -> Iterator[Stop]:
+    """For the block, which is the flow's body, signals stop the flow as above; `tell` shows a line.
+    Nothing changes in a thread that signals do not reach, nor for one that is ignored (nohup)."""
+    stop = Stop(tell)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    watching = threading.Thread(target=_watch, args=(reader, stop), name="signals", daemon=True)
+    watching.start()
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        with _handled(stop), stop.blamed():
+            yield stop
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        watching.join()
+
+
+def _watch(reader: int, stop: Stop) -> None:
+    """Hear the signals that arrive, until nobody can write any more. The system writes their
+    numbers, also while the main thread is busy."""
+    with os.fdopen(reader, "rb", buffering=0) as numbers:
+        while number := numbers.read(1):
+            if number[0] in STOPS:
+                stop.hear(number[0])
+
+
+@contextmanager
+def _handled(stop: Stop) -> Iterator[None]:
+    """Signals are the stop's for the block, in Prefect's own eyes, too."""
+    from prefect.utilities import engine
+
+    handler: Handler = stop.in_main_thread  # one object: Prefect asks whether it is the same
+    prefects = engine._prefect_sigterm_handler
+    taken = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in (*taken, NUDGE)}
+    setattr(engine, prefects.__name__, handler)
+    try:
+        yield
+    finally:
+        stop.end()
+        setattr(engine, prefects.__name__, prefects)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
