@@ -31,7 +31,7 @@ JudgeMode = Literal["yes_no", "generative"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class JudgeQuestion:
     """What a judge is asked about one answer. None of the texts may become special tokens of the
     judge's model."""
 

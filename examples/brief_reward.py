@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Prompt, Score
 from tasks.rewards.base import Reward, right, stamp, wrong
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 
 class BriefConfig(BaseModel):
@@ -24,7 +24,7 @@ class BriefConfig(BaseModel):
     kind: Literal["brief"] = Field("brief", description="Pays for answers that come early.")
     max_chars: int = Field(40, ge=1, description="Characters within which the answer must be.")
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         return BriefReward(self)
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig
 from tasks.scheduling.events import RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -29,7 +29,7 @@ class RampConfig(BaseModel):
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         return SyncConfig().algebra(batch)
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         num_prompts = min(self.first_prompts + turn.step - 1, turn.batch.prompts_per_step)
         batch = turn.batch.model_copy(update={"prompts_per_step": num_prompts})
         plan = SyncConfig().plan_round(replace(turn, batch=batch))

@@ -4,7 +4,7 @@
                                                 ─▶ refused, scheduler gone, killed: failed
     cancelled, or SIGTERM for the machine ─▶ the guest is drained
 
-Leaves out the guest itself (`tasks.elastic.guest_process`).
+Leaves out the guest itself (`tasks.elastic.worker_process`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from artifacts.urls import Location, NetworkAddress
 from flows.run_log import hide_refused_secrets
 from tasks.cluster.deaths import manner
 from tasks.cluster.process_environment import python_path
-from tasks.elastic.guest_defaults import GRACE_S, LEASE_S, PRICE_CLASS
+from tasks.elastic.worker_defaults import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
 CLOSES_WITHIN_S = 8.0  # a guest that has drained is gone by then

@@ -27,7 +27,7 @@ from flows.task_results import result_of
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
 from tasks.rounds.report import read_round
-from tasks.run.begun_responses import drop_begun
+from tasks.run.partial_responses import drop_partial
 from tasks.run.plan import StepPlan, journal_of, store_of
 from tasks.run.prompts import heldout_refs
 from tasks.run.run_context import RunContext
@@ -88,7 +88,7 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
         reward = score_responses.submit(plan)
     await all_results(result_of(rollout), result_of(reward))
     journal_of(plan).drop_parts(plan.step)
-    drop_begun(plan)
+    drop_partial(plan)
     report = await asyncio.to_thread(recorded_evaluation, plan)
     assert report is not None, "a finished evaluation is recorded"
     return report

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from artifacts import layout
 from artifacts.journal import Journal
-from artifacts.reports.answers import Question, questions_of, spread
-from artifacts.reports.episode_changes import Change, changes_of, markdown
+from artifacts.reports.answers import HeldoutQuestion, questions_of, spread
+from artifacts.reports.episode_changes import EpisodeChange, changes_of, markdown
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.evaluate import EvaluationReport
@@ -30,17 +30,17 @@ class HeldoutAnswers:
     after: Sequence[ResponseRow]  # of the last one; empty before there is another
 
     @property
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[HeldoutQuestion]:
         """Every question with its answers."""
         return questions_of(self.before, self.after)
 
     @property
-    def shown(self) -> list[Question]:
+    def shown(self) -> list[HeldoutQuestion]:
         """Those that a reader meets, from the largest gain to the largest loss."""
         return spread(self.questions, SHOWN_EPISODES if self.episodes else SHOWN_QUESTIONS)
 
     @property
-    def episodes(self) -> list[Change]:
+    def episodes(self) -> list[EpisodeChange]:
         """How the episodes among them changed; empty where there is none."""
         return changes_of(self.before, self.after)
 

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from distributed import Client
 from prefect.artifacts import acreate_table_artifact
 
-from artifacts.reports.host_states import PoolState, host_rows, hosts_told, keep_hosts
-from artifacts.reports.members import member_rows, members_told
-from artifacts.reports.seeding_told import seeding_told
+from artifacts.reports.elastic_workers import elastic_worker_rows, elastic_workers_summary
+from artifacts.reports.host_states import PoolState, host_rows, hosts_summary, keep_hosts
+from artifacts.reports.seeding_summary import seeding_summary
 from flows.prefect_pages import shown
 from flows.run import OpenRun
-from tasks.elastic.book import GuestBook
-from tasks.elastic.hiring_told import hiring_told
-from tasks.environments.hosts.bulletin import told_states
+from tasks.elastic.worker_advice import worker_advice
+from tasks.elastic.worker_history import WorkerHistory
+from tasks.environments.hosts.status_board import reported_states
 from tasks.metrics.step_cost import own_dollars_per_h
 from tasks.progress import artifact_key
 
@@ -30,7 +30,7 @@ Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
 class Participants:
     """Those of one run."""
 
-    def __init__(self, run: OpenRun, guests: GuestBook, client: Client) -> None:
+    def __init__(self, run: OpenRun, guests: WorkerHistory, client: Client) -> None:
         self._run = run
         self._guests = guests
         self._client = client
@@ -40,9 +40,9 @@ class Participants:
         """Environment hosts, guests, the last step's seeding window, and how many guests to hold, a
         line for each where there are any."""
         told = (
-            hosts_told(self._pools()),
-            members_told(self._guests.members),
-            seeding_told(figures),
+            hosts_summary(self._pools()),
+            elastic_workers_summary(self._guests.members),
+            seeding_summary(figures),
             self._hiring_told(figures),
         )
         return "\n".join(filter(None, told))
@@ -61,7 +61,7 @@ class Participants:
         artifact = acreate_table_artifact(
             table=host_rows(pools, time.time()),
             key=f"hosts-{self._key}",
-            description=f"Environment hosts of {self._run.context.run_id}: {hosts_told(pools)}",
+            description=f"Environment hosts of {self._run.context.run_id}: {hosts_summary(pools)}",
         )
         await shown(artifact)
 
@@ -71,9 +71,9 @@ class Participants:
         members = self._guests.members
         if not members:
             return
-        told = (f"Guests of {self._run.context.run_id}", seeding_told(figures))
+        told = (f"Guests of {self._run.context.run_id}", seeding_summary(figures))
         artifact = acreate_table_artifact(
-            table=member_rows(members, time.time()),
+            table=elastic_worker_rows(members, time.time()),
             key=f"guests-{self._key}",
             description=". ".join(filter(None, (*told, self._hiring_told(figures)))),
         )
@@ -81,7 +81,7 @@ class Participants:
 
     def _pools(self) -> tuple[PoolState, ...]:
         context = self._run.context
-        return told_states(self._client, context.run_id, context.host_pools)
+        return reported_states(self._client, context.run_id, context.host_pools)
 
     def _hiring_told(self, figures: Figures) -> str:
-        return hiring_told(figures, own_dollars_per_h(self._run.context))
+        return worker_advice(figures, own_dollars_per_h(self._run.context))

@@ -43,7 +43,7 @@ async def shown(artifact: Awaitable[object]) -> None:
 
 
 @contextmanager
-def telling_of_prefects_loss() -> Iterator[None]:
+def explaining_prefects_loss() -> Iterator[None]:
     """Whatever fails in the block because Prefect does not answer, or has forgotten the run, fails
     as PrefectLost."""
     try:

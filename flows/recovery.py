@@ -18,8 +18,8 @@ from distributed.client import FutureCancelledError
 
 from artifacts.records import WeightsRef
 from flows.run import OpenRun
+from tasks.checkpointing import restore_policy
 from tasks.cluster.actors import ActorLost
-from tasks.durable import restore_policy
 from tasks.engines.base import EngineLost
 from tasks.learner.ranks import PeerLost
 from tasks.run.fleet import Fleet

@@ -39,12 +39,12 @@ from flows.report_folder import ReportFolder
 from flows.run import OpenRun
 from flows.run_warnings import run_warnings
 from flows.terminal import TerminalView
-from tasks.elastic.book import GuestBook
+from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.metrics.report import StepReport
 from tasks.progress import artifact_key, progress_key
-from tasks.rounds.filling import Filling
-from tasks.run.begun_responses import drop_begun
+from tasks.rounds.round_progress import RoundProgress
+from tasks.run.partial_responses import drop_partial
 
 TABLE_COLUMNS = (
     "reward/mean",
@@ -65,7 +65,7 @@ ALARM_TAG = "rollflow.alarm"  # MLflow's tag of a run that raised one
 class RunReporter:
     """Tells of one run; `async with` shows it in the terminal meanwhile."""
 
-    def __init__(self, run: OpenRun, guests: GuestBook) -> None:
+    def __init__(self, run: OpenRun, guests: WorkerHistory) -> None:
         self._run = run
         self._journal = Journal(run.store)
         self._folder = ReportFolder(run)
@@ -152,7 +152,7 @@ class RunReporter:
             layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
         )
         self._journal.drop_parts(commit.step)
-        drop_begun(report.plan)
+        drop_partial(report.plan)
         self._run.tracker.log_step(commit.step, commit.metrics)
         write_figures(self._run.store, self._figures_now())
         self._show(commit)
@@ -195,12 +195,12 @@ class RunReporter:
         self._rows.append({"step": commit.step, "round": commit.kind, **figures})
         self._view.stepped(commit.step, commit.kind, commit.metrics)
 
-    def _progress(self) -> list[Filling]:
+    def _progress(self) -> list[RoundProgress]:
         """How full the round is that runs, and the evaluation if one does."""
         run_id = self._run.context.run_id
         keys = [progress_key(run_id, is_evaluation=of_one) for of_one in (False, True)]
         found = [self._client.get_metadata(key, default=None) for key in keys]
-        return [Filling(**filling) for filling in found if filling is not None]
+        return [RoundProgress(**filling) for filling in found if filling is not None]
 
     def _figures_now(self) -> RunFigures:
         evaluations = self._evaluations.items()

@@ -18,13 +18,13 @@ from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_manifest, seconds_added
 from artifacts.journal import Journal
 from artifacts.reports import canvas, plots
+from artifacts.reports.denied_requests import denied_requests_summary, read_denied_requests
+from artifacts.reports.elastic_workers import elastic_worker_rows, read_elastic_workers
 from artifacts.reports.episode_figures import TURNS
 from artifacts.reports.episode_plot import episodes_by_step
 from artifacts.reports.host_states import read_hosts
 from artifacts.reports.interruptions import interruptions
-from artifacts.reports.knocks import knocks_told, read_knocks
-from artifacts.reports.members import member_rows, read_members
-from artifacts.reports.page import Picture, RunPage, Setting, StepLine, render
+from artifacts.reports.page import ChangedSetting, Picture, RunPage, StepLine, render
 from artifacts.reports.run_cost import run_cost
 from artifacts.reports.staleness_plot import LAG, staleness
 from artifacts.reports.summary import (
@@ -155,8 +155,10 @@ class RunResults:
             changes=read_manifest(self._run.store).changes,
             episodes=answers.episodes,
             hosts=read_hosts(self._run.store),
-            members=member_rows(read_members(self._run.store), datetime.now(UTC).timestamp()),
-            knocks=knocks_told(read_knocks(self._run.store)),
+            members=elastic_worker_rows(
+                read_elastic_workers(self._run.store), datetime.now(UTC).timestamp()
+            ),
+            knocks=denied_requests_summary(read_denied_requests(self._run.store)),
             questions=answers.shown,
             num_questions=len(answers.questions),
             steps_asked=(min(evaluations), max(evaluations)),
@@ -205,14 +207,14 @@ def typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:
     return alike[len(alike) // 2]
 
 
-def settings_of(config: RunConfig) -> list[Setting]:
+def settings_of(config: RunConfig) -> list[ChangedSetting]:
     """How a configuration differs from its preset, field by field."""
     own = config.model_dump(mode="json", exclude=set(OF_THE_ATTEMPT))
     preset = RunConfig.model_validate({"preset": config.preset}).model_dump(
         mode="json", exclude=set(OF_THE_ATTEMPT)
     )
     return [
-        Setting(field=field, preset=before, value=value)
+        ChangedSetting(field=field, preset=before, value=value)
         for field, (before, value) in differences(preset, own).items()
     ]
 

@@ -25,7 +25,7 @@ from typing import Any
 import dask
 from prefect import flow
 
-from flows.place import Place
+from flows.step_ordering import StepOrdering
 from flows.task_results import result_of
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.metrics.report import StepReport
@@ -43,7 +43,7 @@ SLOT = {"coordinator": 1}
     flow_run_name="step-{plan.step:05d}-{plan.round.kind}",
     validate_parameters=False,
 )
-async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
+async def rl_step(plan: StepPlan, place: StepOrdering | None = None) -> StepReport:
     """Roll out, score, train, update, publish. The caller commits the step.
 
     place: of a step that overlaps others; it trains when it is its turn.
@@ -78,7 +78,7 @@ async def rl_step(plan: StepPlan, place: Place | None = None) -> StepReport:
 async def update_and_publish(
     plan: StepPlan,
     gradients: Any,  # Any: a Prefect future
-    place: Place | None = None,
+    place: StepOrdering | None = None,
 ) -> tuple[GradientReport, PolicyReport, PublishReport]:
     """Update as soon as the gradients are there and nobody needs the weights before them any more;
     then publish."""

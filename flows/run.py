@@ -42,13 +42,13 @@ from tasks.isolation.interpreter import own
 from tasks.learner.architecture import check_architecture, read_config
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
-from tasks.run.fitting import Examination, UnfitPrompts, check_embeddings, check_prompts
-from tasks.run.guest_admission import check_token
+from tasks.run.elastic_setup import check_token
 from tasks.run.plan import EVALUATION
+from tasks.run.prompt_checks import Examination, UnfitPrompts, check_embeddings, check_prompts
 from tasks.run.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
 from tasks.run.run_context import RunContext
 from tasks.scheduling.batch import times
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, without_unfit
 from tasks.tiny_models.models import resolve_model
 
@@ -240,7 +240,7 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
             "evaluation.num_prompts must be <= the task's held-out prompts"
             f" ({len(dataset.heldout)}), got {asked}; lower it, or hold out more"
         )
-    first = Turn(
+    first = PlanningInputs(
         state=QueueState(),
         batch=config.batch,
         step=1,

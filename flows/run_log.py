@@ -49,7 +49,7 @@ def hide_refused_secrets() -> None:
 
 
 @contextmanager
-def told_in_prefect(flow_run_id: str) -> Iterator[None]:
+def logged_in_prefect(flow_run_id: str) -> Iterator[None]:
     """Send warnings of this process to the logs of the flow run, for the length of the block."""
     handler = FlowRunHandler(flow_run_id)
     loggers = [logging.getLogger(room) for room in ROOMS]

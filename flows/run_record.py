@@ -23,7 +23,7 @@ from artifacts.commit import (
     read_manifest,
     write_manifest,
 )
-from artifacts.models.choice import PathConfig, files_digest
+from artifacts.models.registry import PathConfig, files_digest
 from artifacts.reports.mlflow_calls import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from artifacts.commit import StepCommit, figures_by_step
 from artifacts.journal import Journal
 from artifacts.printable import printable_line
-from tasks.metrics.alarm import AlarmConfig, alarms_of
+from tasks.metrics.monitors import MonitorConfig, warnings_of
 from tasks.metrics.nothing_learned import nothing_learned
 
 SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120
@@ -23,12 +23,12 @@ class Warned(NamedTuple):
 
 
 def run_warnings(
-    commits: Sequence[StepCommit], config: AlarmConfig, journal: Journal, *, since: int = 0
+    commits: Sequence[StepCommit], config: MonitorConfig, journal: Journal, *, since: int = 0
 ) -> tuple[Warned, ...]:
     """Every warning of a run with these steps, by step; those that steps before `since` gave are
     left out."""
     steps = figures_by_step(commits)
-    told = [Warned(alarm.step, str(alarm)) for alarm in alarms_of(steps, config)]
+    told = [Warned(alarm.step, str(alarm)) for alarm in warnings_of(steps, config)]
     told += [
         Warned(flat.step, f"{flat}{_answers(journal, flat.step)}")
         for flat in nothing_learned(steps, config.steps_in_a_row)

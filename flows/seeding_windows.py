@@ -22,7 +22,7 @@ from artifacts.seed_windows import read_windows, write_windows
 from artifacts.store import Store
 from flows.results import described
 from flows.run import OpenRun
-from tasks.elastic.member_events import Guest
+from tasks.elastic.worker_events import AdmittedWorker
 from tasks.metrics.report import StepReport
 from tasks.metrics.seeding_times import seeding_figures, seeding_times
 from tasks.scheduling.seeding import PlannedWindow, Seeding, SeedingTimes, after_step
@@ -42,7 +42,7 @@ class SeedingWindows:
         self._seedings = {commit.kind: Seeding(**commit.seeding) for commit in run.commits}
         self._memory_s: dict[str, Mapping[int, float]] = {}  # as far as it was needed
 
-    def plan(self, guests: Collection[Guest], kind: str) -> PlannedWindow | None:
+    def plan(self, guests: Collection[AdmittedWorker], kind: str) -> PlannedWindow | None:
         """The window of a step that begins with the present ones of these. kind: of its round."""
         if not self._config.enabled:
             return None
@@ -51,7 +51,7 @@ class SeedingWindows:
         return PlannedWindow(window_s=window_s, workers=names_of(present))
 
     def enter(
-        self, record: StepCommit, report: StepReport, guests: Collection[Guest]
+        self, record: StepCommit, report: StepReport, guests: Collection[AdmittedWorker]
     ) -> StepCommit:
         """Learn from a step; its record with the window's figures and with where seeding stands."""
         window = report.rollout.window
@@ -66,7 +66,7 @@ class SeedingWindows:
         kept = {"window_s": seeding.window_s, "worth_holding": seeding.worth_holding}
         return replace(record, metrics={**record.metrics, **figures}, seeding=kept)
 
-    def _learn(self, present: Collection[Guest], kind: str, times: SeedingTimes) -> None:
+    def _learn(self, present: Collection[AdmittedWorker], kind: str, times: SeedingTimes) -> None:
         """What the times teach; windows by number of guests are kept for later runs, too."""
         before = self._known(present, kind)
         after = after_step(before, times, self._config)
@@ -77,7 +77,7 @@ class SeedingWindows:
             write_windows(self._root, self._model, alike, after.memory_s)
             logger.info("guests=%s seeding_windows_s=%s", alike, dict(after.memory_s))
 
-    def _known(self, present: Collection[Guest], kind: str) -> Seeding:
+    def _known(self, present: Collection[AdmittedWorker], kind: str) -> Seeding:
         """Where seeding stands in rounds of this kind, with the memory of guests like these."""
         alike = _alike(present, kind)
         if present and alike not in self._memory_s and self._config.remembers:
@@ -86,26 +86,26 @@ class SeedingWindows:
         return replace(seeding, memory_s=self._memory_s.get(alike, {}))
 
 
-def present_of(guests: Collection[Guest]) -> list[Guest]:
+def present_of(guests: Collection[AdmittedWorker]) -> list[AdmittedWorker]:
     """Those that have held weights and stay."""
     return [guest for guest in guests if guest.state == "present"]
 
 
-def names_of(guests: Collection[Guest]) -> frozenset[str]:
+def names_of(guests: Collection[AdmittedWorker]) -> frozenset[str]:
     return frozenset(guest.name for guest in guests)
 
 
-def class_of(guests: Collection[Guest]) -> str:
+def class_of(guests: Collection[AdmittedWorker]) -> str:
     """What these are, whatever their number: price class and devices of each kind among them; empty
     without any."""
     return " + ".join(sorted(set(map(_class_of_one, guests))))
 
 
-def _alike(present: Collection[Guest], kind: str) -> str:
+def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
     """What windows are remembered by."""
     return f"{class_of(present)}, {kind} rounds"
 
 
-def _class_of_one(guest: Guest) -> str:
+def _class_of_one(guest: AdmittedWorker) -> str:
     kinds = Counter(device.partition(":")[0] for device in guest.devices)
     return " ".join([guest.price_class, *(f"{count} {kind}" for kind, count in kinds.items())])

@@ -9,21 +9,21 @@ from artifacts.commit import StepCommit
 from artifacts.journal import Journal
 from artifacts.tables import ResponseRow
 from flows.run import OpenRun
-from tasks.elastic.book import GuestBook
+from tasks.elastic.worker_history import WorkerHistory
+from tasks.metrics.length_bias import lengths_so_far
 from tasks.metrics.report import StepReport, stage_times
 from tasks.metrics.step_cost import cost_metrics
 from tasks.metrics.step_metrics import episode_metrics, running_totals, step_metrics
-from tasks.metrics.trained_lengths import lengths_so_far
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import timeouts_of
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 
 
-class StepRecords:
+class StepCommitter:
     """Makes the commits of the steps of one attempt at a run."""
 
-    def __init__(self, run: OpenRun, guests: GuestBook) -> None:
+    def __init__(self, run: OpenRun, guests: WorkerHistory) -> None:
         self._began_s = time.time()
         self._run = run
         self._guests = guests

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from artifacts.records import WeightsRef
-from flows.place import Place
+from flows.step_ordering import StepOrdering
 from tasks.metrics.report import StepReport
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import RolloutReport
@@ -48,10 +48,10 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun(Planned):
+class StartedStep(Planned):
     """A step that is under way."""
 
-    place: Place
+    place: StepOrdering
     playing: asyncio.Task[Played]
 
 
@@ -63,7 +63,7 @@ class Evaluating:
     asking: asyncio.Task[None]
 
 
-class Course(Protocol):
+class StepOps(Protocol):
     """What a run does with its steps."""
 
     max_recoveries: int  # in a row, without a commit in between
@@ -95,7 +95,7 @@ class Course(Protocol):
         """Make room for the round of a step or of an evaluation, beside these."""
         ...
 
-    async def play(self, plan: StepPlan, place: Place) -> Played:
+    async def play(self, plan: StepPlan, place: StepOrdering) -> Played:
         """All of the step that needs workers."""
         ...
 
@@ -116,13 +116,13 @@ class Course(Protocol):
 class Steps:
     """The steps of a run from its last commit on."""
 
-    def __init__(self, course: Course, state: QueueState, step: int, weights: WeightsRef) -> None:
+    def __init__(self, course: StepOps, state: QueueState, step: int, weights: WeightsRef) -> None:
         """state, step, weights: those of the last commit."""
         self.step = step
         self.weights = weights
         self._course = course
         self._state = state
-        self._under_way: deque[Begun] = deque()
+        self._under_way: deque[StartedStep] = deque()
         self._attempts: Counter[int] = Counter()
         self._due: StepPlan | None = None  # the next attempt at an evaluation that is not over
         self._evaluating: Evaluating | None = None
@@ -222,14 +222,14 @@ class Steps:
         beside = [begun.plan for begun in self._under_way]
         beside += [self._evaluating.plan] if self._evaluating is not None else []
         await self._course.open(plan, beside)
-        place = Place()
+        place = StepOrdering()
         playing = asyncio.create_task(self._course.play(plan, place))
-        begun = Begun(before=planned.before, plan=plan, place=place, playing=playing)
+        begun = StartedStep(before=planned.before, plan=plan, place=place, playing=playing)
         self._under_way.append(begun)
         if len(self._under_way) == 1:
             self._give_turn(begun)
 
-    async def _commit(self, done: Begun) -> None:
+    async def _commit(self, done: StartedStep) -> None:
         report, checkpoint = done.playing.result()
         state = self._course.after(done.before, done.plan, report.rollout)
         await self._course.commit(report, state, checkpoint)
@@ -241,7 +241,7 @@ class Steps:
         if self._under_way:
             self._give_turn(self._under_way[0])
 
-    def _give_turn(self, begun: Begun) -> None:
+    def _give_turn(self, begun: StartedStep) -> None:
         """Its step may train; it replaces the weights that are being evaluated when that is
         over."""
         if self._evaluating is not None:

@@ -25,7 +25,7 @@ from rich.text import Text
 from artifacts.reports.figures import steps_told
 from flows.output import say, screen
 from tasks.learner.reports import REASONS, skipped_of
-from tasks.rounds.filling import Filling
+from tasks.rounds.round_progress import RoundProgress
 
 SHOWN_STEPS = 8
 REDRAW_S = 0.5
@@ -60,7 +60,7 @@ class TerminalView:
         self,
         run_id: str,
         num_steps: int,
-        read_progress: Callable[[], Sequence[Filling]],
+        read_progress: Callable[[], Sequence[RoundProgress]],
         read_hosts: Callable[[], str] = str,
     ) -> None:
         """read_hosts: the states of environment hosts and guests, a line each, empty without."""
@@ -135,7 +135,7 @@ class TerminalView:
                 for title, name, form in columns_of([metrics])
             )
             far = steps_told(step, self._num_steps)
-            told = f"step {far} {kind:<5} {figures}  {update_told(metrics)}"
+            told = f"step {far} {kind:<5} {figures}  {update_line(metrics)}"
             say(told.rstrip())
 
     async def _tick(self) -> None:
@@ -147,7 +147,7 @@ class TerminalView:
                 self._live.update(self._picture(fillings, hosts))
             await asyncio.sleep(REDRAW_S)
 
-    def _picture(self, fillings: Sequence[Filling], hosts: str = "") -> Group:
+    def _picture(self, fillings: Sequence[RoundProgress], hosts: str = "") -> Group:
         elapsed_s = time.monotonic() - self._started_s
         table = Table(box=None, pad_edge=False, header_style="dim")
         columns = columns_of([metrics for _, _, metrics in self._rows])
@@ -157,7 +157,7 @@ class TerminalView:
             table.add_column(title, justify="right")
         for step, kind, metrics in self._rows:
             figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
-            table.add_row(str(step), kind, *figures, update_told(metrics))
+            table.add_row(str(step), kind, *figures, update_line(metrics))
         far = steps_told(self._step, self._num_steps, " of ")
         head = Text(
             f"{self._run_id}   step {far}   {elapsed_s / 60:.1f} min  "
@@ -170,12 +170,12 @@ class TerminalView:
             Padding(bar, 0),  # which ends its line; a bar alone does not
             table,
         ]
-        lines += [Text(round_told(filling), style="cyan") for filling in fillings]
+        lines += [Text(round_line(filling), style="cyan") for filling in fillings]
         lines += [Text(hosts, style="cyan")] * bool(hosts)
         return Group(*lines, *self._notes[-3:])
 
 
-def round_told(filling: Filling) -> str:
+def round_line(filling: RoundProgress) -> str:
     """How a round is filled, and who waits for whom, in a line."""
     parts = [f"{filling.num_accepted} of {filling.num_wanted} groups accepted"]
     if filling.num_undecided:
@@ -202,7 +202,7 @@ def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[tuple[str, str, st
     return (*COLUMNS, *OVERLAPPED) if overlaps else COLUMNS
 
 
-def update_told(metrics: Mapping[str, float]) -> str:
+def update_line(metrics: Mapping[str, float]) -> str:
     """What the step's line says of a policy that was not updated; nothing of one that was."""
     skipped = skipped_of(metrics)
     return "" if skipped is None else f"no update: {REASONS[skipped]}"

@@ -28,32 +28,32 @@ from artifacts.proxies import ask_directly
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
-from flows.course import EvaluationFlow, RunCourse, due
 from flows.dask_page import dask_page
 from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
 from flows.hosts import check_hosts
 from flows.output import keep_log_in, say
-from flows.prefect_pages import telling_of_prefects_loss
+from flows.prefect_pages import explaining_prefects_loss
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.resume import nothing_left
 from flows.rl_step import rl_step
 from flows.run import OpenRun, check_ports, effective_config, open_run
-from flows.run_log import hide_refused_secrets, told_in_prefect
-from flows.step_records import StepRecords
+from flows.run_log import hide_refused_secrets, logged_in_prefect
+from flows.step_controller import EvaluationFlow, StepController, due
+from flows.step_records import StepCommitter
 from flows.steps import Steps
 from flows.stopping import stoppable
 from flows.task_runner import ClusterTaskRunner, on_cluster
+from tasks.checkpointing import export_model
 from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.cluster.parent import is_bound
-from tasks.durable import export_model
 from tasks.engines.loading import load_all
+from tasks.run.actor_handles import engines_of
+from tasks.run.elastic_setup import worker_line
 from tasks.run.fleet import Fleet
-from tasks.run.guest_admission import worker_line
-from tasks.run.remotes import engines_of
 from tasks.run.sample_stream import round_key
 
 logger = logging.getLogger(__name__)
@@ -74,10 +74,10 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
     with ExitStack() as stack:
         stop = stack.enter_context(stoppable(logger.info if is_bound() else say))
         stack.enter_context(private_files())
-        stack.enter_context(told_in_prefect(str(runtime.flow_run.id)))
+        stack.enter_context(logged_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
         stack.enter_context(stop.of(run.store))
-        stack.enter_context(telling_of_prefects_loss())
+        stack.enter_context(explaining_prefects_loss())
         keep_log_in(run.logs)
         say(f"run: {run.store.url}")
         say(f"logs: {run.logs}")
@@ -125,12 +125,12 @@ async def train_steps(
     evaluation_flow = on_cluster(evaluate, task_runner)
     step = len(run.commits)
     weights = await start_at(run, fleet, step)
-    records = StepRecords(run, fleet.book)
+    records = StepCommitter(run, fleet.book)
     async with RunReporter(run, fleet.book) as reporter:
         for past in evaluations_until(run, step):
             scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
             reporter.tell_evaluation(past, scores)
-        course = RunCourse(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
+        course = StepController(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
         steps = Steps(course, run.state, step, weights)
         while await steps.play():
             if due(steps.step, run.config.evaluation.every_steps):

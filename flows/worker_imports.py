@@ -8,7 +8,8 @@ import gc
 from anyio._backends import _asyncio  # the first client of Prefect would, in every worker
 
 from artifacts.models.importing import importing_transformers
-from tasks import durable, reward, rollout, train
+from tasks import checkpointing as durable
+from tasks import reward, rollout, train
 from tasks.run import fleet
 
 with importing_transformers():

@@ -1,7 +1,7 @@
 """How far the round that runs has come: a progress bar in the Prefect UI, and metadata on the Dask
 scheduler for the terminal.
 
-    scheduler, finished responses, accepted groups ─▶ RoundProgress ─▶ scheduler's metadata ─▶ view
+    scheduler, finished responses, accepted groups ─▶ ProgressReporter ─▶ metadata ─▶ view
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from prefect.artifacts import ProgressArtifact, aupdate_progress_artifact
 from prefect.client.orchestration import get_client as prefect_client
 
 from artifacts.records import Generated, Group
-from tasks.rounds.filling import Filling, WatchedScheduler
+from tasks.rounds.round_progress import ObservedScheduler, RoundProgress
 from tasks.run.plan import StepPlan
-from tasks.scheduling.lag import lag_of
+from tasks.scheduling.staleness import lag_of
 
 PROGRESS_EVERY_S = 2.0
 FIRST_AFTER_S = 0.5  # the engines have got their first requests by then, and come first
 
 
-class RoundProgress:
+class ProgressReporter:
     """Hears of what a round does."""
 
     def __init__(self, plan: StepPlan) -> None:
-        self.scheduler = WatchedScheduler(plan.scheduler(), plan.round)  # the round's
+        self.scheduler = ObservedScheduler(plan.scheduler(), plan.round)  # the round's
         self._step = plan.step
         self._lags: list[int] = []
         # an asynchronous round may begin with less than it will bring home
@@ -52,16 +52,16 @@ class RoundProgress:
         self._lags += [lag for lag in lags if lag is not None]
 
     @property
-    def filling(self) -> Filling:
+    def filling(self) -> RoundProgress:
         """Where the round stands."""
         lag = sum(self._lags) / len(self._lags) if self._lags else None
         return replace(self.scheduler.filling, lag=lag)
 
 
 @asynccontextmanager
-async def shown_progress(plan: StepPlan) -> AsyncIterator[RoundProgress]:
+async def shown_progress(plan: StepPlan) -> AsyncIterator[ProgressReporter]:
     """What is counted inside the block is shown until the block ends, and after it as it ended."""
-    counted = RoundProgress(plan)
+    counted = ProgressReporter(plan)
     showing = asyncio.create_task(_show(plan, counted))
     try:
         yield counted
@@ -71,7 +71,7 @@ async def shown_progress(plan: StepPlan) -> AsyncIterator[RoundProgress]:
         await asyncio.gather(showing, return_exceptions=True)
 
 
-async def _show(plan: StepPlan, counted: RoundProgress) -> None:
+async def _show(plan: StepPlan, counted: ProgressReporter) -> None:
     dask_client = get_client()
     try:
         await _tell(dask_client, plan, counted.filling)
@@ -94,7 +94,7 @@ async def _show(plan: StepPlan, counted: RoundProgress) -> None:
         await _tell(dask_client, plan, None if plan.is_evaluation else counted.filling)
 
 
-async def _tell(client: Client, plan: StepPlan, filling: Filling | None) -> None:
+async def _tell(client: Client, plan: StepPlan, filling: RoundProgress | None) -> None:
     """Keep how full the round is where the terminal looks; None clears it."""
     key = progress_key(plan.run.run_id, is_evaluation=plan.is_evaluation)
     told = None if filling is None else asdict(filling)

@@ -15,10 +15,10 @@ from prefect.cache_policies import NO_CACHE
 from artifacts.commit import read_commits
 from tasks.rewards.judges.reward import judge_of
 from tasks.rewards.pool import RewardPool, pool_of
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook, from_record
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes, from_record
 from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import ScoringInputs, score_round
-from tasks.run.judging import desk_of
+from tasks.run.judging import batcher_of
 from tasks.run.plan import StepPlan, journal_of
 from tasks.run.prompts import prompts_of
 from tasks.run.run_context import RunContext
@@ -42,7 +42,7 @@ async def _score(plan: StepPlan, stream: SampleStream) -> RewardReport:
         StreamDelivery(stream),
         journal_of(plan),
         pool_for(plan.run),
-        desk_of(plan),
+        batcher_of(plan),
     )
 
 
@@ -68,7 +68,7 @@ def pool_for(run: RunContext) -> RewardPool:
     steps tell of running times."""
 
     def make() -> RewardPool:
-        book = TimeoutBook()
+        book = MeasuredTimes()
         for commit in read_commits(run.open_store()):
             book.learn(from_record(commit.timeouts))
         scored_here = {

@@ -20,11 +20,11 @@ from prefect.cache_policies import NO_CACHE
 from artifacts.records import Group, Prompt, prompt_of
 from artifacts.tables import ResponseRow
 from tasks.cluster.actors import ActorLost
-from tasks.engines.askers import Asker
 from tasks.engines.base import EngineLost, EngineStats
+from tasks.engines.response_mux import EngineClient
 from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of
-from tasks.progress import RoundProgress, shown_progress
+from tasks.progress import ProgressReporter, shown_progress
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.rounds.report import (
@@ -35,10 +35,10 @@ from tasks.rounds.report import (
     round_report,
 )
 from tasks.rounds.rows import response_rows
-from tasks.run.begun_responses import begun_responses, written_tokens
+from tasks.run.actor_handles import engines_of, sleep_engines
+from tasks.run.partial_responses import partial_responses, written_tokens
 from tasks.run.plan import StepPlan, journal_of, store_of
 from tasks.run.prompts import is_heldout, prompts_of
-from tasks.run.remotes import engines_of, rest_engines
 from tasks.run.round_seeding import device_groups_of, with_record, with_window
 from tasks.run.sample_buffer import GENERATED, GROUPED
 from tasks.run.sample_stream import (
@@ -48,7 +48,7 @@ from tasks.run.sample_stream import (
     aborting,
     round_key,
 )
-from tasks.run.stream_guests import guests_of
+from tasks.run.stream_workers import workers_of_round
 from tasks.scheduling.stream_training import (
     HISTORY_ROUNDS,
     ScaleDown,
@@ -77,7 +77,7 @@ async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
         report = await play_round(plan, stream)
     elif not plan.is_evaluation:  # nobody trains on those
         if not plan.overlaps:
-            await rest_engines(plan.run, plan.run.engines)
+            await sleep_engines(plan.run, plan.run.engines)
         for group in journal_of(plan).read_groups(plan.step):
             await stream.put(GROUPED, [group])
     await stream.close(GENERATED)
@@ -95,7 +95,7 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
         with written_tokens(run) as write:
             result = await drive_round(replace(inputs, on_told=write))
     if not (plan.is_evaluation or plan.overlaps):
-        await rest_engines(run, run.engines)
+        await sleep_engines(run, run.engines)
     if is_streamed(plan):  # nobody generates any more, and writing the records takes a moment
         await stream.put(GROUPED, [ScaleDown(engines=run.engines, learners=run.learners)])
     devices = {**{name: run.devices_of(name) for name in run.engines}, **result.joined}
@@ -108,7 +108,7 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 
 def round_inputs(
-    plan: StepPlan, prompts: Mapping[str, Prompt], stream: SampleStream, progress: RoundProgress
+    plan: StepPlan, prompts: Mapping[str, Prompt], stream: SampleStream, progress: ProgressReporter
 ) -> RoundInputs:
     """What the round is played with."""
 
@@ -118,7 +118,7 @@ def round_inputs(
             await stream.put(GROUPED, [group])
 
     async def free(decision: ScaleDown) -> None:
-        await rest_engines(plan.run, decision.engines)
+        await sleep_engines(plan.run, decision.engines)
         await stream.put(GROUPED, [decision])
 
     return RoundInputs(
@@ -126,7 +126,7 @@ def round_inputs(
         versions=plan.versions,
         prompts=prompts,
         scheduler=progress.scheduler,
-        engines=engines_of(plan.run, plan.run.engines, asker_of(plan)),
+        engines=engines_of(plan.run, plan.run.engines, client_of(plan)),
         feed=StreamFeed(stream),
         sampling=plan.run.sampling,
         recorded=tuple(row.response for row in journal_of(plan).read(plan.step)),
@@ -142,15 +142,15 @@ def round_inputs(
         adopted=plan.adopted,
         leaves_running=plan.leaves_running,
         publications=StreamPublications(stream) if plan.overlaps else None,
-        guests=guests_of(plan.run, stream, asker_of(plan)),
-        begun=begun_responses(plan),
+        guests=workers_of_round(plan.run, stream, client_of(plan)),
+        begun=partial_responses(plan),
         report_tokens=plan.run.engine.report_tokens,
     )
 
 
-def asker_of(plan: StepPlan) -> Asker:
+def client_of(plan: StepPlan) -> EngineClient:
     """An evaluation may share the engines with a round."""
-    return Asker.EVALUATION if plan.is_evaluation else Asker.ROUND
+    return EngineClient.EVALUATION if plan.is_evaluation else EngineClient.ROUND
 
 
 def is_streamed(plan: StepPlan) -> bool:
@@ -183,7 +183,7 @@ async def _readings(plan: StepPlan) -> list[EngineStats]:
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
     try:
-        (engine,) = engines_of(plan.run, (name,), asker_of(plan))
+        (engine,) = engines_of(plan.run, (name,), client_of(plan))
         reading = await engine.stats()
     except (ActorLost, EngineLost):
         return None

@@ -23,8 +23,8 @@ from tasks.learner.collective import Accumulated, RoundToTrain, accumulate_round
 from tasks.learner.publication import publish_version
 from tasks.learner.reports import UpdateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
+from tasks.run.actor_handles import engines_of, learners_of
 from tasks.run.plan import StepPlan, store_of
-from tasks.run.remotes import engines_of, learners_of
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import GROUPED
 from tasks.run.sample_stream import BUFFER, RemoteBuffer, SampleStream, aborting
@@ -85,10 +85,10 @@ async def update(plan: StepPlan) -> list[UpdateReport]:
 )
 async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
     """Export the new version, load it into every engine, and let the gate compare."""
-    return await publish_and_tell(plan)
+    return await publish_and_announce(plan)
 
 
-async def publish_and_tell(plan: StepPlan) -> PublishReport:
+async def publish_and_announce(plan: StepPlan) -> PublishReport:
     """Publish; a round that goes on meanwhile hears of the version."""
     published = await publish(plan.run, plan.round.at_update)
     if not plan.overlaps:

@@ -253,6 +253,15 @@ def test_names_say_something_and_shadow_nothing() -> None:
     assert not [name_of(path) for path in ALL_SOURCES if path.stem in FORBIDDEN_STEMS]
 
 
+def test_no_public_class_name_stands_twice() -> None:
+    files: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files.setdefault(node.name, []).append(name_of(path))
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
 def config_fields() -> Iterator[tuple[str, str, str]]:
     """(file, class, field) of every pydantic configuration."""
     for path in SOURCES:

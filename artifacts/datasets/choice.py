@@ -16,17 +16,17 @@ from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.mixture import MixtureConfig
-from artifacts.datasets.reasoning_gym_rows import ReasoningGymConfig
+from artifacts.datasets.reasoning_gym_rows import ReasoningGymTaskConfig
+from artifacts.datasets.registry import SingleTask
 from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.datasets.rows import Dataset, Message, Row
 from artifacts.datasets.seeds import SeedsConfig
-from artifacts.datasets.sources import SingleTask
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
 
 __all__ = [
     "ChainSumConfig", "CurriculumConfig", "Dataset", "FilesConfig", "HubRowsConfig",
-    "HumanEvalConfig", "Message", "MixtureConfig", "ReasoningGymConfig", "Row", "SeedsConfig",
+    "HumanEvalConfig", "Message", "MixtureConfig", "ReasoningGymTaskConfig", "Row", "SeedsConfig",
     "TaskConfig", "TinyMixConfig", "TinycodeConfig", "load_dataset", "skips_unusable_rows",
 ]  # fmt: skip
 

@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.datasets.registry import SingleTask
 from artifacts.datasets.rows import Dataset, Row
-from artifacts.datasets.sources import SingleTask
 
 
 class StageConfig(BaseModel):

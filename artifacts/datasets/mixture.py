@@ -15,8 +15,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.datasets.registry import SingleTask
 from artifacts.datasets.rows import Dataset, Row
-from artifacts.datasets.sources import SingleTask
 
 
 class PartConfig(BaseModel):

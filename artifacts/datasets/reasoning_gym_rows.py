@@ -35,7 +35,7 @@ ANSWER_RULE = (
 _DRAWS_PER_ROW = 40
 
 
-class ReasoningGymConfig(BaseModel):
+class ReasoningGymTaskConfig(BaseModel):
     """Generated puzzles, one domain per data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,7 +66,7 @@ class ReasoningGymConfig(BaseModel):
         return reasoning_gym_rows(self, seed)
 
 
-def reasoning_gym_rows(config: ReasoningGymConfig, seed: int) -> Dataset:
+def reasoning_gym_rows(config: ReasoningGymTaskConfig, seed: int) -> Dataset:
     """Equal shares of every data set, shuffled. ValueError if the extra is missing or a data set
     knows too few questions."""
     sides: list[tuple[Row, ...]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from artifacts.hub import fetch
-from artifacts.models.choice import HubModelConfig, check_description, check_model
+from artifacts.models.registry import HubModelConfig, check_description, check_model
 
 DESCRIPTION = ("*.json", "*.model", "*.txt", "*.jinja")
 WEIGHTS = "*.safetensors"

@@ -14,7 +14,7 @@ from artifacts.tables import ResponseRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HeldoutAnswer:
     """One response to a held-out question."""
 
     text: str  # as the model wrote it
@@ -25,7 +25,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class HeldoutQuestion:
     """A held-out question with the answers of two weight versions."""
 
     prompt_id: str  # "heldout/17"
@@ -33,8 +33,8 @@ class Question:
     text: str  # the question as a person would read it
     gold: str  # what the reward compares with
     seed: int | None  # of the episode that both play; None for a question of one turn
-    before: tuple[Answer, ...]  # of the model that the run started from
-    after: tuple[Answer, ...]  # of the last evaluated weights; empty before there are any
+    before: tuple[HeldoutAnswer, ...]  # of the model that the run started from
+    after: tuple[HeldoutAnswer, ...]  # of the last evaluated weights; empty before there are any
 
     @property
     def gain(self) -> float:
@@ -43,7 +43,9 @@ class Question:
         return 0.0 if before is None or after is None else after - before
 
 
-def questions_of(before: Iterable[ResponseRow], after: Iterable[ResponseRow]) -> list[Question]:
+def questions_of(
+    before: Iterable[ResponseRow], after: Iterable[ResponseRow]
+) -> list[HeldoutQuestion]:
     """Every question of the first evaluation, in its order, with the answers of both."""
     asked: dict[str, list[ResponseRow]] = {}
     for row in before:
@@ -52,7 +54,7 @@ def questions_of(before: Iterable[ResponseRow], after: Iterable[ResponseRow]) ->
     for row in after:
         later.setdefault(row.prompt.prompt_id, []).append(row)
     return [
-        Question(
+        HeldoutQuestion(
             prompt_id=prompt_id,
             domain=rows[0].prompt.domain,
             text=rows[0].prompt.text,
@@ -65,7 +67,7 @@ def questions_of(before: Iterable[ResponseRow], after: Iterable[ResponseRow]) ->
     ]
 
 
-def spread(questions: Sequence[Question], count: int) -> list[Question]:
+def spread(questions: Sequence[HeldoutQuestion], count: int) -> list[HeldoutQuestion]:
     """At most `count` of them, evenly from the largest gain to the largest loss: a fair sample,
     where the best ones would flatter and the first ones leave the outcome to chance."""
     ordered = sorted(questions, key=lambda question: (-question.gain, question.prompt_id))
@@ -75,15 +77,15 @@ def spread(questions: Sequence[Question], count: int) -> list[Question]:
     return [ordered[place] for place in places]
 
 
-def _answers(rows: Iterable[ResponseRow]) -> tuple[Answer, ...]:
+def _answers(rows: Iterable[ResponseRow]) -> tuple[HeldoutAnswer, ...]:
     ordered = sorted(rows, key=lambda row: row.response.generated.index)
     return tuple(_answer(row) for row in ordered)
 
 
-def _answer(row: ResponseRow) -> Answer:
+def _answer(row: ResponseRow) -> HeldoutAnswer:
     generated, score = row.response.generated, row.response.score
     told = "no verdict" if score is None else f"{score.outcome} {score.detail}".strip()
-    return Answer(
+    return HeldoutAnswer(
         text=generated.text,
         reward=None if score is None else score.reward,
         outcome=told,
@@ -92,6 +94,6 @@ def _answer(row: ResponseRow) -> Answer:
     )
 
 
-def _mean(answers: Sequence[Answer]) -> float | None:
+def _mean(answers: Sequence[HeldoutAnswer]) -> float | None:
     rewards = [answer.reward for answer in answers if answer.reward is not None]
     return sum(rewards) / len(rewards) if rewards else None

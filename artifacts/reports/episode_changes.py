@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from artifacts.episodes import Ending
-from artifacts.reports.answers import Answer, Question
+from artifacts.reports.answers import HeldoutAnswer, HeldoutQuestion
 from artifacts.reports.episode_figures import (
     ENDED,
     STOPPED,
@@ -24,7 +24,7 @@ UNKNOWN = "–"  # what was not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class EpisodeChange:
     """A figure of all held-out episodes, ready to be printed."""
 
     name: str
@@ -32,7 +32,7 @@ class Change:
     after: str  # of the last evaluated weights
 
 
-def changes_of(before: Sequence[ResponseRow], after: Sequence[ResponseRow]) -> list[Change]:
+def changes_of(before: Sequence[ResponseRow], after: Sequence[ResponseRow]) -> list[EpisodeChange]:
     """Success, turns and endings; endings that neither side has are left out, and there is nothing
     of responses of one turn."""
     if not played(before):
@@ -44,14 +44,14 @@ def changes_of(before: Sequence[ResponseRow], after: Sequence[ResponseRow]) -> l
         if any(side.get(figure) for side in sides)
     ]
     return [
-        Change(name="episodes", before=_number(before), after=_number(after)),
+        EpisodeChange(name="episodes", before=_number(before), after=_number(after)),
         _change("success", sides, SUCCESS, "{:.1%}"),
         _change("mean turns", sides, TURNS, "{:.2f}"),
         *counts,
     ]
 
 
-def markdown(changes: Iterable[Change], questions: Iterable[Question]) -> str:
+def markdown(changes: Iterable[EpisodeChange], questions: Iterable[HeldoutQuestion]) -> str:
     """The same for a reader of Markdown; transcripts are indented, so that none of their
     characters is markup."""
     lines = ["| held-out episodes | before | after |", "|---|---:|---:|"]
@@ -63,7 +63,7 @@ def markdown(changes: Iterable[Change], questions: Iterable[Question]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told(side: str, answers: Iterable[Answer]) -> Iterator[str]:
+def _told(side: str, answers: Iterable[HeldoutAnswer]) -> Iterator[str]:
     """The first transcript of a side."""
     for transcript in [answer.transcript for answer in answers if answer.transcript][:1]:
         told = "\n".join(map(str, transcript.lines))
@@ -77,9 +77,11 @@ def _endings() -> Iterator[tuple[str, str]]:
     yield "stopped", STOPPED
 
 
-def _change(name: str, sides: tuple[Mapping[str, float], ...], figure: str, form: str) -> Change:
+def _change(
+    name: str, sides: tuple[Mapping[str, float], ...], figure: str, form: str
+) -> EpisodeChange:
     before, after = (form.format(side[figure]) if figure in side else UNKNOWN for side in sides)
-    return Change(name=name, before=before, after=after)
+    return EpisodeChange(name=name, before=before, after=after)
 
 
 def _number(rows: Sequence[ResponseRow]) -> str:

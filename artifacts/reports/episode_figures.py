@@ -2,7 +2,7 @@
 other set of them. Pure.
 
 A round that stops what takes long trains short episodes; the share of the mean turns, 1 without
-bias, says how much of its speed that is (`tasks.metrics.trained_lengths` says it of tokens).
+bias, says how much of its speed that is (`tasks.metrics.length_bias` says it of tokens).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ACTION_NAMES = 8  # the most frequent ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedResponse:
     """A response that is an episode."""
 
     row: ResponseRow
@@ -42,10 +42,10 @@ class Played:
         return self.episode.ending is not None and not self.episode.ending.is_failure
 
 
-def played(rows: Iterable[ResponseRow]) -> list[Played]:
+def played(rows: Iterable[ResponseRow]) -> list[PlayedResponse]:
     """The episodes among these responses."""
     return [
-        Played(row=row, episode=episode)
+        PlayedResponse(row=row, episode=episode)
         for row in rows
         if (episode := row.response.generated.episode) is not None
     ]
@@ -86,7 +86,7 @@ def step_episode_figures(rows: Sequence[ResponseRow], decided: Collection[str]) 
     return figures
 
 
-def _turns(episodes: Sequence[Played]) -> dict[str, float]:
+def _turns(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     whole = [found for found in episodes if found.is_whole]
     if not whole:
         return {}
@@ -96,11 +96,11 @@ def _turns(episodes: Sequence[Played]) -> dict[str, float]:
     }
 
 
-def _mean_turns(episodes: Sequence[Played]) -> float:
+def _mean_turns(episodes: Sequence[PlayedResponse]) -> float:
     return sum(found.num_turns for found in episodes) / len(episodes)
 
 
-def _success(episodes: Sequence[Played]) -> dict[str, float]:
+def _success(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     scores = [found.row.response.score for found in episodes]
     judged = [score for score in scores if score is not None and score.reward is not None]
     if not judged:
@@ -108,7 +108,7 @@ def _success(episodes: Sequence[Played]) -> dict[str, float]:
     return {SUCCESS: sum(score.outcome is Outcome.OK for score in judged) / len(judged)}
 
 
-def _seconds(episodes: Sequence[Played]) -> dict[str, float]:
+def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     """What environments took, resets included, and its share of the time that episodes waited for
     environment or model."""
     turns = [turn for found in episodes for turn in found.episode.turns]
@@ -121,14 +121,14 @@ def _seconds(episodes: Sequence[Played]) -> dict[str, float]:
     }
 
 
-def _tokens(episodes: Sequence[Played]) -> dict[str, float]:
+def _tokens(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     responses = [found.row.response.generated for found in episodes]
     sampled = sum(generated.num_sampled for generated in responses)
     given = sum(len(generated.token_ids) for generated in responses) - sampled
     return {"episode/sampled_tokens": float(sampled), "episode/given_tokens": float(given)}
 
 
-def _actions(episodes: Sequence[Played]) -> dict[str, float]:
+def _actions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     """Shares of the actions by what their environment called them in `info`, among those that it
     gave a name."""
     infos = (dict(turn.info) for found in episodes for turn in found.episode.turns)
@@ -141,7 +141,7 @@ def _actions(episodes: Sequence[Played]) -> dict[str, float]:
     }
 
 
-def _interruptions(episodes: Sequence[Played]) -> dict[str, float]:
+def _interruptions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     """How often episodes went on after their engine had stopped or died, and how."""
     counts = [found.episode for found in episodes]
     return {

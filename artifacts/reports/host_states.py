@@ -102,7 +102,7 @@ def host_rows(pools: Sequence[PoolState], now_s: float) -> list[dict[str, object
     ]
 
 
-def hosts_told(pools: Sequence[PoolState]) -> str:
+def hosts_summary(pools: Sequence[PoolState]) -> str:
     """All of them in a line, for a terminal; empty where there are none."""
     if not pools:
         return ""

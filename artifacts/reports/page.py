@@ -14,8 +14,8 @@ from datetime import datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from artifacts.reports.answers import Question
-from artifacts.reports.episode_changes import Change
+from artifacts.reports.answers import HeldoutQuestion
+from artifacts.reports.episode_changes import EpisodeChange
 from artifacts.reports.host_states import PoolState
 from artifacts.reports.summary import RunSummary, headline, shares
 
@@ -49,7 +49,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ChangedSetting:
     """A field of the configuration that is not the preset's."""
 
     field: str  # dotted path
@@ -85,13 +85,15 @@ class RunPage:
     devices: Mapping[str, float]  # share of the devices' seconds by cause, "work" among them
     steps: Sequence[StepLine]  # every committed step
     preset: str  # the preset that the settings differ from
-    settings: Sequence[Setting]  # how the configuration differs from it
+    settings: Sequence[ChangedSetting]  # how the configuration differs from it
     changes: Sequence[Mapping[str, object]]  # what resumed attempts changed
-    episodes: Sequence[Change]  # held-out episodes before and after; empty where there are none
+    episodes: Sequence[
+        EpisodeChange
+    ]  # held-out episodes before and after; empty where there are none
     hosts: Sequence[PoolState]  # environment hosts as last told; empty where there are none
     members: Sequence[Mapping[str, object]]  # guests, a row each; empty where there were none
     knocks: Sequence[str]  # who asked for weights without a right, a sentence each
-    questions: Sequence[Question]  # some held-out questions with their answers
+    questions: Sequence[HeldoutQuestion]  # some held-out questions with their answers
     num_questions: int  # of how many they are taken
     steps_asked: tuple[int, int]  # steps after which they were asked, first and last
 

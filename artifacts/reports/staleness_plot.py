@@ -2,7 +2,7 @@
 
     lag of what is trained | effective sample and share without gradient | k3 by lag
 
-Drawn of runs whose steps overlap; leaves out what the limits are (`tasks.metrics.alarm`).
+Drawn of runs whose steps overlap; leaves out what the limits are (`tasks.metrics.monitors`).
 """
 
 from __future__ import annotations

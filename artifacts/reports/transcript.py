@@ -30,7 +30,7 @@ class Voice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TranscriptLine:
     """What one voice says in a turn."""
 
     turn: str  # the turn's number, where it begins; "end" after the last one
@@ -59,7 +59,7 @@ class Transcript:
     num_turns: int  # the last one included where the environment has not answered it
     num_sampled: int  # tokens that the model sampled
     num_given: int  # tokens that were given to it between
-    lines: tuple[Line, ...]  # what was said
+    lines: tuple[TranscriptLine, ...]  # what was said
 
     @property
     def result(self) -> str:
@@ -135,16 +135,16 @@ def _ending(episode: Episode) -> str:
     return f"{ending} ({printable(episode.detail)})" if episode.detail else ending
 
 
-def _lines(episode: Episode) -> Iterator[Line]:
+def _lines(episode: Episode) -> Iterator[TranscriptLine]:
     for number, turn in enumerate(episode.turns, 1):
         said = printable(turn.observation)
-        yield Line(turn=str(number), voice=Voice.ENVIRONMENT, text=said)
+        yield TranscriptLine(turn=str(number), voice=Voice.ENVIRONMENT, text=said)
         if turn.num_sampled or turn.action:
-            yield Line(turn="", voice=Voice.MODEL, text=printable(turn.action))
-        yield Line(turn="", voice=Voice.NOTE, text=_note(turn))
+            yield TranscriptLine(turn="", voice=Voice.MODEL, text=printable(turn.action))
+        yield TranscriptLine(turn="", voice=Voice.NOTE, text=_note(turn))
     if episode.last_observation:
         last = printable(episode.last_observation)
-        yield Line(turn="end", voice=Voice.ENVIRONMENT, text=last)
+        yield TranscriptLine(turn="end", voice=Voice.ENVIRONMENT, text=last)
 
 
 def _note(turn: Turn) -> str:

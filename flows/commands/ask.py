@@ -28,7 +28,7 @@ from artifacts import layout
 from artifacts.commit import read_manifest
 from artifacts.datasets.choice import load_dataset
 from artifacts.datasets.rows import Row, question_row
-from artifacts.models.choice import check_model
+from artifacts.models.registry import check_model
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
 from flows.commands.named_run import run_store
@@ -48,7 +48,7 @@ ANY_ROW = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedQuestion:
     """A question to put to every model."""
 
     row: Row  # the question with what comes before it
@@ -56,7 +56,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class AskLimits:
     """How long question and answer may be, and how freely the answer is drawn."""
 
     prompt_tokens: int  # most tokens of a question
@@ -110,7 +110,7 @@ def _resuming(url: str) -> str:
     return f"rollflow demo --root {shlex.quote(root)} --resume {run_id}"
 
 
-def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:
+def bounds_of(options: argparse.Namespace, config: RunConfig) -> AskLimits:
     """The run's own bounds, or those given. ValueError for one that leaves no room."""
     new_tokens = options.max_tokens
     if new_tokens is None:
@@ -125,7 +125,7 @@ def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:
         raise ValueError(
             f"--temperature must be >= 0, got {options.temperature:g}; 0 takes the likeliest token"
         )
-    return Bounds(
+    return AskLimits(
         prompt_tokens=context - new_tokens,
         new_tokens=new_tokens,
         temperature=options.temperature,
@@ -134,7 +134,7 @@ def bounds_of(options: argparse.Namespace, config: RunConfig) -> Bounds:
 
 def next_questions(
     options: argparse.Namespace, config: RunConfig, console: Console
-) -> Iterator[Asked]:
+) -> Iterator[AskedQuestion]:
     """What is to be asked. ValueError, before any model is loaded, for a row that the task does not
     have."""
     if options.task is not None:
@@ -144,7 +144,7 @@ def next_questions(
     return _lines(console)
 
 
-def drawn(config: RunConfig, number: int) -> Asked:
+def drawn(config: RunConfig, number: int) -> AskedQuestion:
     """A held-out question of the run's task: the one of this number, or any."""
     heldout = load_dataset(config.task, config.seed).heldout
     place = random.randrange(len(heldout)) if number == ANY_ROW else number
@@ -159,18 +159,18 @@ def drawn(config: RunConfig, number: int) -> Asked:
             f" {heldout[place].domain!r} are episodes of an environment; 'rollflow episodes RUN"
             " --heldout' shows what was said in them"
         )
-    return Asked(row=heldout[place], number=place)
+    return AskedQuestion(row=heldout[place], number=place)
 
 
-def own_question(text: str) -> Asked:
-    return Asked(row=question_row(OWN_DOMAIN, text, gold=""), number=None)
+def own_question(text: str) -> AskedQuestion:
+    return AskedQuestion(row=question_row(OWN_DOMAIN, text, gold=""), number=None)
 
 
 def put(
-    asked: Asked,
+    asked: AskedQuestion,
     models: Sequence[PlainModel],
     config: RunConfig,
-    bounds: Bounds,
+    bounds: AskLimits,
     console: Console,
 ) -> None:
     """Ask every model, and say what the answers are worth where the question is the task's."""
@@ -184,10 +184,12 @@ def put(
         prompt = render(asked.row, model.tokenizer, name, bounds.prompt_tokens)
         generated = model.answer(prompt, bounds.new_tokens, bounds.temperature, _print_on)
         print(flush=True)
-        console.print(told(asked, prompt, generated, config), style="dim")
+        console.print(answer_text(asked, prompt, generated, config), style="dim")
 
 
-def told(asked: Asked, prompt: Prompt, generated: Generated, config: RunConfig) -> str:
+def answer_text(
+    asked: AskedQuestion, prompt: Prompt, generated: Generated, config: RunConfig
+) -> str:
     """What there is to say of an answer below it."""
     seconds = generated.finished_s - generated.submitted_s
     cut = ", cut at the bound" if generated.finish_reason == "length" else ""
@@ -235,7 +237,7 @@ def _names(with_before: bool) -> tuple[str, ...]:
     return ("before", "after") if with_before else ("after",)
 
 
-def _lines(console: Console) -> Iterator[Asked]:
+def _lines(console: Console) -> Iterator[AskedQuestion]:
     """A question for every line that is typed or piped in; blank ones are passed over."""
     is_typed = sys.stdin.isatty()
     if is_typed:

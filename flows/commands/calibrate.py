@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from artifacts.models.choice import check_model
+from artifacts.models.registry import check_model
 from artifacts.reports.throughput_plot import throughput_plot
 from flows.commands.command_line import assemble
 from flows.commands.options import add_configuration

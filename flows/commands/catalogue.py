@@ -15,7 +15,7 @@ LOOK: Final = "After a run"
 SHELL: Final = "Shell"
 
 
-class Command(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """A line of the help page."""
 
     name: str  # as it is called, and the name of its module in this package
@@ -29,20 +29,20 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
-    Command("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
-    Command("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
-    Command("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
-    Command("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
-    Command("doctor", PREPARE, "check this machine, say what to do", ""),
-    Command("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
-    Command("recommend", PREPARE, "say which policy suits a cluster", "--devices 16"),
-    Command("environment", PREPARE, "play an environment, say what fails", "check guess"),
-    Command("runs", LOOK, "list runs: state, steps, reward", ""),
-    Command("ask", LOOK, "ask the model that a run trained", "RUN --task"),
-    Command("episodes", LOOK, "show what was said in episodes", "RUN --heldout"),
-    Command("track", LOOK, "tell MLflow what it missed of a run", "RUN"),
-    Command("compare", LOOK, "put two runs side by side", "RUN RUN"),
-    Command("ui", LOOK, "serve Prefect, MLflow and the reports", ""),
-    Command("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),
+    CatalogueEntry("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
+    CatalogueEntry("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
+    CatalogueEntry("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
+    CatalogueEntry("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
+    CatalogueEntry("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
+    CatalogueEntry("doctor", PREPARE, "check this machine, say what to do", ""),
+    CatalogueEntry("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
+    CatalogueEntry("recommend", PREPARE, "say which policy suits a cluster", "--devices 16"),
+    CatalogueEntry("environment", PREPARE, "play an environment, say what fails", "check guess"),
+    CatalogueEntry("runs", LOOK, "list runs: state, steps, reward", ""),
+    CatalogueEntry("ask", LOOK, "ask the model that a run trained", "RUN --task"),
+    CatalogueEntry("episodes", LOOK, "show what was said in episodes", "RUN --heldout"),
+    CatalogueEntry("track", LOOK, "tell MLflow what it missed of a run", "RUN"),
+    CatalogueEntry("compare", LOOK, "put two runs side by side", "RUN RUN"),
+    CatalogueEntry("ui", LOOK, "serve Prefect, MLflow and the reports", ""),
+    CatalogueEntry("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),
 )

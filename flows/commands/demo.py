@@ -82,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 umask=users_umask(),
             )
             stopping = partial(stopping_line, partial(flow_log, options.root, began_s))
-            code = attended(child, STOP_S, partial(told, server, child), stopping, server.keep)
+            code = attended(
+                child, STOP_S, partial(started_line, server, child), stopping, server.keep
+            )
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def told(server: StartingServer, child: Popen[bytes]) -> None:
+def started_line(server: StartingServer, child: Popen[bytes]) -> None:
     """Wait for the server and say where it is; a run that has ended, as by a wrong setting, needs
     none."""
     server.wait(lambda: child.poll() is not None)

@@ -109,7 +109,7 @@ def settings_of(name: str, assignments: Sequence[str]) -> EnvironmentSettings:
     return adapter.validate_python(values)
 
 
-class GivenUp(BaseException):
+class PlayTimeout(BaseException):
     """The time is up. No Exception: an environment that catches those would swallow it."""
 
 
@@ -118,13 +118,13 @@ def at_most(seconds: float) -> Iterator[None]:
     """TimeoutError if the block takes longer, also inside code that never returns to ours."""
 
     def give_up(*_: object) -> None:
-        raise GivenUp
+        raise PlayTimeout
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
-    except GivenUp:
+    except PlayTimeout:
         raise TimeoutError(
             f"the check must end within {seconds:g} s, it did not: reset or step may never return;"
             " mend that, or raise --timeout"

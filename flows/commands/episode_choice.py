@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from artifacts.reports.episode_figures import Played, played
+from artifacts.reports.episode_figures import PlayedResponse, played
 from artifacts.reports.transcript import ending_of, outcome_of
 from artifacts.tables import ResponseRow
 
@@ -28,7 +28,7 @@ class EpisodeChoice:
         found = [episode for episode in played(rows) if self._matches(episode)]
         return [episode.row for episode in sorted(found, key=PLACES[self.order])]
 
-    def _matches(self, found: Played) -> bool:
+    def _matches(self, found: PlayedResponse) -> bool:
         reward = reward_of(found)
         return (
             self.outcome in ("", outcome_of(found.row))
@@ -37,13 +37,13 @@ class EpisodeChoice:
         )
 
 
-def reward_of(found: Played) -> float | None:
+def reward_of(found: PlayedResponse) -> float | None:
     """What it was worth; None without a verdict."""
     score = found.row.response.score
     return None if score is None else score.reward
 
 
-def told_counts(rows: Sequence[ResponseRow]) -> str:
+def outcome_counts(rows: Sequence[ResponseRow]) -> str:
     """How many episodes there are of each outcome and each ending."""
     episodes = played(rows)
     outcomes = Counter(outcome_of(found.row) for found in episodes)
@@ -55,15 +55,15 @@ def _counts(counted: Counter[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counted.most_common())
 
 
-def _length(found: Played) -> tuple[int, int]:
+def _length(found: PlayedResponse) -> tuple[int, int]:
     """Turns, and tokens among as many turns."""
     return found.num_turns, found.row.response.generated.num_sampled
 
 
-def _by_reward(sign: int) -> Callable[[Played], tuple[bool, float]]:
+def _by_reward(sign: int) -> Callable[[PlayedResponse], tuple[bool, float]]:
     """Those without a verdict come last, whichever end is first."""
 
-    def place(found: Played) -> tuple[bool, float]:
+    def place(found: PlayedResponse) -> tuple[bool, float]:
         reward = reward_of(found)
         return reward is None, sign * (reward or 0.0)
 
@@ -71,7 +71,7 @@ def _by_reward(sign: int) -> Callable[[Played], tuple[bool, float]]:
 
 
 # where an episode stands in an order: the smallest comes first
-PLACES: dict[Order, Callable[[Played], tuple[float, ...]]] = {
+PLACES: dict[Order, Callable[[PlayedResponse], tuple[float, ...]]] = {
     "recorded": lambda found: (),
     "longest": lambda found: tuple(-length for length in _length(found)),
     "shortest": _length,

@@ -25,7 +25,7 @@ from artifacts.records import Outcome
 from artifacts.reports.episode_figures import played
 from artifacts.reports.transcript import STOPPED, UNSCORED, Transcript, Voice, transcript_of
 from artifacts.tables import ResponseRow
-from flows.commands.episode_choice import EpisodeChoice, Order, told_counts
+from flows.commands.episode_choice import EpisodeChoice, Order, outcome_counts
 from flows.commands.named_run import run_store
 
 OUTCOMES = (*map(str, Outcome), UNSCORED)
@@ -103,8 +103,8 @@ def matching(rows: Sequence[ResponseRow], choice: EpisodeChoice, where: str) -> 
     found = choice.chosen(rows)
     if not found:
         raise ValueError(
-            f"an episode must match, none in {where} does; there are {told_counts(rows)}: ask for"
-            " less"
+            f"an episode must match, none in {where} does; there are {outcome_counts(rows)}:"
+            " ask for less"
         )
     return found
 

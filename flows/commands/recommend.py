@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json is not None:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps([row(each) for each in found], indent=1))
-        tell_settings(found[0], options.write)
+        write_settings(found[0], options.write)
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
@@ -209,7 +209,7 @@ def check(place: Situation, num_draws: int) -> Iterator[str]:
     )
 
 
-def tell_settings(best: Expected, path: Path | None) -> None:
+def write_settings(best: Expected, path: Path | None) -> None:
     """How to train with it, in a file if there is one."""
     from flows.config.settings_file import write_settings
 

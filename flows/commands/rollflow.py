@@ -14,7 +14,7 @@ from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 
-from flows.commands.catalogue import COMMANDS, Command
+from flows.commands.catalogue import COMMANDS, CatalogueEntry
 
 HELP = ("-h", "--help", "help")
 INTERRUPTED, UNREAD = 130, 141  # as shells have them: 128 and the number of the signal
@@ -76,7 +76,7 @@ def help_page() -> str:
     return "\n".join((*lines, "", end))
 
 
-def _line(command: Command) -> str:
+def _line(command: CatalogueEntry) -> str:
     example = f"rollflow {command.name} {command.example}"
     return f"  {example:<38}{command.purpose}"
 

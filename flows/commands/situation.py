@@ -32,7 +32,7 @@ from tasks.simulation.recorded import RecordedRun, read_run
 from tasks.simulation.replay import recorded_work, resampled
 from tasks.simulation.seams import RunWork
 from tasks.simulation.shapes import MODELS, ModelShape
-from tasks.simulation.training_cost import ROLLPACKER, Training
+from tasks.simulation.training_cost import ROLLPACKER, TrainingCost
 from tasks.simulation.workloads import workload
 
 LARGEST = 8  # devices of an engine
@@ -149,9 +149,9 @@ def _roofline(asked: Namespace, store: Store | None) -> Machine:
     if asked.device not in DEVICES:
         known = ", ".join(DEVICES)
         raise ValueError(f"--device must be one of {known}, got {asked.device!r}; choose one")
-    training = ROLLPACKER.get(asked.model, Training())
+    training = ROLLPACKER.get(asked.model, TrainingCost())
     if asked.devices % training.group_size:
-        training = Training()
+        training = TrainingCost()
     return Machine(
         model=_shape(asked.model, store),
         device=DEVICES[asked.device],

@@ -37,7 +37,7 @@ from flows.config.run_config import RunConfig
 from flows.evaluate import kept_evaluation
 from flows.reporter import ALARM_TAG
 from flows.run import evaluated_steps
-from tasks.metrics.alarm import alarms_of
+from tasks.metrics.monitors import warnings_of
 
 ENDED: dict[State, RunStatus] = {
     "finished": "FINISHED",
@@ -120,7 +120,7 @@ def _send_steps(
         report = kept_evaluation(store.child(layout.EVALUATION), step, step)
         if report is not None:
             tracker.log_metrics(step, report.metrics)
-    alarms = alarms_of(figures_by_step(commits), config.alarm)
+    alarms = warnings_of(figures_by_step(commits), config.alarm)
     if alarms:
         tracker.tag(ALARM_TAG, "\n".join(map(str, alarms)))
 

@@ -19,7 +19,7 @@ from artifacts.private_files import private_files
 from artifacts.urls import NETWORK
 from tasks.cluster.certificate import TlsFiles
 from tasks.cluster.ports import LOOPBACK, address_towards, interface_of
-from tasks.elastic.guest_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
+from tasks.elastic.worker_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
 
 DESCRIPTION = """\
 Lend this machine to a run that is going on, as a rollout worker that may leave
@@ -41,7 +41,7 @@ The run prints address and certificate when it starts; docs/elastic.md has recip
 for Kubernetes and spot machines.
 """
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
-PRELOAD = "tasks.elastic.guest_process"
+PRELOAD = "tasks.elastic.worker_process"
 OF_PRELOAD = (
     *("price_class", "token_file", "drain_s", "lease_s", "grace_s"),
     *("cores", "spot_notice", "parent"),
@@ -243,7 +243,7 @@ def environment_of(cores: str) -> dict[str, str]:
     from tasks.cluster.devices import WorkerSpec
     from tasks.cluster.process_environment import first_environment
     from tasks.cluster.roles import parse_ranges
-    from tasks.elastic.guest_card import devices_here
+    from tasks.elastic.worker_card import devices_here
 
     bound = parse_ranges(cores, cores) if cores else ()
     on_cores = devices_here() if devices_here()[0].startswith("cpu:") else ()

@@ -22,7 +22,7 @@ STEPS: Mapping[str, Literal[1, -1]] = {"1": 1, "+1": 1, "-1": -1}  # as a trace 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WorkerCountChange:
     """One worker more or less."""
 
     at_s: float  # seconds since the schedule began
@@ -30,7 +30,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class WorkerMove:
     """A change of a certain worker."""
 
     at_s: float  # seconds since the schedule began
@@ -39,18 +39,18 @@ class Move:
     present: int  # workers that are there after it
 
 
-def step_changes(interval_s: float, most: int) -> Iterator[Change]:
+def step_changes(interval_s: float, most: int) -> Iterator[WorkerCountChange]:
     """A worker more every interval up to `most`, then one less and one more in turn; never ends."""
     turns: cycle[Literal[1, -1]] = cycle((-1, 1))
     for place in count():
         by = 1 if place < most else next(turns)
-        yield Change(at_s=place * interval_s, by=by)
+        yield WorkerCountChange(at_s=place * interval_s, by=by)
 
 
-def trace_changes(lines: Iterable[str]) -> tuple[Change, ...]:
+def trace_changes(lines: Iterable[str]) -> tuple[WorkerCountChange, ...]:
     """The changes of a CSV file of seconds and +1 or -1, a heading and lines that begin with #
     left out. ValueError for a line that is none, out of order, or retires where nobody is."""
-    changes: list[Change] = []
+    changes: list[WorkerCountChange] = []
     present = 0
     rows = csv.reader(line for line in lines if line.strip() and not line.startswith("#"))
     for place, row in enumerate(rows):
@@ -69,20 +69,20 @@ def trace_changes(lines: Iterable[str]) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def _change(row: list[str]) -> Change:
+def _change(row: list[str]) -> WorkerCountChange:
     if len(row) != 2 or not _is_number(row[0]) or row[1].strip() not in STEPS:
         raise ValueError(
             f"a line of a trace must read SECONDS,+1 or SECONDS,-1, got {','.join(row)!r};"
             " correct it"
         )
-    return Change(at_s=float(row[0]), by=STEPS[row[1].strip()])
+    return WorkerCountChange(at_s=float(row[0]), by=STEPS[row[1].strip()])
 
 
 def _is_number(text: str) -> bool:
     return text.strip().replace(".", "", 1).isdecimal()
 
 
-def moves(changes: Iterable[Change]) -> Iterator[Move]:
+def moves(changes: Iterable[WorkerCountChange]) -> Iterator[WorkerMove]:
     """Who starts and who is retired."""
     present: list[int] = []  # slots, the oldest worker first
     for change in changes:
@@ -91,7 +91,7 @@ def moves(changes: Iterable[Change]) -> Iterator[Move]:
             present.append(slot)
         else:
             slot = present.pop(0)
-        yield Move(
+        yield WorkerMove(
             at_s=change.at_s,
             kind="start" if change.by > 0 else "retire",
             slot=slot,
@@ -99,6 +99,6 @@ def moves(changes: Iterable[Change]) -> Iterator[Move]:
         )
 
 
-def first_moves(changes: Iterable[Change], number: int) -> tuple[Move, ...]:
+def first_moves(changes: Iterable[WorkerCountChange], number: int) -> tuple[WorkerMove, ...]:
     """The first so many, for a plan that is printed."""
     return tuple(islice(moves(changes), number))

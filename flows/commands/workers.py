@@ -27,8 +27,8 @@ from flows.commands.worker import (
     host_name,
 )
 from flows.commands.worker_schedule import (
-    Change,
-    Move,
+    WorkerCountChange,
+    WorkerMove,
     first_moves,
     moves,
     step_changes,
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if options.plan:
         for move in first_moves(changes, SHOWN):
-            print(told(move))
+            print(move_line(move))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     crew = Crew(lambda slot: command_of(options, slot), lambda slot: gpus_of(options, slot))
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         crew.kill()
 
 
-def changes_of(options: Namespace) -> Iterable[Change]:
+def changes_of(options: Namespace) -> Iterable[WorkerCountChange]:
     """The schedule that was asked for."""
     if min(options.cores_each, options.gpus_each) < 0:
         raise ValueError(
@@ -214,7 +214,7 @@ class Crew:
             process.wait()
 
 
-def follow(planned: Iterable[Move], crew: Crew, retire: signal.Signals) -> int:
+def follow(planned: Iterable[WorkerMove], crew: Crew, retire: signal.Signals) -> int:
     """Make each move at its time, then wait until the last worker has ended; 2 as soon as one was
     refused, because the others would be."""
     began_s = time.monotonic()
@@ -223,7 +223,7 @@ def follow(planned: Iterable[Move], crew: Crew, retire: signal.Signals) -> int:
             if crew.was_refused():
                 return REFUSED
             time.sleep(min(LOOK_S, left_s))
-        print(told(move), file=sys.stderr, flush=True)
+        print(move_line(move), file=sys.stderr, flush=True)
         if move.kind == "start":
             crew.start(move.slot)
         else:
@@ -233,7 +233,7 @@ def follow(planned: Iterable[Move], crew: Crew, retire: signal.Signals) -> int:
     return REFUSED if crew.was_refused() else 0
 
 
-def told(move: Move) -> str:
+def move_line(move: WorkerMove) -> str:
     """A move as a line."""
     return f"{move.at_s:8.0f} s  {move.kind:<7}worker {move.slot}, {move.present} there"
 

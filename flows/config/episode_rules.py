@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from artifacts.models.choice import TinyPlayerConfig
+from artifacts.models.registry import TinyPlayerConfig
 from artifacts.records import Running
 from flows.config.parts import Parts
 from tasks.cluster.roles import num_environment_workers

@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import Wish, is_loopback
-from tasks.elastic.guest_config import GuestConfig
+from tasks.elastic.config import ElasticConfig
 from tasks.elastic.weights.weight_config import WeightServerConfig
 
 
@@ -29,7 +29,7 @@ def check_guests(config: Parts) -> None:
     weight_server_of(config.guests, config.cluster)
 
 
-def weight_server_of(guests: GuestConfig, cluster: ClusterConfig) -> WeightServerConfig | None:
+def weight_server_of(guests: ElasticConfig, cluster: ClusterConfig) -> WeightServerConfig | None:
     """Where guests pull weights; None where they read the run's own paths. ValueError where nobody
     could pull."""
     weights = guests.weights
@@ -56,7 +56,7 @@ def weight_server_of(guests: GuestConfig, cluster: ClusterConfig) -> WeightServe
     )
 
 
-def wish_of_weights(guests: GuestConfig, server: WeightServerConfig) -> Wish:
+def wish_of_weights(guests: ElasticConfig, server: WeightServerConfig) -> Wish:
     """The port of the run's weight server."""
     return Wish(
         what="the weight server",
@@ -67,7 +67,7 @@ def wish_of_weights(guests: GuestConfig, server: WeightServerConfig) -> Wish:
     )
 
 
-def _is_wanted(guests: GuestConfig, cluster: ClusterConfig) -> bool:
+def _is_wanted(guests: ElasticConfig, cluster: ClusterConfig) -> bool:
     """As configured, else where the scheduler's address is one for other machines."""
     if guests.weights.enabled is not None:
         return guests.weights.enabled

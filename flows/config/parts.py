@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from artifacts.datasets.choice import TaskConfig
-from artifacts.models.choice import ModelConfig
+from artifacts.models.registry import ModelConfig
 from flows.config.evaluation import EvaluationConfig
 from tasks.cluster.devices import ClusterConfig
-from tasks.elastic.guest_config import GuestConfig
-from tasks.engines.choice import EngineConfig
+from tasks.elastic.config import ElasticConfig
+from tasks.engines.registry import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.weight_sync import GateConfig
+from tasks.learner.weight_check import WeightCheckConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.run.deadlines import DeadlineConfig
 from tasks.scheduling.batch import BatchConfig
@@ -43,9 +43,9 @@ class Parts(Protocol):
     @property
     def episodes(self) -> EpisodeConfig: ...
     @property
-    def gate(self) -> GateConfig: ...
+    def gate(self) -> WeightCheckConfig: ...
     @property
-    def guests(self) -> GuestConfig: ...
+    def guests(self) -> ElasticConfig: ...
     @property
     def learner(self) -> LearnerConfig: ...
     @property

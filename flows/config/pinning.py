@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from artifacts.datasets.hub_rows import HubRowsConfig
-from artifacts.models.choice import HubModelConfig
+from artifacts.models.registry import HubModelConfig
 from flows.config.run_config import RunConfig
 
 

@@ -27,7 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from artifacts.datasets.choice import TaskConfig
-from artifacts.models.choice import ModelConfig
+from artifacts.models.registry import ModelConfig
 from artifacts.prices import PriceConfig
 from artifacts.reports.mlflow_client import sqlite_uri
 from artifacts.urls import Location, hidden, without_secrets
@@ -38,17 +38,17 @@ from flows.config.overlay import overlay
 from flows.config.prefect_form import leave_to_preset
 from flows.config.presets import preset_values
 from tasks.cluster.devices import ClusterConfig
-from tasks.elastic.guest_config import GuestConfig
-from tasks.engines.choice import EngineConfig
+from tasks.elastic.config import ElasticConfig
+from tasks.engines.registry import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.weight_sync import GateConfig
-from tasks.metrics.alarm import AlarmConfig
+from tasks.learner.weight_check import WeightCheckConfig
+from tasks.metrics.monitors import MonitorConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.run.deadlines import DeadlineConfig
-from tasks.run.fitting import UnfitPrompts
+from tasks.run.prompt_checks import UnfitPrompts
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
@@ -146,15 +146,15 @@ class RunConfig(BaseModel):
     evaluation: EvaluationConfig = Field(
         default_factory=EvaluationConfig, description="Held-out evaluation."
     )
-    guests: GuestConfig = Field(
-        default_factory=GuestConfig,
+    guests: ElasticConfig = Field(
+        default_factory=ElasticConfig,
         description="Engines that join and leave while the run goes on.",
     )
-    gate: GateConfig = Field(
-        default_factory=GateConfig, description="The sync gate between learner and engines."
+    gate: WeightCheckConfig = Field(
+        default_factory=WeightCheckConfig, description="The sync gate between learner and engines."
     )
-    alarm: AlarmConfig = Field(
-        default_factory=AlarmConfig,
+    alarm: MonitorConfig = Field(
+        default_factory=MonitorConfig,
         description="Limits on the figures of steps beyond which the run warns.",
     )
     prices: PriceConfig = Field(

@@ -42,11 +42,11 @@ from flows.commands.local_stack import stop_on_signals
 from flows.config.kept_config import kept_config
 from research.ablations.ablation_figures import (
     STAGES,
-    Line,
     MeasuredRun,
+    TableLine,
     trained_groups,
 )
-from research.ablations.ablation_variants import TAIL, Job, Variant, job_of, plan
+from research.ablations.ablation_variants import TAIL, AblationVariant, Job, job_of, plan
 from research.ablations.comparisons import COMPARISONS
 from research.ablations.measured_run import measured
 from tasks.cluster.parent import bound_command
@@ -153,7 +153,7 @@ def _complete(options: argparse.Namespace) -> None:
 
 def period_steps(
     preset: str,
-    variants: Mapping[str, Variant],
+    variants: Mapping[str, AblationVariant],
     settings: Sequence[str],
     names: Sequence[str] = (),
 ) -> int:
@@ -211,7 +211,7 @@ def _report(options: argparse.Namespace, period: int) -> None:
     comparison = COMPARISONS[options.comparison]
     runs = measured(options.out, options.variants, comparison.recorded)
     lines = [
-        Line(name=name, label=variant.label, over=variant.over)
+        TableLine(name=name, label=variant.label, over=variant.over)
         for name, variant in comparison.variants.items()
         if name in options.variants
     ]
@@ -223,7 +223,7 @@ def _report(options: argparse.Namespace, period: int) -> None:
         )
 
 
-def curves(line: Line, runs: Sequence[MeasuredRun]) -> VariantCurves | None:
+def curves(line: TableLine, runs: Sequence[MeasuredRun]) -> VariantCurves | None:
     """What the plot needs of a variant, means over its repeats; None without a run."""
     own = [run.steps for run in runs if run.variant == line.name]
     if not own:

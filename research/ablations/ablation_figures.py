@@ -85,7 +85,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TableLine:
     """A line of the tables."""
 
     name: str  # the variant's
@@ -160,7 +160,7 @@ def speed_up(
     )
 
 
-def report(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
+def report(lines: Sequence[TableLine], runs: Sequence[MeasuredRun], period: int) -> str:
     """All tables as Markdown, of the variants that have a run."""
     shown = [line for line in lines if any(run.variant == line.name for run in runs)]
     return (
@@ -169,7 +169,7 @@ def report(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> s
     )
 
 
-def _speed_ups(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
+def _speed_ups(lines: Sequence[TableLine], runs: Sequence[MeasuredRun], period: int) -> str:
     costs = {line.name: costs_of(runs, line.name, period) for line in lines}
     per_token = {line.name: costs_of(runs, line.name, period, trained_tokens) for line in lines}
     first = lines[0].name if lines else ""
@@ -199,7 +199,7 @@ def _median_step_s(runs: Sequence[MeasuredRun], variant: str) -> float:
     return median(seconds for steps in own for seconds in seconds_added(steps))
 
 
-def _times(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
+def _times(lines: Sequence[TableLine], runs: Sequence[MeasuredRun]) -> str:
     """Means, which sum to the step: a median would hide the long rounds."""
     return _means(
         "seconds of a step (mean)",
@@ -210,7 +210,7 @@ def _times(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
     )
 
 
-def _tokens(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
+def _tokens(lines: Sequence[TableLine], runs: Sequence[MeasuredRun]) -> str:
     return _means(
         "a step (mean)",
         lines,
@@ -222,7 +222,7 @@ def _tokens(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
 
 def _means(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[TableLine],
     runs: Sequence[MeasuredRun],
     figures: Mapping[str, str],
     told: Callable[[float], str],

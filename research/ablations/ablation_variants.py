@@ -35,7 +35,7 @@ STREAM = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class AblationVariant:
     """A line of the table."""
 
     label: str  # what a reader sees
@@ -43,30 +43,34 @@ class Variant:
     settings: tuple[str, ...]  # FIELD=VALUE over the preset
 
 
-VARIANTS: Mapping[str, Variant] = {
-    "sync": Variant(
+VARIANTS: Mapping[str, AblationVariant] = {
+    "sync": AblationVariant(
         label="sync: rewards after the rollout, 30 s a test case",
         over="",
         settings=(*SYNC, "scheduling.reward_timing=after_rollout", *FIXED),
     ),
-    "tail": Variant(
+    "tail": AblationVariant(
         label="+ tail batching, rewards per response",
         over="sync",
         settings=(*TAIL, *FIXED),
     ),
-    "reward": Variant(label="+ reward scheduler: adaptive time limits", over="tail", settings=TAIL),
-    "planner": Variant(label="+ parallelism planner", over="reward", settings=(*TAIL, *PLANNER)),
-    "stream": Variant(
+    "reward": AblationVariant(
+        label="+ reward scheduler: adaptive time limits", over="tail", settings=TAIL
+    ),
+    "planner": AblationVariant(
+        label="+ parallelism planner", over="reward", settings=(*TAIL, *PLANNER)
+    ),
+    "stream": AblationVariant(
         label="+ stream trainer: all of RollPacker",
         over="planner",
         settings=(*TAIL, *PLANNER, *STREAM),
     ),
-    "scoring": Variant(
+    "scoring": AblationVariant(
         label="sync with rewards per response, 30 s a test case",
         over="sync",
         settings=(*SYNC, *FIXED),
     ),
-    "overlap": Variant(
+    "overlap": AblationVariant(
         label="overlap: this with the stream trainer (RLHFuse)",
         over="scoring",
         settings=(*SYNC, *FIXED, *STREAM),
@@ -94,7 +98,7 @@ def plan(
     num_steps: int,
     repeats: int,
     settings: Sequence[str] = (),
-    variants: Mapping[str, Variant] = VARIANTS,
+    variants: Mapping[str, AblationVariant] = VARIANTS,
 ) -> Iterator[Job]:
     """Every run of these variants in order; each repeat begins one later than the one before."""
     for repeat in range(1, repeats + 1):
@@ -109,7 +113,7 @@ def job_of(
     num_steps: int,
     repeat: int,
     settings: Sequence[str] = (),
-    variants: Mapping[str, Variant] = VARIANTS,
+    variants: Mapping[str, AblationVariant] = VARIANTS,
 ) -> Job:
     """A variant's run; a setting of the user's outweighs the variant's. ValueError for what
     RunConfig refuses.

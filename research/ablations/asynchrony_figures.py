@@ -24,8 +24,8 @@ import numpy as np
 from artifacts.commit import seconds_added
 from artifacts.reports.summary import Estimate, mean_interval, paired_difference
 from research.ablations.ablation_figures import (
-    Line,
     MeasuredRun,
+    TableLine,
     markdown_table,
     steps_of,
     trained_tokens,
@@ -37,13 +37,13 @@ STALLS = ("stall/rollout_s", "stall/learner_s")
 Value = TypeVar("Value")
 
 
-def asynchrony_report(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
+def asynchrony_report(lines: Sequence[TableLine], runs: Sequence[MeasuredRun], period: int) -> str:
     """Both tables as Markdown, of the variants that have a run."""
     shown = [line for line in lines if any(run.variant == line.name for run in runs)]
     return f"{_speeds(shown, runs)}\n\n{_rewards(shown, runs, period)}\n"
 
 
-def _speeds(lines: Sequence[Line], runs: Sequence[MeasuredRun]) -> str:
+def _speeds(lines: Sequence[TableLine], runs: Sequence[MeasuredRun]) -> str:
     head = (
         *("variant", "s a step", "trained tokens a second", "devices idle", "lag, mean"),
         *("engines wait, s", "learners wait, s", "at best, s", "at best, times", "reached"),
@@ -104,7 +104,7 @@ def at_best(runs: Sequence[MeasuredRun], variant: str) -> Ideal | None:
     return Ideal(step_s=step_s, tokens_per_s=tokens / step_s)
 
 
-def _rewards(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) -> str:
+def _rewards(lines: Sequence[TableLine], runs: Sequence[MeasuredRun], period: int) -> str:
     first = lines[0].name if lines else ""
     at_equal_time = equal_time_rewards(lines, runs, period)
     before = heldout_scores(runs, first)
@@ -126,7 +126,7 @@ def _rewards(lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int) ->
 
 
 def equal_time_rewards(
-    lines: Sequence[Line], runs: Sequence[MeasuredRun], period: int
+    lines: Sequence[TableLine], runs: Sequence[MeasuredRun], period: int
 ) -> dict[str, list[float]]:
     """By variant, a figure for each repeat that all variants have."""
     found: dict[str, list[float]] = {line.name: [] for line in lines}

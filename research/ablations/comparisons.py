@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from research.ablations.ablation_figures import Line, MeasuredRun, report
-from research.ablations.ablation_variants import VARIANTS, Variant
+from research.ablations.ablation_figures import MeasuredRun, TableLine, report
+from research.ablations.ablation_variants import VARIANTS, AblationVariant
 from research.ablations.asynchrony_figures import asynchrony_report
 from research.ablations.asynchrony_variants import ASYNCHRONY, SERVED
 from research.ablations.eta_variants import ETA
@@ -15,7 +15,9 @@ from research.ablations.guest_variants import OPEN
 from research.ablations.level_variants import LEVELS
 from research.ablations.verdict_service import verdict_service
 
-Tables = Callable[[Sequence[Line], Sequence[MeasuredRun], int], str]  # of lines, runs and period
+Tables = Callable[
+    [Sequence[TableLine], Sequence[MeasuredRun], int], str
+]  # of lines, runs and period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Comparison:
 
     about: str  # what a reader learns of it
     preset: str  # what the variants change, unless another is asked for
-    variants: Mapping[str, Variant]  # by name, in the order of the tables
+    variants: Mapping[str, AblationVariant]  # by name, in the order of the tables
     tables: tuple[Tables, ...]  # Markdown each
     # the variant whose records tell what every other could be at best; empty tells nothing
     recorded: str = ""

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from artifacts.commit import StepCommit, read_commits, seconds_added
 from artifacts.journal import Journal
-from artifacts.reports.members import read_members
+from artifacts.reports.elastic_workers import read_elastic_workers
 from artifacts.store import Store
 from research.kills.injected_records import examine
 from research.kills.injection_figures import WIDTH, Figures
@@ -24,7 +24,7 @@ REWARD = "reward/mean"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class FinishedCourse:
     """A run that is over."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Played:
         return Store.open(str(self.folder))
 
 
-def figures_of(moved: Played, static: Played) -> Figures:
+def figures_of(moved: FinishedCourse, static: FinishedCourse) -> Figures:
     """Both runs step by step, what is wrong with either, and how their rewards differ."""
     stores = {"with guests": moved.store, "static": static.store}
     steps = {name: read_commits(store) for name, store in stores.items()}
@@ -90,7 +90,7 @@ def tell(figures: Figures) -> None:
 def _arrivals(store: Store, steps: Iterable[StepCommit]) -> list[dict[str, Any]]:
     """Of each guest that joined in the middle of a round and sampled in it: how long it took to be
     ready, with its engine built and the weights in it, and from then on to its first token."""
-    members = {member.name: member for member in read_members(store)}
+    members = {member.name: member for member in read_elastic_workers(store)}
     journal, arrivals = Journal(store), list[dict[str, Any]]()
     for step in steps:
         first_s: dict[str, float] = {}  # token, by engine
@@ -115,7 +115,7 @@ def _arrivals(store: Store, steps: Iterable[StepCommit]) -> list[dict[str, Any]]
 
 def _guest_tokens(store: Store, steps: Iterable[StepCommit]) -> dict[str, float]:
     """Share of a step's tokens that guests sampled, by step, where there are any."""
-    guests = {member.name for member in read_members(store)}
+    guests = {member.name for member in read_elastic_workers(store)}
     journal, shares = Journal(store), {}
     for step in steps:
         tokens: Counter[bool] = Counter()

@@ -23,13 +23,13 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 from artifacts.layout import TOKENS
-from artifacts.reports.members import present_workers, read_members
+from artifacts.reports.elastic_workers import present_workers, read_elastic_workers
 from artifacts.store import Store
 from artifacts.token_log import read_tokens
 from flows.commands.local_stack import prefect_server, stop_on_signals
-from research.ablations.course_figures import Played, figures_of, tell, what_is_wrong
+from research.ablations.course_figures import FinishedCourse, figures_of, tell, what_is_wrong
 from research.kills.descendants import adopt_orphans
-from research.kills.guest_park import GuestPark, Place, guest_park
+from research.kills.guest_park import GuestPark, WorkerPlace, guest_park
 from research.kills.injected_run import InjectedRun, RunOrder
 from research.kills.injection_command import add_run_options, artifact_root
 from tasks.cluster.ports import free_port
@@ -54,7 +54,7 @@ class Act:
     at_s: float  # seconds since the flow was started
 
 
-class Course:
+class ScriptedCourse:
     """The script, played on a run that is going on."""
 
     def __init__(self, run: InjectedRun, park: GuestPark) -> None:
@@ -83,7 +83,9 @@ class Course:
             self.acts.append(act)
             self._waits_for = next(self._script, None)
 
-    def _played(self, park: GuestPark, first: Place, second: Place) -> Iterator[tuple[str, Holds]]:
+    def _played(
+        self, park: GuestPark, first: WorkerPlace, second: WorkerPlace
+    ) -> Iterator[tuple[str, Holds]]:
         yield "a round is open", self._generates
         park.fill(first)
         yield "a guest joins", self._is_present(first)
@@ -108,16 +110,18 @@ class Course:
     def _generates(self) -> bool:
         return self._run.stage == "rollout"
 
-    def _is_present(self, place: Place) -> Holds:
+    def _is_present(self, place: WorkerPlace) -> Holds:
         return lambda: place.name in self._present()
 
-    def _has_told(self, place: Place) -> Holds:
+    def _has_told(self, place: WorkerPlace) -> Holds:
         """Whether it has told tokens since now of a response that goes on there."""
         since_s, store = time.time(), Store.open(str(self._run.folder))
 
         def holds() -> bool:
             told = read_tokens(self._run.folder / TOKENS, is_meant=lambda attempt: True)
-            its = {member.name for member in read_members(store) if member.worker == place.name}
+            its = {
+                member.name for member in read_elastic_workers(store) if member.worker == place.name
+            }
             return any(
                 response.engine in its and response.finished_s > since_s
                 for response in told.values()
@@ -125,10 +129,10 @@ class Course:
 
         return holds
 
-    def _has_left(self, place: Place) -> Holds:
+    def _has_left(self, place: WorkerPlace) -> Holds:
         return lambda: place.is_empty and place.name not in self._present()
 
-    def _is_absent(self, place: Place) -> Holds:
+    def _is_absent(self, place: WorkerPlace) -> Holds:
         return lambda: place.name not in self._present()
 
     def _present(self) -> set[str]:
@@ -139,18 +143,18 @@ class Course:
         return lambda: self._run.committed >= until
 
 
-def play(run: InjectedRun, park: GuestPark | None) -> Played:
+def play(run: InjectedRun, park: GuestPark | None) -> FinishedCourse:
     """The run to its end, with the script where there are places for guests. RuntimeError where it
     ends by itself."""
     run.begin()
-    course = None if park is None else Course(run, park)
+    course = None if park is None else ScriptedCourse(run, park)
     while (code := run.flow.poll()) is None:
         time.sleep(POLL_S)
         if course is not None:
             course.look()
     if code != 0:
         raise RuntimeError(f"{run.name} must end with 0, got {code}: {run.last_words()}")
-    return Played(
+    return FinishedCourse(
         folder=run.folder,
         acts=() if course is None else tuple(asdict(act) for act in course.acts),
         is_whole=course is None or course.is_over,
@@ -176,7 +180,7 @@ def main() -> int:
     return int(bool(what_is_wrong(figures)))
 
 
-def _both(options: argparse.Namespace, root: Path) -> tuple[Played, Played]:
+def _both(options: argparse.Namespace, root: Path) -> tuple[FinishedCourse, FinishedCourse]:
     """With guests, and without."""
     with (
         prefect_server(root, free_port()) as environment,

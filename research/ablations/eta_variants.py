@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from research.ablations.ablation_variants import SYNC, TAIL, Variant
+from research.ablations.ablation_variants import SYNC, TAIL, AblationVariant
 
 SWEPT = (1.125, 1.25, 1.5)
 BOTH = 1.25
 
 
-def _batched(prompts: float, responses: float, what: str) -> Variant:
-    return Variant(
+def _batched(prompts: float, responses: float, what: str) -> AblationVariant:
+    return AblationVariant(
         label=f"tail batching, eta {max(prompts, responses):g} on {what}",
         over="sync",
         settings=(
@@ -26,15 +26,15 @@ def _batched(prompts: float, responses: float, what: str) -> Variant:
     )
 
 
-def _swept() -> Iterator[tuple[str, Variant]]:
+def _swept() -> Iterator[tuple[str, AblationVariant]]:
     for eta in SWEPT:
         yield f"prompts-{eta:g}", _batched(eta, 1, "prompts")
         yield f"responses-{eta:g}", _batched(1, eta, "responses")
     yield f"both-{BOTH:g}", _batched(BOTH, BOTH, "prompts and responses")
 
 
-ETA: Mapping[str, Variant] = {
-    "sync": Variant(
+ETA: Mapping[str, AblationVariant] = {
+    "sync": AblationVariant(
         label="sync: rewards after the rollout",
         over="",
         settings=(*SYNC, "scheduling.reward_timing=after_rollout"),

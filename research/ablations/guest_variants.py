@@ -5,22 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from research.ablations.ablation_variants import Variant
+from research.ablations.ablation_variants import AblationVariant
 
 CLOSED = ("guests.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
 
-OPEN: Mapping[str, Variant] = {
-    "colocated": Variant(
+OPEN: Mapping[str, AblationVariant] = {
+    "colocated": AblationVariant(
         label="colocated: no guests, no token reports",
         over="",
         settings=(*CLOSED, "engine.report_tokens=0"),
     ),
-    "reports": Variant(
+    "reports": AblationVariant(
         label="+ token reports",
         over="colocated",
         settings=(*CLOSED, "engine.report_tokens=32"),
     ),
-    "open": Variant(
+    "open": AblationVariant(
         label="+ open to guests, with seeding; none comes",
         over="reports",
         settings=(

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from research.ablations.ablation_variants import COMPARABLE, STREAM, SYNC, TAIL, Variant
+from research.ablations.ablation_variants import COMPARABLE, STREAM, SYNC, TAIL, AblationVariant
 from tasks.scheduling.policies.multilevel import LEVEL_ETA
 
-LEVELS: Mapping[str, Variant] = {
-    "scoring": Variant(label="sync with rewards per response", over="", settings=SYNC),
-    "stream": Variant(
+LEVELS: Mapping[str, AblationVariant] = {
+    "scoring": AblationVariant(label="sync with rewards per response", over="", settings=SYNC),
+    "stream": AblationVariant(
         label="all of RollPacker: nine responses for eight", over="scoring", settings=TAIL + STREAM
     ),
-    "unbiased": Variant(
+    "unbiased": AblationVariant(
         label="the same with eight for eight",
         over="scoring",
         settings=(*TAIL, *STREAM, "scheduling.response_overprovision=1"),
     ),
-    "multilevel": Variant(
+    "multilevel": AblationVariant(
         label="three levels of rounds, half more prompts, eight for eight",
         over="scoring",
         settings=(

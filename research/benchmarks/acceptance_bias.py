@@ -43,7 +43,7 @@ PARTS: Mapping[str, tuple[Fate, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RoundPart:
     """A part of the responses of one kind of round."""
 
     kind: str  # kind of round, or EVERY_ROUND
@@ -102,7 +102,7 @@ def by_kind(rounds: Mapping[str, Sequence[Launched]]) -> Iterator[tuple[str, lis
         yield EVERY_ROUND, [response for launched in rounds.values() for response in launched]
 
 
-def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Part]:
+def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[RoundPart]:
     """Length and reward of every part that has a response."""
     found = []
     for kind, launched in by_kind(rounds):
@@ -121,7 +121,9 @@ def parts(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Part]:
             )
             if tokens is not None:
                 found.append(
-                    Part(kind=kind, name=name, num_responses=len(own), tokens=tokens, reward=reward)
+                    RoundPart(
+                        kind=kind, name=name, num_responses=len(own), tokens=tokens, reward=reward
+                    )
                 )
     return found
 
@@ -181,7 +183,7 @@ def choices(rounds: Mapping[str, Sequence[Launched]], seed: int) -> list[Choice]
 
 def show(
     run: str, rounds: Mapping[str, Sequence[Launched]], console: Console, seed: int
-) -> list[Part]:
+) -> list[RoundPart]:
     """Print both tables of a run; answers with the parts, for the picture."""
     table = Table(
         "round",
@@ -226,7 +228,7 @@ def _cell(estimate: Estimate | None, digits: int) -> str:
     return f"{estimate.mean:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
 
 
-def picture(found: Mapping[str, Sequence[Part]]) -> bytes:
+def picture(found: Mapping[str, Sequence[RoundPart]]) -> bytes:
     """Length and reward of every part of every run, with intervals, as PNG."""
     labelled = [
         (f"{run}\n{part.kind}, {part.name}", part)

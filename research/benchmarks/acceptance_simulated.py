@@ -30,7 +30,7 @@ from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
@@ -53,7 +53,7 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class AcceptanceVariant:
     """What is compared."""
 
     prompt_overprovision: float  # eta_P
@@ -71,23 +71,23 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(prompt_overprovision=1, response_overprovision=1),
-    Variant(prompt_overprovision=1.25, response_overprovision=1.25),
-    Variant(prompt_overprovision=1.25, response_overprovision=1.25, takes_seeds=False),
-    Variant(prompt_overprovision=1.25, response_overprovision=1.125),
-    Variant(prompt_overprovision=1.125, response_overprovision=1),
-    Variant(prompt_overprovision=1.25, response_overprovision=1),
-    Variant(prompt_overprovision=1.25, response_overprovision=1, takes_seeds=False),
-    Variant(prompt_overprovision=1.5, response_overprovision=1),
-    Variant(prompt_overprovision=1.5, response_overprovision=1, takes_seeds=False),
-    Variant(prompt_overprovision=2, response_overprovision=1),
-    Variant(prompt_overprovision=1, response_overprovision=1.25),
-    Variant(prompt_overprovision=1, response_overprovision=1.5),
+    AcceptanceVariant(prompt_overprovision=1, response_overprovision=1),
+    AcceptanceVariant(prompt_overprovision=1.25, response_overprovision=1.25),
+    AcceptanceVariant(prompt_overprovision=1.25, response_overprovision=1.25, takes_seeds=False),
+    AcceptanceVariant(prompt_overprovision=1.25, response_overprovision=1.125),
+    AcceptanceVariant(prompt_overprovision=1.125, response_overprovision=1),
+    AcceptanceVariant(prompt_overprovision=1.25, response_overprovision=1),
+    AcceptanceVariant(prompt_overprovision=1.25, response_overprovision=1, takes_seeds=False),
+    AcceptanceVariant(prompt_overprovision=1.5, response_overprovision=1),
+    AcceptanceVariant(prompt_overprovision=1.5, response_overprovision=1, takes_seeds=False),
+    AcceptanceVariant(prompt_overprovision=2, response_overprovision=1),
+    AcceptanceVariant(prompt_overprovision=1, response_overprovision=1.25),
+    AcceptanceVariant(prompt_overprovision=1, response_overprovision=1.5),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class VariantFigures:
     """What a variant did."""
 
     num_prompts: int  # trained prompts
@@ -96,11 +96,11 @@ class Measured:
     bias: Estimate  # (mean trained length - mean of the law) / mean of all laws, per prompt
 
 
-def measure(simulation: Simulation, variant: Variant) -> Measured:
+def measure(simulation: Simulation, variant: AcceptanceVariant) -> VariantFigures:
     """Play a whole run of this variant."""
     rounds, rollout_s = run_virtual(_play_run(simulation, variant))
     groups = [group for result in rounds for group in result.groups]
-    return Measured(
+    return VariantFigures(
         num_prompts=len(groups),
         rollout_s=rollout_s,
         num_tokens=sum(response.num_sampled for result in rounds for response in result.generated),
@@ -137,13 +137,15 @@ def _law_mean(prompt_id: str, lengths: LengthModel, longest: int) -> float:
     )
 
 
-async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[RoundResult], float]:
+async def _play_run(
+    simulation: Simulation, variant: AcceptanceVariant
+) -> tuple[list[RoundResult], float]:
     config = simulation.engine.model_copy(update={"takes_seeds": variant.takes_seeds})
     engines = make_engines(simulation.num_replicas, config)
     domains = DOMAINS * (4 * simulation.batch.prompts_per_step * simulation.num_steps)
 
     def next_plan(state: QueueState, step: int) -> RoundPlan | None:
-        turn = Turn(
+        turn = PlanningInputs(
             state=state,
             batch=simulation.batch,
             step=step,
@@ -167,7 +169,7 @@ async def _play_run(simulation: Simulation, variant: Variant) -> tuple[list[Roun
     return results, rollout_s
 
 
-def show(measured: Sequence[tuple[Variant, Measured]], console: Console) -> None:
+def show(measured: Sequence[tuple[AcceptanceVariant, VariantFigures]], console: Console) -> None:
     """The table; ratios are to the first variant."""
     table = Table(
         "eta_P", "eta_R", "seeds", "rollout s", "ratio", "tokens", "length bias", box=None

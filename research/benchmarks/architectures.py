@@ -28,7 +28,7 @@ from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.architecture import check_architecture
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.trainer import LearnerRank
-from tasks.learner.weight_sync import GateFailed, check_gate
+from tasks.learner.weight_check import WeightCheckFailed, check_weights
 
 TOLERANCE_NATS = 0.15
 PROBES = (tuple(range(5, 45)), tuple(range(40, 8, -1)), (9, 9, 9, 12, 12, 30))
@@ -41,7 +41,7 @@ async def through_engine_and_gate(
     models: Sequence[Path], engine_model: Path, folder: Path
 ) -> list[float]:
     """The gate's mean difference of log-probabilities for each of these models, which a learner
-    publishes and the engine loads one after the other. Raises GateFailed or ValueError."""
+    publishes and the engine loads one after the other. Raises WeightCheckFailed or ValueError."""
     # first: vLLM's Transformers backend changes the classes of models that learners compute with
     published = [_publish(model, version, folder) for version, model in enumerate(models, 1)]
     engine = VllmEngine(
@@ -66,7 +66,7 @@ def _publish(model: Path, version: int, folder: Path) -> tuple[WeightsRef, Attes
 
 async def _difference(engine: VllmEngine, weights: WeightsRef, expected: Attestation) -> float:
     attested = await engine.load_weights(weights, probes=PROBES)
-    difference = check_gate("engine", attested, expected, TOLERANCE_NATS)
+    difference = check_weights("engine", attested, expected, TOLERANCE_NATS)
     assert difference is not None, "vLLM computes log-probabilities"
     return difference
 
@@ -89,7 +89,7 @@ def try_out(name: str, folder: Path) -> str:
         return f"refused: {str(error).partition('it has ')[2].partition(';')[0]}"
     try:
         differences = asyncio.run(through_engine_and_gate(models, engine_model, folder))
-    except (GateFailed, ValueError, RuntimeError) as error:
+    except (WeightCheckFailed, ValueError, RuntimeError) as error:
         return f"fails: {str(error).splitlines()[0][:300]}"
     told = " and ".join(f"{difference:.3f}" for difference in differences)
     return f"passes, probes differ by {told} nats"

@@ -101,7 +101,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AsynchronousFigures:
     """A run in figures."""
 
     seconds: float  # virtual, a planned step
@@ -115,7 +115,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class AsynchronousRun:
     """A run as it was played."""
 
     rounds: list[SimulatedRound]
@@ -123,12 +123,12 @@ class Played:
     seconds: float  # virtual, until the last planned step is trained
 
 
-def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> Outcome:
+def play(policy: Policy, num_steps: int, long_share: float, seed: int = 0) -> AsynchronousFigures:
     """A run of so many steps in figures."""
     return outcome(run_virtual(simulate(policy, num_steps, long_share, seed)), long_share)
 
 
-async def simulate(policy: Policy, num_steps: int, long_share: float, seed: int) -> Played:
+async def simulate(policy: Policy, num_steps: int, long_share: float, seed: int) -> AsynchronousRun:
     """The run, on the clock of its event loop."""
     versions: dict[str, int] = {}
     parked: list[str] = []
@@ -166,10 +166,10 @@ async def simulate(policy: Policy, num_steps: int, long_share: float, seed: int)
             planned_s = clock.time() - played.rollout_s
         parked.extend(played.result.deferred)
         rounds.append(played)
-    return Played(rounds=rounds, lags=lags, seconds=planned_s or clock.time())
+    return AsynchronousRun(rounds=rounds, lags=lags, seconds=planned_s or clock.time())
 
 
-def outcome(run: Played, long_share: float) -> Outcome:
+def outcome(run: AsynchronousRun, long_share: float) -> AsynchronousFigures:
     """What a run gained and cost."""
     results = [played.result for played in run.rounds]
     planned = [played.result for played in run.rounds if not played.plan.is_drain]
@@ -178,7 +178,7 @@ def outcome(run: Played, long_share: float) -> Outcome:
     num_lost = sum(len(result.dropped) + len(result.deferred) for result in results)
     num_generated = sum(response.num_sampled for result in results for response in result.generated)
     sampled = MEAN_S / STEP_S * (1 + 9 * long_share)
-    return Outcome(
+    return AsynchronousFigures(
         seconds=run.seconds / len(planned),
         lag_mean=float(np.mean(run.lags)),
         lag_max=max(run.lags),
@@ -235,7 +235,7 @@ def compositions() -> Iterator[tuple[str, Policy]]:
 def composition_rows(num_steps: int) -> Iterator[tuple[str, ...]]:
     """A row of the second table for every tail and composition."""
     for tail, long_share in (("light", 0.0), ("heavy", 0.05)):
-        plain: Outcome | None = None
+        plain: AsynchronousFigures | None = None
         for name, policy in compositions():
             found = play(policy, num_steps, long_share)
             plain = plain or found

@@ -30,7 +30,7 @@ from tasks.rounds.figures import ledger_of, rollout_spans
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.policies.queue_rounds import SHORT
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
@@ -49,7 +49,7 @@ RESERVE = 0.5  # further prompts per prompt that is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class ReplicaMachine:
     """Replicas, and what a step asks of them."""
 
     num_replicas: int  # simulated engines
@@ -60,7 +60,7 @@ class Machine:
 
 
 MACHINES = {
-    "cores": Machine(
+    "cores": ReplicaMachine(
         num_replicas=2,
         batch=BatchConfig(prompts_per_step=8, responses_per_prompt=8),
         engine=SimulatedEngineConfig(
@@ -72,7 +72,7 @@ MACHINES = {
         reward=SimulatedRewardConfig(median_s=0.001, ok_share=0.35, prompt_share=0.5),
         max_response_tokens=256,
     ),
-    "gpus": Machine(
+    "gpus": ReplicaMachine(
         num_replicas=128,
         batch=BatchConfig(prompts_per_step=128, responses_per_prompt=8),
         engine=SimulatedEngineConfig(),
@@ -100,7 +100,7 @@ class Measured:
 
 
 def measure(
-    machine: Machine, policy: Policy, num_steps: int, seed: int, *, early: bool
+    machine: ReplicaMachine, policy: Policy, num_steps: int, seed: int, *, early: bool
 ) -> Measured:
     """Play a whole run."""
     rounds = run_virtual(_play_run(machine, policy, num_steps, seed, early=early))
@@ -122,7 +122,7 @@ def measure(
 
 
 async def _play_run(
-    machine: Machine, policy: Policy, num_steps: int, seed: int, *, early: bool
+    machine: ReplicaMachine, policy: Policy, num_steps: int, seed: int, *, early: bool
 ) -> list[SimulatedRound]:
     lengths = machine.engine.lengths.model_copy(update={"seed": seed})
     engines = make_engines(
@@ -131,7 +131,7 @@ async def _play_run(
     domains = DOMAINS * (4 * machine.batch.prompts_per_step * num_steps)
 
     def next_plan(state: QueueState, step: int) -> RoundPlan | None:
-        turn = Turn(
+        turn = PlanningInputs(
             state=state,
             batch=machine.batch,
             step=step,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from artifacts.models.choice import SmolLM2Config
+from artifacts.models.registry import SmolLM2Config
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan, pack
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
 
-from artifacts.models.choice import SmolLM2Config
+from artifacts.models.registry import SmolLM2Config
 from artifacts.records import Running, WeightsRef, pack
 from research.benchmarks.learner_throughput import long_tailed_groups
 from tasks.cluster.process_environment import KEEP_KERNELS, KEEP_MEMORY, threads
@@ -37,7 +37,7 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.policy import Placement
 from tasks.learner.publication import publish_version
 from tasks.learner.remote import LearnerActor, RemoteLearner
-from tasks.learner.weight_sync import GateConfig
+from tasks.learner.weight_check import WeightCheckConfig
 from tasks.tiny_models.models import resolve_model
 
 _DEADLINE_S = 600.0
@@ -154,7 +154,7 @@ async def measure(
 ) -> None:
     """Updates and publications, one after the other; the first of each is not counted."""
     groups = long_tailed_groups(1, 2, seed=0)
-    gate = GateConfig()
+    gate = WeightCheckConfig()
     probed = long_tailed_groups(gate.num_probes, 2, seed=1)
     probes = tuple(group.prompt.token_ids[: gate.probe_tokens] for group in probed)
     for step in range(1, repeats + 2):

@@ -31,9 +31,9 @@ from statistics import median
 from artifacts.records import WeightsRef
 from research.kills.network_hosts import NetworkHosts, network_hosts
 from tasks.elastic.weights.client import Pull
-from tasks.elastic.weights.guest_weights import GuestWeights
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.weights.worker_weights import WorkerWeights
 
 TOKEN = "of-the-benchmark"
 EVERYBODY = ("0.0.0.0/0", "::/0")
@@ -43,7 +43,7 @@ MOST_TIMES = 1.5  # as long for all guests as for one
 ALTERNATIVES = ("raw", "one", "passed on", "from the trainer")
 
 
-class Places:
+class ProcessPlaces:
     """Where processes run: all here, or each in the network namespace of its name."""
 
     def __init__(self, hosts: NetworkHosts | None) -> None:
@@ -60,7 +60,7 @@ class Places:
 class Role:
     """A process of this module that answers a line with a line."""
 
-    def __init__(self, places: Places, name: str, role: str, *arguments: str) -> None:
+    def __init__(self, places: ProcessPlaces, name: str, role: str, *arguments: str) -> None:
         command = [sys.executable, "-m", "research.benchmarks.weight_transfer", "--role", role]
         self._process = places.start(name, [*command, places.address(name), *arguments])
         self.told = self.answer()
@@ -109,12 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             hosts = stack.enter_context(
                 network_hosts("trainer", *guests, rate_mbit=given.rate_mbit)
             )
-        measured = _measure(Places(hosts), guests, folder, given.mib, given.repeats)
+        measured = _measure(ProcessPlaces(hosts), guests, folder, given.mib, given.repeats)
     sys.exit(not _print(measured, given.mib, given.guests))
 
 
 def _measure(
-    places: Places, guests: Sequence[str], folder: str, mib: int, repeats: int
+    places: ProcessPlaces, guests: Sequence[str], folder: str, mib: int, repeats: int
 ) -> dict[str, list[float]]:
     """Seconds of each repeat, by alternative. A first one, which warms caches up, is left out."""
     origin = Role(places, "trainer", "trainer", folder, str(mib))
@@ -194,8 +194,8 @@ async def guest_role(address: str, name: str, folder: str, origin: str, raw_port
     """Receive as often as asked."""
     server = _server(address)
     await server.start()
-    passing = GuestWeights(Path(folder) / name, server)
-    alone = GuestWeights(Path(folder) / f"{name}-alone", None)
+    passing = WorkerWeights(Path(folder) / name, server)
+    alone = WorkerWeights(Path(folder) / f"{name}-alone", None)
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         what, number, *is_passed_on = line.split()

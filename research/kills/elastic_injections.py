@@ -17,11 +17,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from artifacts.reports.members import present_workers
+from artifacts.reports.elastic_workers import present_workers
 from artifacts.store import Store
-from research.kills.guest_park import GuestPark, Place, guest_park
+from research.kills.guest_park import GuestPark, WorkerPlace, guest_park
 from research.kills.injected_run import BEFORE, InjectedRun
-from research.kills.injection_command import Experiment, perform
+from research.kills.injection_command import KillExperiment, perform
 from research.kills.injections import Victim, engines, flow
 
 PLACES = 3
@@ -36,12 +36,12 @@ SETTINGS = (
 
 
 def among(
-    find: Callable[[], list[Place]], *, generating: bool | None = None
-) -> Callable[[InjectedRun], list[Place]]:
+    find: Callable[[], list[WorkerPlace]], *, generating: bool | None = None
+) -> Callable[[InjectedRun], list[WorkerPlace]]:
     """Nobody before the first step: a guest has nothing to do then. generating: whether they are
     guests that rounds may ask, or workers on their way there; None for either."""
 
-    def found(run: InjectedRun) -> list[Place]:
+    def found(run: InjectedRun) -> list[WorkerPlace]:
         if run.stage == BEFORE:
             return []
         present = present_workers(Store.open(str(run.folder)))
@@ -71,7 +71,7 @@ def victims(park: GuestPark) -> Mapping[str, Victim]:
 def main() -> int:
     with guest_park(PLACES) as park:
         return perform(
-            Experiment(
+            KillExperiment(
                 name="research.kills.elastic_injections",
                 about=(__doc__ or "").splitlines()[0],
                 preset="tiny",

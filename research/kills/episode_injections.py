@@ -24,7 +24,7 @@ import psutil  # type: ignore[import-untyped]  # it has no stubs
 from flows.config.presets import preset_values
 from research.kills.descendants import origins
 from research.kills.injected_run import InjectedRun
-from research.kills.injection_command import Experiment, perform
+from research.kills.injection_command import KillExperiment, perform
 from research.kills.injections import Victim, engines, flow
 
 PRESET = "tiny-agent"
@@ -63,7 +63,7 @@ VICTIMS: Mapping[str, Victim] = {
 
 def main() -> int:
     return perform(
-        Experiment(
+        KillExperiment(
             name="research.kills.episode_injections",
             about=(__doc__ or "").splitlines()[0],
             preset=PRESET,

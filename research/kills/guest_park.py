@@ -30,8 +30,8 @@ from research.kills.network_hosts import NetworkHosts, NetworkRefused, network_h
 from tasks.cluster.certificate import make_certificate
 from tasks.cluster.ports import free_port
 from tasks.cluster.process_environment import python_path
-from tasks.elastic.guest_process import LOST
 from tasks.elastic.weights.weight_config import LOOPBACK
+from tasks.elastic.worker_process import LOST
 
 LONGEST_PAUSE_S = 20.0  # before an empty place is filled again
 LONGEST_CUT_S = 12.0  # of a link; leases are shorter than that
@@ -46,7 +46,7 @@ TLS = ("tls_ca_file", "tls_cert", "tls_key")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Place:
+class WorkerPlace:
     """Where a worker may be."""
 
     name: str  # of its host and its worker
@@ -79,7 +79,7 @@ class GuestPark:
         self._port = free_port()
         self._draws = random.Random("park")
         self.places = [
-            Place(name=name, core=number % (os.cpu_count() or 1))
+            WorkerPlace(name=name, core=number % (os.cpu_count() or 1))
             for number, name in enumerate(names)
         ]
 
@@ -114,7 +114,7 @@ class GuestPark:
                     continue
         return found
 
-    def empty(self) -> list[Place]:
+    def empty(self) -> list[WorkerPlace]:
         """Places without a worker, after those have been filled whose pause is over."""
         for place in self.places:
             if place.is_empty and place.worker is not None:
@@ -124,22 +124,22 @@ class GuestPark:
                 self.fill(place)
         return [place for place in self.places if place.is_empty]
 
-    def filled(self) -> list[Place]:
+    def filled(self) -> list[WorkerPlace]:
         """Places that have a worker."""
         self.empty()
         return [place for place in self.places if not place.is_empty]
 
-    def linked(self) -> list[Place]:
+    def linked(self) -> list[WorkerPlace]:
         """Those whose link can be cut; none where all workers are on this machine."""
         whole = (place for place in self.filled() if place.mending is None)
         return [] if self._hosts is None else list(whole)
 
-    def transferring(self) -> list[Place]:
+    def transferring(self) -> list[WorkerPlace]:
         """Those whose link has been carrying weights since the last look."""
         filled = self.filled()
         return [place for place in filled if self._received_mbit(place) > BUSY_SHARE * RATE_MBIT]
 
-    def fill(self, place: Place) -> None:
+    def fill(self, place: WorkerPlace) -> None:
         """Have a worker join."""
         words = ["--name", place.name, "--token-file", str(self._folder / TOKEN), *TIMES]
         words += ["--certificate", str(self._certificate)]
@@ -159,15 +159,15 @@ class GuestPark:
             if place.worker is not None and place.worker.poll() == LOST:
                 self.fill(place)
 
-    def drain(self, place: Place) -> None:
+    def drain(self, place: WorkerPlace) -> None:
         """Have it leave."""
         self._send(place, signal.SIGTERM)
 
-    def kill(self, place: Place) -> None:
+    def kill(self, place: WorkerPlace) -> None:
         """Take it away."""
         self._send(place, signal.SIGKILL)
 
-    def cut(self, place: Place, for_s: float | None = None) -> None:
+    def cut(self, place: WorkerPlace, for_s: float | None = None) -> None:
         """Take its link away for some seconds; as many as are drawn where it is not said."""
         assert self._hosts is not None, "only hosts have links"
         self._hosts.cut(place.name)
@@ -184,12 +184,12 @@ class GuestPark:
                 place.worker.kill()
                 place.worker.wait(END_S)
 
-    def _may_fill(self, place: Place) -> bool:
+    def _may_fill(self, place: WorkerPlace) -> bool:
         """Whether its pause is over, and another place stays empty."""
         num_empty = sum(each.is_empty for each in self.places)
         return place.is_empty and num_empty > 1 and time.monotonic() > place.filled_from_s
 
-    def _received_mbit(self, place: Place) -> float:
+    def _received_mbit(self, place: WorkerPlace) -> float:
         """A second, between the last two looks; who asks again at once is told the same."""
         then_s, before = place.seen
         if self._hosts is not None and time.monotonic() - then_s > LOOK_S:
@@ -198,12 +198,12 @@ class GuestPark:
             place.received_mbit = (after - before) * 8e-6 / (now_s - then_s)
         return place.received_mbit
 
-    def _mend(self, place: Place) -> None:
+    def _mend(self, place: WorkerPlace) -> None:
         assert self._hosts is not None, "it was cut"
         self._hosts.mend(place.name)
         place.mending = None
 
-    def _send(self, place: Place, number: int) -> None:
+    def _send(self, place: WorkerPlace, number: int) -> None:
         if place.worker is not None:
             place.worker.send_signal(number)
 

@@ -14,7 +14,7 @@ from artifacts.journal import Journal
 from artifacts.records import NO_UPDATE, Fate, Group
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from flows.begun_round import begun_round
+from flows.partial_round import partial_round
 from tasks.rounds.report import RolloutReport, read_round
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.queue_state import QueueState
@@ -39,7 +39,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecords:
+class KeptStep:
     """All that is kept of a step."""
 
     commit: StepCommit
@@ -83,9 +83,9 @@ def examine(store: Store) -> Findings:
     return findings
 
 
-def _records(store: Store, commit: StepCommit, findings: Findings) -> StepRecords | None:
+def _records(store: Store, commit: StepCommit, findings: Findings) -> KeptStep | None:
     journal, step = Journal(store), commit.step
-    begun, rollout = begun_round(store, step, step, ()), read_round(store, step)
+    begun, rollout = partial_round(store, step, step, ()), read_round(store, step)
     if begun is None or rollout is None:
         findings.lost.append(f"step {step} has no plan or no round")
         return None
@@ -95,10 +95,10 @@ def _records(store: Store, commit: StepCommit, findings: Findings) -> StepRecord
     except KeyError as error:
         findings.lost.append(f"step {step} trained {error} of which there is no record")
         return None
-    return StepRecords(commit=commit, plan=begun.plan, rollout=rollout, rows=rows, groups=groups)
+    return KeptStep(commit=commit, plan=begun.plan, rollout=rollout, rows=rows, groups=groups)
 
 
-def _lost(records: StepRecords, num_responses: int) -> Iterator[str]:
+def _lost(records: KeptStep, num_responses: int) -> Iterator[str]:
     """What the step asked and neither trained nor gave up."""
     step, trained = records.step, {group.prompt.prompt_id for group in records.groups}
     given_up = {*records.rollout.dropped, *records.rollout.filtered}
@@ -119,7 +119,7 @@ def _lost(records: StepRecords, num_responses: int) -> Iterator[str]:
             yield f"response {row.response.generated.response_id} of step {step} has no fate"
 
 
-def _doubled(records: StepRecords) -> Iterator[str]:
+def _doubled(records: KeptStep) -> Iterator[str]:
     """What the step has twice, or trains beside its groups."""
     step, rows = records.step, records.rows
     for name in _repeated(row.response.generated.response_id for row in rows):
@@ -136,7 +136,7 @@ def _doubled(records: StepRecords) -> Iterator[str]:
         yield f"response {name} of step {step} is trained by its fate or in a group, not by both"
 
 
-def _mixed(records: StepRecords) -> Iterator[str]:
+def _mixed(records: KeptStep) -> Iterator[str]:
     """Responses with tokens of other weights than those that the step began with."""
     for row in records.rows:
         versions = {span.version for span in row.response.generated.versions}
@@ -147,7 +147,7 @@ def _mixed(records: StepRecords) -> Iterator[str]:
         yield f"step {records.step} published version {records.commit.weights.version}"
 
 
-def _unbooked(records: StepRecords) -> Iterator[str]:
+def _unbooked(records: KeptStep) -> Iterator[str]:
     """Columns of the ledger that are not what the table says."""
     tokens: Counter[str] = Counter()
     for row in records.rows:
@@ -175,7 +175,7 @@ def _unbooked_prompts(commits: Sequence[StepCommit], counts: Mapping[str, int]) 
         yield f"{state.num_trained} prompts are booked as trained, {trained} are in groups"
 
 
-def _counts(records: StepRecords) -> Counter[str]:
+def _counts(records: KeptStep) -> Counter[str]:
     """How often this step tells of what."""
     episodes = [row.response.generated.episode for row in records.rows]
     endings = Counter(episode.ending for episode in episodes if episode is not None)

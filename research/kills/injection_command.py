@@ -25,7 +25,7 @@ from tasks.cluster.ports import free_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
+class KillExperiment:
     """What is run, and what of it is struck."""
 
     name: str  # its module
@@ -39,7 +39,7 @@ class Experiment:
     num_steps: int = 40  # of a run, where the command does not say
 
 
-def perform(experiment: Experiment) -> int:
+def perform(experiment: KillExperiment) -> int:
     """The exit status of the command: 0 where all is well, 1 where something is not, 2 where it
     could not be tried."""
     options = _parser(experiment).parse_args()
@@ -83,7 +83,7 @@ def add_run_options(parser: argparse.ArgumentParser, num_steps: int) -> None:
     )
 
 
-def _runs(experiment: Experiment, options: argparse.Namespace, root: Path) -> list[Told]:
+def _runs(experiment: KillExperiment, options: argparse.Namespace, root: Path) -> list[Told]:
     """Runs until enough is killed, or one hangs."""
     injections = drawn(options.seed, options.count, experiment.victims, experiment.longest_wait_s)
     injector = Injector(experiment.victims, injections, options.seed, options.within)
@@ -107,7 +107,7 @@ def _runs(experiment: Experiment, options: argparse.Namespace, root: Path) -> li
     return told
 
 
-def _parser(experiment: Experiment) -> argparse.ArgumentParser:
+def _parser(experiment: KillExperiment) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {experiment.name}", description=experiment.about
     )

@@ -19,8 +19,8 @@ from functools import partial
 from research.paper.experiment import (
     Case,
     Experiment,
+    FigurePart,
     Observed,
-    Part,
     Played,
     Scale,
     Steps,
@@ -29,7 +29,7 @@ from research.paper.experiment import (
 )
 from research.paper.rollpacker_case import RollpackerCase
 from research.paper.setups import BY_MODEL, SetUp
-from research.paper.variants import OVERLAP, REWARD, STREAM, SYNC, Variant
+from research.paper.variants import OVERLAP, REWARD, STREAM, SYNC, PaperVariant
 from tasks.scheduling.policies.multilevel import LEVEL_ETA, levels_within
 from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
 
@@ -62,7 +62,7 @@ OURS_IN_TURN = replace(IN_TURN, extra_lag=4, streams=True, stream_rule="devices"
 class Contender:
     """What is played."""
 
-    variant: Variant
+    variant: PaperVariant
     num_steps: int  # planned ones: whole periods, so that its queue is empty at the end
 
 
@@ -156,14 +156,14 @@ def beyond(scale: Scale) -> Experiment:
     )
 
 
-def part_of(name: str, set_up: SetUp, contender: Contender, scale: Scale) -> Part:
+def part_of(name: str, set_up: SetUp, contender: Contender, scale: Scale) -> FigurePart:
     """A line of the table."""
     cases: dict[str, Case] = {}
     for seed in range(scale.seed, scale.seed + scale.periods):  # a period of each
         cases[f"played/{seed}"] = _case(set_up, contender, seed)
         cases[f"rollpacker/{seed}"] = _case(set_up, RIVALS[ROLLPACKER], seed)
         cases[f"bound/{seed}"] = BoundCase(set_up=set_up, packs=contender.variant.packs, seed=seed)
-    return Part(name=name, cases=cases, figures=partial(_line, name, set_up))
+    return FigurePart(name=name, cases=cases, figures=partial(_line, name, set_up))
 
 
 def _case(set_up: SetUp, contender: Contender, seed: int) -> RollpackerCase:

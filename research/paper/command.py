@@ -25,7 +25,7 @@ from rich.table import Table
 
 from research.paper.compared import lines_of, markdown_of, table_of
 from research.paper.experiment import QUICK, Experiment, Scale
-from research.paper.perform import Place, figures_of
+from research.paper.perform import OutputPlace, figures_of
 from research.paper.playing import play_cases
 from research.paper.registry import chosen
 
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _perform(
     options: argparse.Namespace, experiments: Sequence[Experiment], scale: Scale
 ) -> dict[str, float]:
-    place = Place(artifact_root=options.artifact_root, tracks=options.mlflow)
+    place = OutputPlace(artifact_root=options.artifact_root, tracks=options.mlflow)
     if options.prefect:
         return asyncio.run(_as_flows(options, scale, place, experiments))
     cases = [case for experiment in experiments for case in experiment.cases]
@@ -70,7 +70,7 @@ def _perform(
 
 
 async def _as_flows(
-    options: argparse.Namespace, scale: Scale, place: Place, experiments: Sequence[Experiment]
+    options: argparse.Namespace, scale: Scale, place: OutputPlace, experiments: Sequence[Experiment]
 ) -> dict[str, float]:
     from research.paper.flow import PaperConfig, paper_experiments  # Prefect: seconds
 

@@ -13,19 +13,19 @@ from rich.table import Table
 from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, legend, plain, png
 from research.ablations.ablation_figures import markdown_table
 from research.paper.experiment import Experiment
-from research.paper.published import PUBLISHED, Published
+from research.paper.published import PUBLISHED, PublishedFigure
 
 HEAD = ("figure", "ours", "published", "ratio", "source")
 BAR = 0.36  # of the distance of two figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ComparedFigure:
     """A figure of ours, and its counterpart where the paper's is known."""
 
     name: str
     ours: float
-    published: Published | None
+    published: PublishedFigure | None
 
     @property
     def ratio(self) -> float | None:
@@ -40,10 +40,11 @@ class Line:
         return self.name, number(self.ours), published, f"{self.ratio:.2f}", self.published.source
 
 
-def lines_of(figures: Mapping[str, float]) -> list[Line]:
+def lines_of(figures: Mapping[str, float]) -> list[ComparedFigure]:
     """In the order of the figures."""
     return [
-        Line(name=name, ours=ours, published=PUBLISHED.get(name)) for name, ours in figures.items()
+        ComparedFigure(name=name, ours=ours, published=PUBLISHED.get(name))
+        for name, ours in figures.items()
     ]
 
 
@@ -52,7 +53,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def table_of(lines: Iterable[Line]) -> Table:
+def table_of(lines: Iterable[ComparedFigure]) -> Table:
     table = Table(*HEAD)
     for line in lines:
         table.add_row(*line.cells)
@@ -71,9 +72,9 @@ def unit_of(name: str, otherwise: str) -> str:
     return next((unit for ending, unit in endings.items() if name.endswith(ending)), otherwise)
 
 
-def picture(title: str, lines: Sequence[Line], unit: str) -> bytes:
+def picture(title: str, lines: Sequence[ComparedFigure], unit: str) -> bytes:
     """A bar for each figure, the published one beside it; a panel for each unit."""
-    panels: dict[str, list[Line]] = defaultdict(list)
+    panels: dict[str, list[ComparedFigure]] = defaultdict(list)
     for line in lines:
         panels[unit_of(line.name, unit)].append(line)
     longest = max(len(panel) for panel in panels.values())
@@ -87,7 +88,7 @@ def picture(title: str, lines: Sequence[Line], unit: str) -> bytes:
     return png(figure)
 
 
-def _draw(axes: Axes, lines: Sequence[Line], unit: str) -> None:
+def _draw(axes: Axes, lines: Sequence[ComparedFigure], unit: str) -> None:
     places = range(len(lines))
     axes.barh(
         [place - BAR / 2 for place in places],

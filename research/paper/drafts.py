@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from research.paper.beyond import RIVALS, ROLLPACKER, Contender, ours, step_seconds
-from research.paper.experiment import Case, Experiment, Part, Played, Scale
+from research.paper.experiment import Case, Experiment, FigurePart, Played, Scale
 from research.paper.rollpacker_case import RollpackerCase
 from research.paper.setups import BY_MODEL, SetUp
 
@@ -43,7 +43,7 @@ def lines_of(set_up: SetUp) -> Mapping[str, Contender]:
     return {name: RIVALS[name] for name in RIVAL_LINES} | {"ours": ours(set_up)}
 
 
-def part_of(name: str, set_up: SetUp, contender: Contender, seed: int) -> Part:
+def part_of(name: str, set_up: SetUp, contender: Contender, seed: int) -> FigurePart:
     """A line with every yield, and RollPacker beside it."""
     played = {f"{drafted:g}": replace(contender.variant, draft_yield=drafted) for drafted in YIELDS}
     cases: dict[str, Case] = {
@@ -60,7 +60,7 @@ def part_of(name: str, set_up: SetUp, contender: Contender, seed: int) -> Part:
     def figures(played: Played) -> dict[str, float]:
         return compared(name, played, set_up)
 
-    return Part(name=name, cases=cases, figures=figures)
+    return FigurePart(name=name, cases=cases, figures=figures)
 
 
 def compared(name: str, played: Played, set_up: SetUp) -> dict[str, float]:

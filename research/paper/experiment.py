@@ -58,7 +58,7 @@ class Case(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FigurePart:
     """A line or column of a figure or table."""
 
     name: str  # what the names of its figures begin with
@@ -73,7 +73,7 @@ class Experiment:
     name: str
     about: str  # in a line
     unit: str  # of its figures
-    parts: tuple[Part, ...]
+    parts: tuple[FigurePart, ...]
 
     def only(self, chosen: Sequence[str]) -> Experiment:
         """With the parts that are chosen by name, by a beginning of it, or by one of a figure."""

@@ -14,13 +14,13 @@ from functools import partial
 from research.ablations.policies import policy_of
 from research.paper.experiment import (
     Experiment,
+    FigurePart,
     Observed,
-    Part,
     Played,
     Scale,
     mean,
 )
-from research.paper.flash_setting import Setting, step_s
+from research.paper.flash_setting import FlashSetting, step_s
 
 RATIOS = (1.0, 2.0, 4.0)
 HEADLINE_RATIO = 2.0
@@ -31,7 +31,7 @@ CLOSE = 1.05  # times as long as the fastest counts as no slower
 class FlashCase:
     """Steps at an async ratio; 0 is synchronous."""
 
-    setting: Setting
+    setting: FlashSetting
     ratio: float
     seed: int
 
@@ -57,13 +57,13 @@ class FlashCase:
 
 def roll_flash(scale: Scale) -> Experiment:
     """Steps on 128 devices at a sixteenth of the size."""
-    headline = Part(
+    headline = FigurePart(
         name="flash/rlvr",
-        cases=_by_ratio(Setting(), scale, (0.0, HEADLINE_RATIO)),
+        cases=_by_ratio(FlashSetting(), scale, (0.0, HEADLINE_RATIO)),
         figures=_headline,
     )
     ratios = (
-        Part(
+        FigurePart(
             name=f"flash/best_ratio/{name}",
             cases=_by_ratio(setting, scale, RATIOS),
             figures=partial(_best, f"flash/best_ratio/{name}"),
@@ -78,17 +78,19 @@ def roll_flash(scale: Scale) -> Experiment:
     )
 
 
-def _varied() -> Iterator[tuple[str, Setting]]:
+def _varied() -> Iterator[tuple[str, FlashSetting]]:
     """The slides' table, one thing varied at a time."""
     for billions in (0.6, 1.7, 4.0, 8.0):
-        yield f"model/{billions:g}B", Setting(billions=billions)
+        yield f"model/{billions:g}B", FlashSetting(billions=billions)
     for thousands in (4, 8, 16, 32):
-        yield f"length/{thousands}k", Setting(most_tokens=1024 * thousands)
+        yield f"length/{thousands}k", FlashSetting(most_tokens=1024 * thousands)
     for prompts in (32, 64, 128, 256):
-        yield f"prompts/{prompts}", Setting(prompts=prompts)
+        yield f"prompts/{prompts}", FlashSetting(prompts=prompts)
 
 
-def _by_ratio(setting: Setting, scale: Scale, ratios: tuple[float, ...]) -> dict[str, FlashCase]:
+def _by_ratio(
+    setting: FlashSetting, scale: Scale, ratios: tuple[float, ...]
+) -> dict[str, FlashCase]:
     return {
         f"{ratio:g}": FlashCase(setting=setting, ratio=ratio, seed=scale.seed) for ratio in ratios
     }

@@ -36,7 +36,7 @@ NUM_STEPS, FIRST_MEASURED, LAST_MEASURED = 20, 6, 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class FlashSetting:
     """What is trained on what."""
 
     devices: int = 128
@@ -115,7 +115,7 @@ class Setting:
         )
 
 
-def step_s(setting: Setting, policy: Policy, seed: int = 0) -> float:
+def step_s(setting: FlashSetting, policy: Policy, seed: int = 0) -> float:
     """Virtual seconds of a step."""
     overlaps = policy.algebra(setting.batch).overlaps
     num_training = setting.num_training if overlaps else setting.num_devices

@@ -35,7 +35,7 @@ from research.paper.counterparts import (
     orders,
 )
 from research.paper.experiment import Experiment, Scale
-from research.paper.perform import Place, figures_of
+from research.paper.perform import OutputPlace, figures_of
 from research.paper.playing import PlayedCases, play_cases
 from research.paper.real import perform
 from research.paper.registry import chosen
@@ -106,8 +106,8 @@ class PaperConfig(BaseModel):
         )
 
     @property
-    def place(self) -> Place:
-        return Place(artifact_root=self.artifact_root, tracks=self.mlflow)
+    def place(self) -> OutputPlace:
+        return OutputPlace(artifact_root=self.artifact_root, tracks=self.mlflow)
 
 
 @flow(name="paper-experiments", description=__doc__)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
-from research.paper.compared import Line, lines_of, picture
+from research.paper.compared import ComparedFigure, lines_of, picture
 from research.paper.experiment import Experiment, Scale
 from research.paper.playing import PlayedCases
 
@@ -83,14 +83,14 @@ def track(
     return tracker.run_id
 
 
-def _metrics(lines: Sequence[Line]) -> Iterator[tuple[str, float]]:
+def _metrics(lines: Sequence[ComparedFigure]) -> Iterator[tuple[str, float]]:
     for line in lines:
         yield line.name, line.ours
         if line.ratio is not None:
             yield f"of_published/{line.name}", line.ratio
 
 
-def _figure_row(line: Line) -> Row:
+def _figure_row(line: ComparedFigure) -> Row:
     published = line.published
     return {
         "figure": line.name,

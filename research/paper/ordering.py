@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from research.paper.beyond import SEER, step_seconds
-from research.paper.experiment import Case, Experiment, Part, Played, Scale
+from research.paper.experiment import Case, Experiment, FigurePart, Played, Scale
 from research.paper.rollpacker_case import RollpackerCase
 from research.paper.setups import BY_MODEL, PREEMPTED, SetUp
-from research.paper.variants import Variant
+from research.paper.variants import PaperVariant
 
 EPOCH_STEPS = 3
 SYNC = "sync"
-SETTINGS: Mapping[str, Variant] = {
+SETTINGS: Mapping[str, PaperVariant] = {
     SYNC: replace(SEER, under_way=0.0, moves_running=False),
     "divided": replace(SEER, under_way=1.0),
     "half": replace(SEER, moves_running=False),
@@ -43,7 +43,7 @@ def ordering(scale: Scale) -> Experiment:
     )
 
 
-def part_of(name: str, set_up: SetUp, seed: int, epoch_steps: int = EPOCH_STEPS) -> Part:
+def part_of(name: str, set_up: SetUp, seed: int, epoch_steps: int = EPOCH_STEPS) -> FigurePart:
     """The settings in one set-up."""
     cases: dict[str, Case] = {
         setting: RollpackerCase(
@@ -59,7 +59,7 @@ def part_of(name: str, set_up: SetUp, seed: int, epoch_steps: int = EPOCH_STEPS)
     def figures(played: Played) -> dict[str, float]:
         return compared(f"ordering/{name}", played, set_up)
 
-    return Part(name=f"ordering/{name}", cases=cases, figures=figures)
+    return FigurePart(name=f"ordering/{name}", cases=cases, figures=figures)
 
 
 def compared(name: str, played: Played, set_up: SetUp) -> dict[str, float]:

@@ -15,7 +15,7 @@ DATABASE = "mlflow.db"  # beside a local artifact root's runs, as of training ru
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OutputPlace:
     """Where it is kept."""
 
     artifact_root: str  # folder or URL
@@ -34,7 +34,7 @@ class Place:
 
 
 def figures_of(
-    experiment: Experiment, played: PlayedCases, place: Place, scale: Scale
+    experiment: Experiment, played: PlayedCases, place: OutputPlace, scale: Scale
 ) -> dict[str, float]:
     """Its figures, once they are kept."""
     figures = experiment.figures(played)

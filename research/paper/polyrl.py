@@ -15,8 +15,8 @@ from statistics import fmean
 
 from research.paper.experiment import (
     Experiment,
+    FigurePart,
     Observed,
-    Part,
     Played,
     Scale,
     Steps,
@@ -95,7 +95,7 @@ class SpotCase:
 
 def polyrl(scale: Scale) -> Experiment:
     """Segments of three models, and workers that stay."""
-    parts: list[Part] = []
+    parts: list[FigurePart] = []
     for name in SHAPES:
         model = name.upper()
         parts.append(_segments(model, scale))
@@ -110,9 +110,9 @@ def polyrl(scale: Scale) -> Experiment:
     )
 
 
-def _segments(model: str, scale: Scale) -> Part:
+def _segments(model: str, scale: Scale) -> FigurePart:
     hours = scale.periods * PERIOD_HOURS
-    return Part(
+    return FigurePart(
         name=f"polyrl/{model}",
         cases={
             segment: SpotCase(model=model, segment=segment, hours=hours, seed=scale.seed)
@@ -135,8 +135,8 @@ def _each(name: str, gains: dict[str, dict[str, float]]) -> Iterator[tuple[str, 
             yield f"{name}/segment_{segment.lower()}/{figure}", value
 
 
-def _static(model: str, scale: Scale) -> Part:
-    return Part(
+def _static(model: str, scale: Scale) -> FigurePart:
+    return FigurePart(
         name=f"polyrl/{model}/static",
         cases={
             str(count): SpotCase(model=model, num_workers=count, seed=scale.seed)
@@ -155,9 +155,9 @@ def _of_counts(name: str, played: Played) -> dict[str, float]:
     }
 
 
-def _beyond(model: str, lengths: str, scale: Scale) -> Part:
+def _beyond(model: str, lengths: str, scale: Scale) -> FigurePart:
     name = f"polyrl/{model}/beyond/{lengths}"
-    return Part(
+    return FigurePart(
         name=name,
         cases={
             f"{variant}/{count}": SpotCase(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedFigure:
     """A figure of a paper."""
 
     value: float
@@ -105,8 +105,8 @@ def _fluidrl() -> Iterator[tuple[str, float, str]]:
         yield f"polyrl/8B/static/{count}/tokens_per_dollar", worth, "its throughputs and prices"
 
 
-PUBLISHED: Mapping[str, Published] = {
-    name: Published(value=value, source=f"{paper}, {where}")
+PUBLISHED: Mapping[str, PublishedFigure] = {
+    name: PublishedFigure(value=value, source=f"{paper}, {where}")
     for paper, figures in (
         (ROLLPACKER, _rollpacker()),
         (FLASH, _flash()),

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from research.paper.experiment import Experiment, Part, Played, Scale, mean
+from research.paper.experiment import Experiment, FigurePart, Played, Scale, mean
 from research.paper.rollpacker_case import case_of
 from research.paper.setups import BY_CAP
-from research.paper.variants import TAIL, Variant
+from research.paper.variants import TAIL, PaperVariant
 
 # a part of the scheduler: the one task that has a use for it, and the rounds without and with it
-PARTS: Mapping[str, tuple[str, Variant, Variant]] = {
+PARTS: Mapping[str, tuple[str, PaperVariant, PaperVariant]] = {
     "judge": ("judge", replace(TAIL, judge="copied"), replace(TAIL, judge="pipelined")),
     "timeout": ("code", TAIL, replace(TAIL, adapts_timeouts=True)),
 }
@@ -25,7 +25,7 @@ PARTS: Mapping[str, tuple[str, Variant, Variant]] = {
 def figure_13(scale: Scale) -> Experiment:
     """Rollout and reward together, with the part and without."""
     parts = tuple(
-        Part(
+        FigurePart(
             name=f"fig13/{part}/{cap}",
             cases={
                 "before": case_of(replace(set_up, tasks=(task,)), before, scale),

@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from research.paper.beyond import ours, step_seconds
-from research.paper.experiment import Case, Experiment, Part, Played, Scale
+from research.paper.experiment import Case, Experiment, FigurePart, Played, Scale
 from research.paper.rollpacker_case import RollpackerCase
 from research.paper.setups import BY_MODEL, SetUp
-from research.paper.variants import Variant
+from research.paper.variants import PaperVariant
 
 NUM_STEPS = 54  # six periods of ours, and lengths have time to drift
 OURS = ours(BY_MODEL["14B"]).variant
-SETTINGS: Mapping[str, Variant] = {
+SETTINGS: Mapping[str, PaperVariant] = {
     "ours": OURS,
     "two_levels": replace(OURS, num_levels=2),
     "none_put_off": replace(OURS, eta_p=1.0, num_levels=2),
@@ -47,7 +47,7 @@ def robust(scale: Scale) -> Experiment:
     )
 
 
-def part_of(set_up: SetUp, seed: int, num_steps: int = NUM_STEPS) -> Part:
+def part_of(set_up: SetUp, seed: int, num_steps: int = NUM_STEPS) -> FigurePart:
     """The settings on one law of lengths."""
     name = f"robust/{set_up.lengths}"
     cases: dict[str, Case] = {
@@ -58,7 +58,7 @@ def part_of(set_up: SetUp, seed: int, num_steps: int = NUM_STEPS) -> Part:
     def figures(played: Played) -> dict[str, float]:
         return compared(name, played, set_up)
 
-    return Part(name=name, cases=cases, figures=figures)
+    return FigurePart(name=name, cases=cases, figures=figures)
 
 
 def compared(name: str, played: Played, set_up: SetUp) -> dict[str, float]:

@@ -9,14 +9,14 @@ from functools import partial
 
 from research.paper.experiment import (
     Experiment,
-    Part,
+    FigurePart,
     Played,
     Scale,
     mean,
 )
 from research.paper.rollpacker_case import case_of
 from research.paper.setups import BY_CAP, BY_MODEL, PREEMPTED, STREAMED
-from research.paper.variants import ETA, REWARD, SYNC, TAIL, Variant
+from research.paper.variants import ETA, REWARD, SYNC, TAIL, PaperVariant
 
 ETAS = (1.125, 1.25, 1.5)
 KINDS = ("short", "long")
@@ -24,7 +24,7 @@ KINDS = ("short", "long")
 
 def figure_6(scale: Scale) -> Experiment:
     """One host, one model, two sizes of its engines."""
-    part = Part(
+    part = FigurePart(
         name="fig6",
         cases={
             f"tp{size}": case_of(replace(PREEMPTED, engine_size=size), TAIL, scale)
@@ -53,7 +53,7 @@ def figure_10(scale: Scale) -> Experiment:
     """Short and long rounds beside synchronous ones, without planner and stream trainer, which the
     artifact's end-to-end run has switched off."""
     parts = tuple(
-        Part(
+        FigurePart(
             name=f"fig10/{model}",
             cases={
                 "rounds": case_of(set_up, REWARD, scale),
@@ -82,7 +82,7 @@ def _of_rounds(model: str, played: Played) -> dict[str, float]:
 
 def curves(scale: Scale) -> Experiment:
     """Tail batching on one host, as the artifact's end-to-end run has it."""
-    part = Part(
+    part = FigurePart(
         name="curves", cases={"rounds": case_of(STREAMED, REWARD, scale)}, figures=_of_curves
     )
     return Experiment(
@@ -105,7 +105,7 @@ def figure_11(scale: Scale) -> Experiment:
     """The sensitivity to eta, on prompts alone, on responses alone, and on both; mathematics alone,
     as in the artifact."""
     parts = tuple(
-        Part(
+        FigurePart(
             name=f"fig11/{cap}/{name}",
             cases={"steps": case_of(replace(set_up, tasks=("math",)), variant, scale)},
             figures=partial(_mean_rollout, f"fig11/{cap}/{name}"),
@@ -121,12 +121,12 @@ def figure_11(scale: Scale) -> Experiment:
     )
 
 
-def swept() -> Iterator[tuple[str, Variant]]:
+def swept() -> Iterator[tuple[str, PaperVariant]]:
     """The rollouts of a bound on responses, by their names."""
     yield "sync/1.0", SYNC
     for eta in ETAS:
-        yield f"eta_p/{eta}", Variant(eta_p=eta)
-        yield f"eta_r/{eta}", Variant(eta_r=eta)
+        yield f"eta_p/{eta}", PaperVariant(eta_p=eta)
+        yield f"eta_r/{eta}", PaperVariant(eta_r=eta)
     yield f"both/{ETA}", TAIL
 
 

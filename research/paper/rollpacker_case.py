@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from research.ablations.policies import policy_of
 from research.paper.experiment import Observed, Scale
 from research.paper.setups import DEVICE, SetUp
-from research.paper.variants import Variant
+from research.paper.variants import PaperVariant
 from research.paper.workload import reserved_devices, work_of
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
@@ -28,7 +28,7 @@ from tasks.simulation.seams import RunWork
 from tasks.simulation.shapes import MODELS
 from tasks.simulation.simulated_run import NUM_ROWS, SimulatedRun
 from tasks.simulation.steps import play
-from tasks.simulation.training_cost import Training
+from tasks.simulation.training_cost import TrainingCost
 
 MICRO_BATCH_TOKENS = 1_250  # one response to a micro-batch (the artifact), with its prompt
 DRAFT_TOKENS = 3  # verified with a token of each sequence, whatever they yield
@@ -40,7 +40,7 @@ class RollpackerCase:
     """See `case_of`."""
 
     set_up: SetUp
-    variant: Variant
+    variant: PaperVariant
     num_steps: int
     seed: int
     num_rows: int = NUM_ROWS  # of the data set, at least
@@ -153,7 +153,7 @@ def machine_of(set_up: SetUp, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> M
         model=MODELS[set_up.model],
         device=DEVICES[DEVICE],
         num_devices=set_up.num_devices,
-        training=Training(
+        training=TrainingCost(
             tensor=tensor,
             pipeline=pipeline,
             context=context,
@@ -162,7 +162,7 @@ def machine_of(set_up: SetUp, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> M
     )
 
 
-def case_of(set_up: SetUp, variant: Variant, scale: Scale) -> RollpackerCase:
+def case_of(set_up: SetUp, variant: PaperVariant, scale: Scale) -> RollpackerCase:
     """Whole periods of a variant."""
     return RollpackerCase(
         set_up=set_up,

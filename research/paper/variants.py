@@ -17,7 +17,7 @@ ETA = 1.25  # the paper's, on prompts and on responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class PaperVariant:
     """Which parts are on."""
 
     eta_p: float = 1.0  # prompts that a short round launches for one that it trains
@@ -96,16 +96,16 @@ class Variant:
         return periods * period
 
 
-SYNC = Variant(scores_last=True)
-TAIL = Variant(eta_p=ETA, eta_r=ETA)
+SYNC = PaperVariant(scores_last=True)
+TAIL = PaperVariant(eta_p=ETA, eta_r=ETA)
 TAIL_ALONE = replace(TAIL, scores_last=True)  # without a reward scheduler
 REWARD = replace(TAIL, adapts_timeouts=True, judge="pipelined")
 PLANNER = replace(REWARD, plans_sizes=True)
 STREAM = replace(PLANNER, streams=True)
-OVERLAP = Variant(streams=True)
+OVERLAP = PaperVariant(streams=True)
 DEFAULT_PERIOD = 5  # steps, where there is no long round; as many as of an eta of 1.25
 # table 2, each line with what the one before it has
-CUMULATIVE: Mapping[str, Variant] = {
+CUMULATIVE: Mapping[str, PaperVariant] = {
     "tail": TAIL_ALONE,
     "reward": REWARD,
     "planner": PLANNER,

@@ -10,7 +10,7 @@ from statistics import fmean
 from research.paper.experiment import (
     Case,
     Experiment,
-    Part,
+    FigurePart,
     Played,
     Scale,
     Steps,
@@ -25,7 +25,7 @@ from research.paper.variants import (
     STREAM,
     SYNC,
     TAIL_ALONE,
-    Variant,
+    PaperVariant,
 )
 
 STAGES = ("rollout", "reward", "train")
@@ -35,7 +35,7 @@ SCALED_DEVICES = (16, 32, 64, 128)
 def table_1(scale: Scale) -> Experiment:
     """Where a synchronous step goes, by task."""
     parts = tuple(
-        Part(
+        FigurePart(
             name=f"table1/{task}",
             cases={"steps": case_of(replace(BY_MODEL["14B"], tasks=(task,)), SYNC, scale)},
             figures=partial(_shares, f"table1/{task}"),
@@ -56,7 +56,7 @@ def _shares(name: str, played: Played) -> dict[str, float]:
 def table_2(scale: Scale) -> Experiment:
     """Each part on top of those before it, over synchronous steps."""
     parts = tuple(
-        Part(
+        FigurePart(
             name=f"table2/{model}",
             cases={
                 name: case_of(set_up, variant, scale)
@@ -86,7 +86,7 @@ def speed_up(before: Steps, after: Steps) -> float:
 def over_rlhfuse(scale: Scale) -> Experiment:
     """All of RollPacker over synchronous steps with the stream trainer and rewards per response."""
     parts = tuple(
-        Part(
+        FigurePart(
             name=f"rlhfuse/{model}",
             cases=_cases(scale, model, before=OVERLAP, after=STREAM),
             figures=partial(_one_gain, f"rlhfuse/{model}"),
@@ -101,7 +101,7 @@ def over_rlhfuse(scale: Scale) -> Experiment:
     )
 
 
-def _cases(scale: Scale, model: str, **variants: Variant) -> Mapping[str, Case]:
+def _cases(scale: Scale, model: str, **variants: PaperVariant) -> Mapping[str, Case]:
     return {name: case_of(BY_MODEL[model], variant, scale) for name, variant in variants.items()}
 
 
@@ -112,7 +112,7 @@ def _one_gain(name: str, played: Played) -> dict[str, float]:
 def figure_4(scale: Scale) -> Experiment:
     """Where a period of tail batching goes: all shares of it together are 1."""
     set_up = replace(BY_MODEL["14B"], tasks=("code",))
-    part = Part(
+    part = FigurePart(
         name="fig4", cases={"steps": case_of(set_up, TAIL_ALONE, scale)}, figures=_shares_of_period
     )
     return Experiment(
@@ -135,10 +135,10 @@ def _shares_of_period(played: Played) -> dict[str, float]:
 
 def table_3(scale: Scale) -> Experiment:
     """The stream trainer alone, in the artifact's set-up."""
-    part = Part(
+    part = FigurePart(
         name="table3/stream",
         cases={
-            "before": case_of(STREAMED, Variant(), scale),
+            "before": case_of(STREAMED, PaperVariant(), scale),
             "after": case_of(STREAMED, OVERLAP, scale),
         },
         figures=partial(_one_gain, "table3/stream"),
@@ -154,7 +154,7 @@ def table_3(scale: Scale) -> Experiment:
 def table_4(scale: Scale) -> Experiment:
     """How much of a rollout is left when the stream trainer frees the first devices."""
     parts = tuple(
-        Part(
+        FigurePart(
             name=f"table4/{model}",
             cases=_cases(scale, model, steps=STREAM),
             figures=partial(_time_left, f"table4/{model}"),
@@ -183,7 +183,7 @@ def figure_14(scale: Scale) -> Experiment:
         str(count): case_of(replace(smallest, num_devices=count), STREAM, scale)
         for count in SCALED_DEVICES
     }
-    part = Part(name="fig14", cases=cases, figures=_scaled)
+    part = FigurePart(name="fig14", cases=cases, figures=_scaled)
     return Experiment(
         name="fig14",
         about="Throughput over synchronous steps on 16 devices, 7B with 8k",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from research.paper.setups import SetUp
-from research.paper.variants import Variant
+from research.paper.variants import PaperVariant
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig
 from tasks.simulation.length_law import LONGEST_SCORE, P75_SCORE, LengthLaw
 from tasks.simulation.reward_queue import RewardWorkers
@@ -39,7 +39,7 @@ DRIFTS: Mapping[str, Drift | Jumps] = {"drifting": GROWING, "jumping": JUMPS}
 DOMAINS = {domain.name: domain for domain in (MATH, CODE, JUDGE)}
 
 
-def work_of(set_up: SetUp, variant: Variant) -> Workload:
+def work_of(set_up: SetUp, variant: PaperVariant) -> Workload:
     """The tasks of a set-up, scored as a variant does."""
     num_reserved = reserved_devices(set_up, variant)
     parts = (_domain(DOMAINS[name], set_up, variant, num_reserved) for name in set_up.tasks)
@@ -55,13 +55,13 @@ def work_of(set_up: SetUp, variant: Variant) -> Workload:
     )
 
 
-def reserved_devices(set_up: SetUp, variant: Variant) -> int:
+def reserved_devices(set_up: SetUp, variant: PaperVariant) -> int:
     """Devices that are the judge's own."""
     is_judged = JUDGE.name in set_up.tasks and variant.judge == "resident"
     return round(RESERVED_SHARE * set_up.num_devices) if is_judged else 0
 
 
-def _domain(domain: Domain, set_up: SetUp, variant: Variant, num_reserved: int) -> Domain:
+def _domain(domain: Domain, set_up: SetUp, variant: PaperVariant, num_reserved: int) -> Domain:
     times = domain.reward
     if isinstance(times, ProgramTimes) and not variant.adapts_timeouts:
         fixed = AdaptiveTimeoutConfig(floor_s=FIXED_S, ceiling_s=FIXED_S)

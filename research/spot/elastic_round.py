@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 
 from artifacts.records import Group, Span
-from research.spot.elastic_shapes import Shape
+from research.spot.elastic_shapes import SpotShape
 from research.spot.spot_workers import SpotWorkers
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.learner.split import Split
@@ -31,10 +31,10 @@ ROW_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRules:
+class ElasticRoundRules:
     """What an elastic round goes by."""
 
-    shape: Shape
+    shape: SpotShape
     plan: RoundPlan
     scheduler: RoundScheduler  # fresh
     window_s: float | None  # see `seeding.is_over`
@@ -47,7 +47,7 @@ class RoundRules:
 class ElasticRound:
     """Plays one round, and its training."""
 
-    def __init__(self, rules: RoundRules) -> None:
+    def __init__(self, rules: ElasticRoundRules) -> None:
         self._rules, self._plan = rules, rules.plan
         groups = [
             DeviceGroup(engines=(f"engine-{place}",), learners=(str(place),))

@@ -24,18 +24,18 @@ from typing import Literal
 from artifacts.prices import HOUR_S, PriceConfig
 from artifacts.reports.holding import Held, Window, cost_figures, held_seconds
 from research.ablations.policies import policy_of
-from research.spot.elastic_round import ElasticRound, RoundRules
-from research.spot.elastic_shapes import Shape
+from research.spot.elastic_round import ElasticRound, ElasticRoundRules
+from research.spot.elastic_shapes import SpotShape
 from research.spot.spot_traces import Trace
 from research.spot.spot_workers import SPOT, SpotWorkers
-from tasks.elastic.hiring import Hourly, Known, Trained, after_hiring, workers_to_try
+from tasks.elastic.worker_count import Hourly, Known, WorkerCountSteps, with_step, workers_to_try
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
-from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.seeding import Seeding, SeedingConfig, SeedingTimes, after_step
 from tasks.scheduling.stream_training import StreamTrainerConfig
@@ -50,7 +50,7 @@ PRICES = PriceConfig(classes={RESERVED: 83.79 / 8, SPOT: 5.32 / 2})
 class ElasticRun:
     """What is played."""
 
-    shape: Shape
+    shape: SpotShape
     trace: Trace = ()
     most_workers: int = 99
     # workers of those that are offered: all; no more than N_prem, as the paper; the number that
@@ -79,7 +79,7 @@ class ElasticRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedStep:
+class SpotStep:
     """A step in figures."""
 
     kind: str  # of its round
@@ -93,16 +93,16 @@ class PlayedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedRun:
+class SpotRun:
     """A run in figures."""
 
-    steps: tuple[PlayedStep, ...]
+    steps: tuple[SpotStep, ...]
     windows_s: Mapping[int, float]  # that it found, by number of workers
     held: tuple[Held, ...]
 
-    def after(self, num_steps: int) -> PlayedRun:
+    def after(self, num_steps: int) -> SpotRun:
         """Without the first steps."""
-        return PlayedRun(steps=self.steps[num_steps:], windows_s=self.windows_s, held=self.held)
+        return SpotRun(steps=self.steps[num_steps:], windows_s=self.windows_s, held=self.held)
 
     @property
     def tokens_per_s(self) -> float:
@@ -121,7 +121,7 @@ class PlayedRun:
         return spot_s / devices / seconds
 
 
-def play(run: ElasticRun) -> PlayedRun:
+def play(run: ElasticRun) -> SpotRun:
     """The run from its beginning, on a clock of its own."""
     return run_virtual(_Player(run).play())
 
@@ -141,7 +141,7 @@ class _Player:
         self._lengths: list[int] = []  # of responses, for projections
         self._domains = ("a",) * 1_000_000
 
-    async def play(self) -> PlayedRun:
+    async def play(self) -> SpotRun:
         run, clock = self._run, asyncio.get_running_loop()
         self._own = [
             run.shape.replica(f"engine-{place}", run.seed) for place in range(run.shape.num_own)
@@ -156,7 +156,7 @@ class _Player:
             starts_built=True,
         )
         following = asyncio.create_task(spot.follow())
-        steps: list[PlayedStep] = []
+        steps: list[SpotStep] = []
         await asyncio.sleep(run.shape.transfer_s)  # as after any publication before this run
         while len(steps) < run.num_steps and clock.time() < run.until_s:
             steps.append(await self._step(len(steps) + 1, spot))
@@ -164,13 +164,13 @@ class _Player:
         with contextlib.suppress(asyncio.CancelledError):
             await following
         spot.close()
-        return PlayedRun(
+        return SpotRun(
             steps=tuple(steps),
             windows_s=self._seedings[""].memory_s,
             held=tuple(spot.held(clock.time())),
         )
 
-    async def _step(self, step: int, spot: SpotWorkers) -> PlayedStep:
+    async def _step(self, step: int, spot: SpotWorkers) -> SpotStep:
         clock = asyncio.get_running_loop().time
         began_s, num_workers, changes = clock(), spot.num_ready, spot.num_changes
         plan = self._plan(step)
@@ -193,8 +193,8 @@ class _Player:
         self._seedings[kind] = seeding
         tokens = trained_tokens(result, self._run.shape.prompt_tokens)
         if times.is_steady:
-            trained = Trained(tokens=tokens, seconds=ended_s - began_s)
-            self._known = after_hiring(self._known, times.num_workers, trained)
+            trained = WorkerCountSteps(tokens=tokens, seconds=ended_s - began_s)
+            self._known = with_step(self._known, times.num_workers, trained)
         self._hold(spot, seeding.worth_holding)
         self._state = finish_round(self._state, plan, result)
         self._lengths = sorted(
@@ -202,7 +202,7 @@ class _Player:
             for response in result.generated
             if response.finish_reason != "aborted"
         )
-        return PlayedStep(
+        return SpotStep(
             kind=plan.kind,
             start_s=began_s,
             end_s=ended_s,
@@ -227,7 +227,7 @@ class _Player:
             spot.let_go()
 
     def _plan(self, step: int) -> RoundPlan:
-        turn = Turn(
+        turn = PlanningInputs(
             state=self._state,
             batch=self._batch,
             step=step,
@@ -239,9 +239,9 @@ class _Player:
         assert plan is not None, "the run is never over by itself"
         return plan
 
-    def _rules(self, plan: RoundPlan, num_workers: int) -> RoundRules:
+    def _rules(self, plan: RoundPlan, num_workers: int) -> ElasticRoundRules:
         run, seeding = self._run, self._seedings[self._kind(plan)]
-        return RoundRules(
+        return ElasticRoundRules(
             shape=run.shape,
             plan=plan,
             scheduler=run.policy.scheduler(plan),

@@ -33,7 +33,7 @@ LENGTHS = LengthModel(median_tokens=3000, sigma=0.8)  # of responses before the 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class SpotShape:
     """A model on engines of two GPUs each, a learner rank beside each of the trainer's."""
 
     parameters: float
@@ -86,7 +86,7 @@ class Shape:
         writer = None if lengths is None else BlankWriter(lengths)
         return SimulatedEngine(name, self.engine(seed), writer=writer)
 
-    def with_lengths(self, law: str) -> Shape:
+    def with_lengths(self, law: str) -> SpotShape:
         """With responses as long as those of `LENGTH_LAWS` under this name."""
         return replace(self, workload=LENGTH_LAWS[law](self.longest_tokens))
 
@@ -97,9 +97,9 @@ LENGTH_LAWS: Mapping[str, Callable[[int], Workload | None]] = {
     "rlboost": lambda longest_tokens: None,
     "rollpacker": WORKLOADS["math"],
 }
-SHAPES: Mapping[str, Shape] = {
-    "8b": Shape(parameters=8.19e9, cache_bytes=36 * 8 * 128 * 4),
-    "14b": Shape(parameters=14.77e9, cache_bytes=40 * 8 * 128 * 4),
+SHAPES: Mapping[str, SpotShape] = {
+    "8b": SpotShape(parameters=8.19e9, cache_bytes=36 * 8 * 128 * 4),
+    "14b": SpotShape(parameters=14.77e9, cache_bytes=40 * 8 * 128 * 4),
     # two trainer nodes, as the paper has them
-    "32b": Shape(parameters=32.76e9, cache_bytes=64 * 8 * 128 * 4, num_own=8),
+    "32b": SpotShape(parameters=32.76e9, cache_bytes=64 * 8 * 128 * 4, num_own=8),
 }

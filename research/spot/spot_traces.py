@@ -23,14 +23,14 @@ CAPACITY = 6  # places that the market may fill; the paper holds at most as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class TraceChange:
     """Workers come (positive) or are taken away."""
 
     time_s: float
     change: int
 
 
-Trace = tuple[Change, ...]
+Trace = tuple[TraceChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +44,18 @@ class Market:
         """Every place by itself; how many are filled at first is drawn, too."""
         drawn = random.Random(seed)
         share = self.filled_s / (self.filled_s + self.empty_s)
-        changes: list[Change] = []
+        changes: list[TraceChange] = []
         for _ in range(CAPACITY):
             is_filled, now_s = drawn.random() < share, 0.0
             if is_filled:
-                changes.append(Change(time_s=0.0, change=1))
+                changes.append(TraceChange(time_s=0.0, change=1))
             while True:
                 mean_s = self.filled_s if is_filled else self.empty_s
                 now_s += drawn.expovariate(1 / mean_s)
                 if now_s >= duration_s:
                     break
                 is_filled = not is_filled
-                changes.append(Change(time_s=now_s, change=1 if is_filled else -1))
+                changes.append(TraceChange(time_s=now_s, change=1 if is_filled else -1))
         return tuple(sorted(changes, key=lambda change: change.time_s))
 
 
@@ -68,16 +68,16 @@ SEGMENTS: Mapping[str, Market] = {
 
 def steady(num_workers: int) -> Trace:
     """So many from the beginning, for ever."""
-    return (Change(time_s=0.0, change=num_workers),) if num_workers else ()
+    return (TraceChange(time_s=0.0, change=num_workers),) if num_workers else ()
 
 
 def read_trace(path: Path) -> Trace:
     """A file with the columns time_s and change. ValueError names the line that is wrong."""
-    changes: list[Change] = []
+    changes: list[TraceChange] = []
     with path.open(newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines), start=2):
             try:
-                change = Change(time_s=float(row["time_s"]), change=int(row["change"]))
+                change = TraceChange(time_s=float(row["time_s"]), change=int(row["change"]))
             except (KeyError, TypeError, ValueError):
                 raise ValueError(
                     f"line {number} of {path} must have a time_s in seconds and a change like +1 or"
@@ -87,11 +87,11 @@ def read_trace(path: Path) -> Trace:
     return tuple(sorted(changes, key=lambda change: change.time_s))
 
 
-def mean_workers(trace: Sequence[Change], duration_s: float) -> float:
+def mean_workers(trace: Sequence[TraceChange], duration_s: float) -> float:
     """Workers on average, were everyone there taken."""
     total = now_s = 0.0
     present = 0
-    for change in (*trace, Change(time_s=duration_s, change=0)):
+    for change in (*trace, TraceChange(time_s=duration_s, change=0)):
         until_s = min(change.time_s, duration_s)
         total += present * (until_s - now_s)
         now_s = until_s

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from artifacts.records import WeightsRef
 from artifacts.reports.holding import Held
-from research.spot.elastic_shapes import Shape
+from research.spot.elastic_shapes import SpotShape
 from research.spot.spot_traces import Trace
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine
-from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving, GuestNews
+from tasks.rounds.elastic_engines import ElasticNews, EngineGone, EngineJoined, EngineLeaving
 
 SPOT = "spot"
 
@@ -40,7 +40,7 @@ class SpotWorkers:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: SpotShape,
         trace: Trace,
         *,
         seed: int,
@@ -60,7 +60,7 @@ class SpotWorkers:
         self._present: list[Worker] = []  # the oldest first
         self._ever: list[Worker] = []
         self._version = 0
-        self._news: Mailbox[GuestNews] | None = None
+        self._news: Mailbox[ElasticNews] | None = None
 
     @property
     def num_ready(self) -> int:
@@ -90,7 +90,7 @@ class SpotWorkers:
             self._stop(worker)
         del self._present[self._most :]
 
-    async def news(self, wait_s: float) -> list[GuestNews]:
+    async def news(self, wait_s: float) -> list[ElasticNews]:
         """What the open round is to hear (`Guests`)."""
         assert self._news is not None, "a round is open"
         return await self._news.take(wait_s)
@@ -188,7 +188,7 @@ class SpotWorkers:
         worker.engine.fail()
         self._tell(EngineGone(name=worker.engine.name, reason="its machine was taken away"))
 
-    def _tell(self, news: GuestNews) -> None:
+    def _tell(self, news: ElasticNews) -> None:
         if self._news is not None:
             self._news.put(news)
 

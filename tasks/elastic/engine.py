@@ -1,6 +1,6 @@
 """An engine in the process of a guest, and what of a run is sent there to build it.
 
-recipe ─▶ GuestEngineActor: reads the model where the run has it
+recipe ─▶ ElasticEngineActor: reads the model where the run has it
       └─▶ PullingEngineActor: pulls the model, and every version before it is loaded
 """
 
@@ -13,14 +13,14 @@ from distributed import get_worker
 from artifacts.records import pack
 from tasks.cluster.registry import Recipe
 from tasks.cluster.served import mark_served
-from tasks.elastic.guest_card import GuestCard
-from tasks.elastic.pulls import GuestPulls, Origin
-from tasks.elastic.records import GuestRun
-from tasks.engines.choice import EngineConfig
+from tasks.elastic.pulls import WeightOrigin, WeightPulls
+from tasks.elastic.records import RunForWorkers
+from tasks.elastic.worker_card import WorkerCard
+from tasks.engines.registry import EngineConfig
 from tasks.engines.remote import EngineActor
 
 
-class GuestEngineActor(EngineActor):
+class ElasticEngineActor(EngineActor):
     """An engine in a process of its own: what it leaves there is found by the next run."""
 
     def __init__(
@@ -35,20 +35,20 @@ class GuestEngineActor(EngineActor):
         super().__init__(config, model_path, name, core_ids, (), seed)
 
 
-class PullingEngineActor(GuestEngineActor):
+class PullingEngineActor(ElasticEngineActor):
     """One that has all files of the run over the network."""
 
     def __init__(
         self,
         config: EngineConfig,
-        origin: Origin,
+        origin: WeightOrigin,
         name: str,
         core_ids: tuple[int, ...],
         seed: int,
     ) -> None:
         """Blocks until the model has come. Errors: see `weights.client.pull`."""
         mark_served(name)  # before the pull: whoever comes next must find it
-        self._pulls = GuestPulls(origin, name, get_worker())
+        self._pulls = WeightPulls(origin, name, get_worker())
         super().__init__(config, self._pulls.model(), name, core_ids, seed)
 
     async def pull(self, version: str) -> bytes:
@@ -57,7 +57,7 @@ class PullingEngineActor(GuestEngineActor):
 
 
 def recipe(
-    run: GuestRun, name: str, devices: Sequence[str], origin: Origin | None = None
+    run: RunForWorkers, name: str, devices: Sequence[str], origin: WeightOrigin | None = None
 ) -> Recipe:
     """The engine of a guest that has these devices: one over all of its GPUs, or on all of its
     cores. origin: from where it pulls; None where it reads the run's own paths."""
@@ -66,7 +66,7 @@ def recipe(
     config = run.engine.model_copy(update={"tensor_parallel_size": max(1, len(gpus))})
     if origin is not None:
         return PullingEngineActor, (config, origin, name, cores, run.seed)
-    return GuestEngineActor, (config, run.model_path, name, cores, run.seed)
+    return ElasticEngineActor, (config, run.model_path, name, cores, run.seed)
 
 
 def shown_devices(worker: str, devices: Sequence[str]) -> tuple[str, ...]:
@@ -75,6 +75,6 @@ def shown_devices(worker: str, devices: Sequence[str]) -> tuple[str, ...]:
     return gpus or (f"{worker}/cpu",)
 
 
-def packages_of(card: GuestCard) -> dict[str, str]:
+def packages_of(card: WorkerCard) -> dict[str, str]:
     """The versions on a card that must be the run's."""
     return {"rollflow": card["rollflow"], "vllm": card["vllm"]}

@@ -18,18 +18,18 @@ from typing import TypeVar
 from distributed import Client
 
 from artifacts.records import Running, WeightsRef, unpack
-from artifacts.reports.knocks import Knock
+from artifacts.reports.denied_requests import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.registry import ActorRegistry
 from tasks.elastic.engine import recipe
-from tasks.elastic.guest_limits import MARGIN_S
-from tasks.elastic.member_events import Guest
-from tasks.elastic.origin import GuestOrigin
-from tasks.elastic.records import GuestRun
+from tasks.elastic.records import RunForWorkers
+from tasks.elastic.weight_origin import RunWeightServer
+from tasks.elastic.worker_events import AdmittedWorker
+from tasks.elastic.worker_limits import MARGIN_S
 from tasks.engines.base import EngineLost
 from tasks.engines.remote import RemoteEngine
 from tasks.learner.stage_reports import PublishReport
-from tasks.learner.weight_sync import check_gate
+from tasks.learner.weight_check import check_weights
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,12 @@ CLOSE_S = 10.0  # within which the weight server has closed
 Result = TypeVar("Result")
 
 
-class GuestEngines:
+class ElasticEngines:
     """By the name of the guest. For the coroutines of one event loop."""
 
-    def __init__(self, client: Client, run: GuestRun, origin: GuestOrigin | None = None) -> None:
+    def __init__(
+        self, client: Client, run: RunForWorkers, origin: RunWeightServer | None = None
+    ) -> None:
         """origin: from where guests pull; None where they read the run's own paths."""
         self._client = client
         self._run = run
@@ -52,7 +54,7 @@ class GuestEngines:
         self._threads = ThreadPoolExecutor(2 * run.guests.most_guests, thread_name_prefix="guests")
 
     @property
-    def knocks(self) -> Sequence[Knock]:
+    def knocks(self) -> Sequence[DeniedRequest]:
         """Who asked for weights without a right, last first."""
         return () if self._origin is None else self._origin.knocks
 
@@ -61,7 +63,7 @@ class GuestEngines:
         if self._origin is not None:
             await self._origin.open()
 
-    async def build(self, guest: Guest) -> None:
+    async def build(self, guest: AdmittedWorker) -> None:
         """Raises ActorLost when the worker dies of it, LimitMissed, or what the engine raises. The
         model's pull, which ends by itself in its own time, goes before."""
         origin = None if self._origin is None else await self._origin.offer_model()
@@ -91,7 +93,7 @@ class GuestEngines:
         with self._limits.bound("load_s", f"{name}: the load of version {weights.version}"):
             held = await engine.load_weights(weights, self._run.probes, running)
         if published.attested is not None:
-            check_gate(name, held, published.attested, self._run.gate.tolerance_nats)
+            check_weights(name, held, published.attested, self._run.gate.tolerance_nats)
 
     async def is_empty(self, name: str) -> bool:
         """Whether it runs nothing; so it is when it is gone."""

@@ -20,12 +20,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 
 from artifacts.records import Running
-from artifacts.reports.knocks import Knock
+from artifacts.reports.denied_requests import DeniedRequest
 from tasks.cluster.actors import ActorLost
+from tasks.elastic.admission import Admission
 from tasks.elastic.engine import shown_devices
-from tasks.elastic.guest_limits import LimitMissed
-from tasks.elastic.member_events import (
+from tasks.elastic.protocols import ElasticEngineOps, WorkerSource
+from tasks.elastic.publications import ElasticPublications
+from tasks.elastic.records import WorkerNotice
+from tasks.elastic.worker_events import (
     Admit,
+    AdmittedWorker,
     AskCard,
     Dismiss,
     Drain,
@@ -33,19 +37,15 @@ from tasks.elastic.member_events import (
     Failed,
     Forget,
     GivenUp,
-    Guest,
     Join,
     Loaded,
     MemberDecision,
-    MemberEvent,
     Refuse,
     Renew,
     Took,
+    WorkerEvent,
 )
-from tasks.elastic.membership import Membership
-from tasks.elastic.publications import GuestPublications
-from tasks.elastic.records import GuestTold
-from tasks.elastic.seams import Engines, Workers
+from tasks.elastic.worker_limits import LimitMissed
 from tasks.engines.base import EngineLost
 from tasks.learner.stage_reports import PublishReport
 
@@ -56,15 +56,15 @@ EMPTY_LOOKS = 2  # in a row, after which a guest that leaves has handed over all
 OVER = "the run is over"
 
 
-class GuestKeeper:
+class ElasticKeeper:
     """Of one run. For the coroutines of one event loop."""
 
     def __init__(
         self,
-        membership: Membership,
-        workers: Workers,
-        engines: Engines,
-        tell: Callable[[GuestTold], Awaitable[None]],
+        membership: Admission,
+        workers: WorkerSource,
+        engines: ElasticEngineOps,
+        tell: Callable[[WorkerNotice], Awaitable[None]],
         keep_names: Callable[[], None] = lambda: None,
     ) -> None:
         """tell: the rounds, by way of the sample buffer. keep_names: where the next attempt at the
@@ -72,21 +72,21 @@ class GuestKeeper:
         self._membership = membership
         self._workers, self._engines = workers, engines
         self._tell, self._keep_names = tell, keep_names
-        self._events: asyncio.Queue[MemberEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: dict[str, asyncio.Task[None]] = {}  # by guest
         self._told: set[str] = set()  # guests that rounds may ask
         self._loaded: dict[str, int] = {}  # publication that each guest holds, by guest
-        self._publications = GuestPublications()
+        self._publications = ElasticPublications()
         self._telling = asyncio.Lock()  # that it joined is told before that it goes
 
     @property
-    def guests(self) -> tuple[Guest, ...]:
+    def guests(self) -> tuple[AdmittedWorker, ...]:
         """All that came in this attempt at the run."""
         return self._membership.guests
 
     @property
-    def knocks(self) -> tuple[Knock, ...]:
+    def knocks(self) -> tuple[DeniedRequest, ...]:
         """Who asked for weights without a right, in this attempt at the run."""
         return tuple(self._engines.knocks)
 
@@ -98,7 +98,7 @@ class GuestKeeper:
         await self._engines.open()
         loop = asyncio.get_running_loop()
 
-        def hear(event: MemberEvent) -> None:
+        def hear(event: WorkerEvent) -> None:
             loop.call_soon_threadsafe(self._hear, event)
 
         self._workers.listen(hear)
@@ -140,13 +140,13 @@ class GuestKeeper:
         if looked is not None:
             self._events.put_nowait(looked)
 
-    def _hear(self, event: MemberEvent) -> None:
+    def _hear(self, event: WorkerEvent) -> None:
         if isinstance(event, GivenUp):
             self._spawn(self._look_and(event))
         else:
             self._events.put_nowait(event)
 
-    async def _look_and(self, event: MemberEvent) -> None:
+    async def _look_and(self, event: WorkerEvent) -> None:
         """Say this of a guest, but first whether its worker is away, which says more."""
         await self._look()
         self._events.put_nowait(event)
@@ -194,7 +194,7 @@ class GuestKeeper:
 
     # --- a guest comes -------------------------------------------------------------------------
 
-    async def _serve(self, guest: Guest) -> None:
+    async def _serve(self, guest: AdmittedWorker) -> None:
         """Build its engine, and have it hold whatever is the newest version."""
         try:
             begun_s = time.monotonic()
@@ -239,11 +239,11 @@ class GuestKeeper:
                     )
                 )
 
-    async def _join(self, guest: Guest) -> None:
+    async def _join(self, guest: AdmittedWorker) -> None:
         """Tell rounds, unless it drops what it is asked for newer weights."""
         assert guest.version is not None, "it has loaded one"
         devices = shown_devices(guest.worker, guest.devices)
-        told = GuestTold(name=guest.name, kind="joined", version=guest.version, devices=devices)
+        told = WorkerNotice(name=guest.name, kind="joined", version=guest.version, devices=devices)
         took = guest.took
         async with self._telling:
             if self._loaded[guest.name] < self._publications.dropping:
@@ -257,10 +257,10 @@ class GuestKeeper:
 
     # --- a guest goes --------------------------------------------------------------------------
 
-    async def _drain(self, guest: Guest) -> None:
+    async def _drain(self, guest: AdmittedWorker) -> None:
         logger.info("guest=%s leaves: %s", guest.name, guest.reason)
         self._told.discard(guest.name)
-        await self._try_to_tell(GuestTold(name=guest.name, kind="leaving", reason=guest.reason))
+        await self._try_to_tell(WorkerNotice(name=guest.name, kind="leaving", reason=guest.reason))
         self._serving.pop(guest.name).cancel()
         self._serving[guest.name] = asyncio.create_task(self._empty(guest.name))
 
@@ -272,7 +272,7 @@ class GuestKeeper:
             num_empty = num_empty + 1 if await self._engines.is_empty(name) else 0
         self._events.put_nowait(Emptied(guest=name))
 
-    async def _forget(self, guest: Guest) -> None:
+    async def _forget(self, guest: AdmittedWorker) -> None:
         logger.warning("guest=%s gone: %s", guest.name, guest.reason)
         self._serving.pop(guest.name).cancel()
         async with self._telling:
@@ -281,9 +281,9 @@ class GuestKeeper:
 
     async def _withdraw(self, name: str, reason: str) -> None:
         self._told.discard(name)
-        await self._try_to_tell(GuestTold(name=name, kind="gone", reason=reason))
+        await self._try_to_tell(WorkerNotice(name=name, kind="gone", reason=reason))
 
-    async def _try_to_tell(self, told: GuestTold) -> None:
+    async def _try_to_tell(self, told: WorkerNotice) -> None:
         """Without a buffer there is no round; after it is made anew the weights are published, and
         whoever has them is told again."""
         try:

@@ -12,7 +12,7 @@ from artifacts.records import Running
 from tasks.learner.stage_reports import PublishReport
 
 
-class GuestPublications:
+class ElasticPublications:
     """Publications are numbered from 1 on: a version may be published again."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """What a guest pulls from its run, and passes on to other guests: in the process of the guest.
 
-    Origin ─▶ GuestPulls ── its worker's folder ─▶ engine
+    Origin ─▶ WeightPulls ── its worker's folder ─▶ engine
                   ▲ └─ served on, where the worker was told on which address others reach it
                 the token is the worker's own: none is sent here
 
@@ -20,18 +20,18 @@ from distributed.comm.addressing import get_address_host
 
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import MODEL
-from tasks.elastic.guest_card import token_of
-from tasks.elastic.guest_limits import MARGIN_S, Limits
 from tasks.elastic.weights.client import Pull
-from tasks.elastic.weights.guest_weights import GuestWeights
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.weights.worker_weights import WorkerWeights
+from tasks.elastic.worker_card import token_of
+from tasks.elastic.worker_limits import MARGIN_S, Limits
 
 FOLDER = "rollflow-weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class WeightOrigin:
     """A run's weight server, as guests are told of it."""
 
     url: str  # http://ADDRESS:PORT
@@ -40,17 +40,17 @@ class Origin:
     limits: Limits  # of its guests
 
 
-class GuestPulls:
+class WeightPulls:
     """Of one guest. Lives on its worker's event loop."""
 
-    def __init__(self, origin: Origin, guest: str, worker: Worker) -> None:
+    def __init__(self, origin: WeightOrigin, guest: str, worker: Worker) -> None:
         """guest: its name within the run."""
         self._origin, self._guest = origin, guest
         self._token = token_of(worker)
         self._loop: asyncio.AbstractEventLoop = worker.loop.asyncio_loop
         self._folder = Path(worker.local_directory) / FOLDER
         self._server = own_server(origin, worker, self._token)
-        self._weights: GuestWeights | None = None
+        self._weights: WorkerWeights | None = None
 
     def model(self) -> str:
         """The model's folder, pulled. Blocks; for a thread of the worker that is not its loop's.
@@ -75,17 +75,17 @@ class GuestPulls:
     def _bound(self, name: str) -> AbstractContextManager[None]:
         return self._origin.limits.bound("pull_s", f"{self._guest}: the pull of version {name}")
 
-    async def _opened(self) -> GuestWeights:
+    async def _opened(self) -> WorkerWeights:
         """The first pull, that of the model, comes before all others."""
         if self._weights is None:
             self._folder.mkdir(exist_ok=True)
             if self._server is not None:
                 await self._server.start()
-            self._weights = GuestWeights(self._folder, self._server)
+            self._weights = WorkerWeights(self._folder, self._server)
         return self._weights
 
 
-def own_server(origin: Origin, worker: Worker, token: str) -> WeightServer | None:
+def own_server(origin: WeightOrigin, worker: Worker, token: str) -> WeightServer | None:
     """What passes versions on; None for a worker that was not told which address others reach it
     on (--host)."""
     if not worker._start_host:

@@ -6,26 +6,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.elastic.guest_config import GuestConfig
-from tasks.engines.choice import EngineConfig
-from tasks.learner.weight_sync import GateConfig
+from tasks.elastic.config import ElasticConfig
+from tasks.engines.registry import EngineConfig
+from tasks.learner.weight_check import WeightCheckConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuestRun:
+class RunForWorkers:
     """The run, as far as the engines of its guests are built and checked by it."""
 
     run_id: str  # its folder under the artifact root
     model_path: str  # where the run has the model
     engine: EngineConfig  # the rollout engines
     seed: int
-    gate: GateConfig  # the comparison after every load
+    gate: WeightCheckConfig  # the comparison after every load
     probes: tuple[tuple[int, ...], ...]  # what the gate asks; empty switches it off
-    guests: GuestConfig  # how long each part may take, and how many there may be
+    guests: ElasticConfig  # how long each part may take, and how many there may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuestTold:
+class WorkerNotice:
     """What rounds are told of a guest."""
 
     name: str  # of its engine

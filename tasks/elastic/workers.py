@@ -6,7 +6,7 @@
     a call of the worker ────────────────────▶ CardRead, CardUnread
 
 Every call has a deadline, and none of them raises because of a worker. Leaves out what follows
-(`tasks.elastic.membership`).
+(`tasks.elastic.admission`).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from distributed import Client, Scheduler
 from tasks.cluster.dask_cluster import workers_of
 from tasks.cluster.served import has_served
 from tasks.elastic.engine import packages_of
-from tasks.elastic.guest_card import (
+from tasks.elastic.worker_card import (
     RESOURCE,
     TOPIC,
-    GuestCard,
+    WorkerCard,
     dismiss,
     is_proven,
     read_card,
     refuse,
     renew,
 )
-from tasks.elastic.member_events import (
+from tasks.elastic.worker_events import (
     Applicant,
     CardRead,
     CardUnread,
     GivenUp,
     Leaves,
     Looked,
-    MemberEvent,
     Renewed,
+    WorkerEvent,
 )
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ RENEWED_S = 3.0  # and when it must begin anew: its name is wanted, and it may b
 CALLS = 8  # of workers at a time: one that hangs holds up no other
 
 
-class GuestWorkers:
+class JoinedWorkers:
     """Workers of one cluster, as the flow sees them."""
 
     def __init__(self, client: Client, token: str) -> None:
@@ -62,7 +62,7 @@ class GuestWorkers:
         self._token = token
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="guests")
 
-    def listen(self, hear: Callable[[MemberEvent], None]) -> None:
+    def listen(self, hear: Callable[[WorkerEvent], None]) -> None:
         """Tell what guests say of themselves from now on; on Dask's thread."""
 
         def heard(event: tuple[float, object]) -> None:
@@ -106,15 +106,15 @@ class GuestWorkers:
     async def ask(self, address: str) -> CardRead | CardUnread:
         """Who this worker is."""
         try:
-            card: GuestCard = await self._run(address, read_card)
+            card: WorkerCard = await self._run(address, read_card)
             served: bool = await self._run(address, has_served)
             now_s = time.time()
             knows = is_proven(card, self._token, address, now_s)
             applicant = applicant_of(card, knows_token=knows, has_served=served)
         except OSError as error:  # TimeoutError is one
-            return CardUnread(address=address, reason=told_of(error), may_try_again=True)
+            return CardUnread(address=address, reason=error_text(error), may_try_again=True)
         except Exception as error:  # whatever a worker with other code makes of it
-            return CardUnread(address=address, reason=told_of(error), may_try_again=False)
+            return CardUnread(address=address, reason=error_text(error), may_try_again=False)
         return CardRead(at_s=now_s, address=address, applicant=applicant)
 
     async def refuse(self, address: str, reason: str) -> None:
@@ -178,11 +178,11 @@ async def forget_worker(address: str, dask_scheduler: Scheduler) -> None:
     await dask_scheduler.remove_worker(address, stimulus_id=f"guest-{time.time()}")
 
 
-def told_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def event_of(message: object, now_s: float) -> MemberEvent | None:
+def event_of(message: object, now_s: float) -> WorkerEvent | None:
     """What a guest said, or a round of one; None of what is no such message."""
     match message:
         case {"kind": "lease", "name": str(name)}:
@@ -194,7 +194,7 @@ def event_of(message: object, now_s: float) -> MemberEvent | None:
     return None
 
 
-def applicant_of(card: GuestCard, *, knows_token: bool, has_served: bool) -> Applicant:
+def applicant_of(card: WorkerCard, *, knows_token: bool, has_served: bool) -> Applicant:
     """The card as the rules read it."""
     return Applicant(
         name=card["name"],

@@ -12,9 +12,9 @@ from artifacts.new_tokens import News
 from artifacts.records import Request, Running, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
-from tasks.engines.askers import Asker, Askers
 from tasks.engines.base import DRAIN_S, Attestation, Engine, EngineLost, EngineStats, Replica
-from tasks.engines.choice import EngineConfig, build_engine
+from tasks.engines.registry import EngineConfig, build_engine
+from tasks.engines.response_mux import EngineClient, ResponseMux
 
 
 class EngineActor:
@@ -40,17 +40,17 @@ class EngineActor:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         built = build_engine(config, model_path, name, pin_process(core_ids), seed)
         self._engine = around(built) if around else built
-        self._askers = Askers(self._engine)
+        self._askers = ResponseMux(self._engine)
 
     async def ping(self) -> None:
         """Answers as long as the engine does; raises EngineLost when it has died in a living
         worker."""
         await self._engine.stats()
 
-    async def submit(self, asker: Asker, payload: bytes) -> None:
+    async def submit(self, asker: EngineClient, payload: bytes) -> None:
         await self._askers.submit(asker, unpack(payload))
 
-    async def collect(self, asker: Asker, wait_s: float) -> bytes:
+    async def collect(self, asker: EngineClient, wait_s: float) -> bytes:
         return pack(await self._askers.collect(asker, wait_s))
 
     async def abort(self, payload: bytes) -> None:
@@ -73,7 +73,9 @@ class EngineActor:
 class RemoteEngine(Engine):
     """The Engine protocol over an actor; a lost worker becomes EngineLost."""
 
-    def __init__(self, remote: Remote, deadline_s: float, asker: Asker = Asker.ROUND) -> None:
+    def __init__(
+        self, remote: Remote, deadline_s: float, asker: EngineClient = EngineClient.ROUND
+    ) -> None:
         self.name = remote.name
         self._remote = remote
         self._deadline_s = deadline_s
@@ -81,7 +83,7 @@ class RemoteEngine(Engine):
 
     @classmethod
     def connect(
-        cls, run_id: str, name: str, deadline_s: float, asker: Asker = Asker.ROUND
+        cls, run_id: str, name: str, deadline_s: float, asker: EngineClient = EngineClient.ROUND
     ) -> RemoteEngine:
         """The current generation of a run's engine. Raises ActorLost if it is gone."""
         return cls(Remote.connect(run_id, name), deadline_s, asker)

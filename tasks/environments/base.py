@@ -33,7 +33,7 @@ class Environment(Protocol):
         ...
 
 
-class Program(NamedTuple):
+class RequestedProgram(NamedTuple):
     """What a model asks to have run."""
 
     text: str  # in Python
@@ -78,7 +78,7 @@ class EnvironmentSettings(BaseModel):
         examples, as chat turns. The first message is the system's."""
         raise NotImplementedError
 
-    def program_in(self, text: str) -> Program | None:
+    def program_in(self, text: str) -> RequestedProgram | None:
         """The program that an action asks to have run, which an environment never does itself: it
         takes the turn, and what the program says becomes the observation."""
         return None

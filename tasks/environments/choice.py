@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tasks.environments.adapters.package import GemConfig, TextArenaConfig
 from tasks.environments.delayed import DelayedConfig
-from tasks.environments.kinds import SingleEnvironment
+from tasks.environments.registry import SingleEnvironment
 
 EnvironmentConfig = Annotated[
     SingleEnvironment

@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import Environment, EnvironmentSettings, Program, Transition
-from tasks.environments.kinds import SingleEnvironment
+from tasks.environments.base import Environment, EnvironmentSettings, RequestedProgram, Transition
+from tasks.environments.registry import SingleEnvironment
 
 
-class Fate(NamedTuple):
+class InjectedFault(NamedTuple):
     """What befalls a turn."""
 
     latency_s: float  # how long the environment takes
@@ -81,13 +81,13 @@ class DelayedConfig(EnvironmentSettings):
     def head(self) -> tuple[Message, ...]:
         return self.environment.head()
 
-    def program_in(self, text: str) -> Program | None:
+    def program_in(self, text: str) -> RequestedProgram | None:
         return self.environment.program_in(text)
 
     def build(self) -> Environment:
         return Delayed(self)
 
-    def fate(self, seed: int, actions: Sequence[str]) -> Fate:
+    def fate(self, seed: int, actions: Sequence[str]) -> InjectedFault:
         """What befalls the reset (no action yet) or the step that takes the last action."""
         rng = _rng("turn", seed, actions)
         is_slow = rng.random() < self.slow_turns
@@ -95,7 +95,7 @@ class DelayedConfig(EnvironmentSettings):
         hangs = rng.random() < self.hang_turns
         is_slow = is_slow or _rng("episode", seed, actions[:1]).random() < self.slow_episodes
         latency_s = self._latency(rng) * (self.slow_factor if is_slow else 1.0)
-        return Fate(latency_s=latency_s, crashes=crashes, hangs=hangs)
+        return InjectedFault(latency_s=latency_s, crashes=crashes, hangs=hangs)
 
     def _latency(self, rng: random.Random) -> float:
         mean, deviation = self.mean_s, self.deviation_s

@@ -77,7 +77,7 @@ MAP_LOCKED, MAP_HUGETLB = 0x2000, 0x40000  # memory that others could not get
 _MACHINES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 
 
-class Program(ctypes.Structure):
+class FilterProgram(ctypes.Structure):
     """`struct sock_fprog`: number and address of the instructions."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
@@ -174,13 +174,13 @@ _CHECKS = {
 }
 
 
-class Filter:
+class SystemCallFilter:
     """The filter, assembled once and installed in every process that is forked."""
 
     def __init__(self, *, has_files: bool, has_network: bool = False) -> None:
         code = assemble(platform.machine(), has_files=has_files, has_network=has_network)
         self._code = ctypes.create_string_buffer(code, len(code))
-        self._program = Program(len(code) // 8, ctypes.addressof(self._code))
+        self._program = FilterProgram(len(code) // 8, ctypes.addressof(self._code))
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def install(self) -> None:

@@ -25,7 +25,7 @@ _ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class ParameterSlot:
     """Where a parameter lies."""
 
     name: str  # its name in the checkpoint
@@ -124,7 +124,7 @@ class ReplicatedParameters(FlatParameters):
         """In layout order; they last."""
         return ((slot.name, self.view(slot.name)) for slot in self.slots)
 
-    def _owned(self) -> Iterator[tuple[Slot, int, int]]:
+    def _owned(self) -> Iterator[tuple[ParameterSlot, int, int]]:
         """What of each parameter lies in this rank's slice: first element of the flat buffer, and
         one past the last."""
         for slot in self.slots:
@@ -144,8 +144,10 @@ class ReplicatedParameters(FlatParameters):
         return add
 
 
-def _layout(parameters: dict[str, nn.Parameter]) -> Iterator[Slot]:
+def _layout(parameters: dict[str, nn.Parameter]) -> Iterator[ParameterSlot]:
     start = 0
     for name, parameter in parameters.items():
-        yield Slot(name=name, shape=parameter.shape, start=start, end=start + parameter.numel())
+        yield ParameterSlot(
+            name=name, shape=parameter.shape, start=start, end=start + parameter.numel()
+        )
         start += -(-parameter.numel() // _ALIGN) * _ALIGN

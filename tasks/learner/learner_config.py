@@ -10,16 +10,16 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
+from tasks.learner.aggregation import NormalisationConfig, TokenMean
 from tasks.learner.credit import CreditConfig
 from tasks.learner.critic import CriticConfig
 from tasks.learner.divergence import Estimator
-from tasks.learner.gate import ALL_PASS, SequenceGateConfig
-from tasks.learner.loss import LossConfig
 from tasks.learner.losses.ppo_clip import PpoClipLoss
-from tasks.learner.normalisation import NormalisationConfig, TokenMean
+from tasks.learner.losses.registry import LossConfig
 from tasks.learner.objective import KlPlace, Objective
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.policy import ComputeDtype, Placement
+from tasks.learner.sequence_mask import ALL_PASS, SequenceGateConfig
 from tasks.learner.sharding import AdamWConfig
 
 

@@ -19,7 +19,7 @@ from tasks.learner.finite import ratio
 from tasks.learner.head import HeadResult, LossGradient
 from tasks.learner.objective import Objective
 from tasks.learner.packing import PackedBatch
-from tasks.learner.policy import Decoder, Policy
+from tasks.learner.policy import Decoder, PolicyModel
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.token_loss import TokenBatch
 from tasks.learner.version_sums import sums_by_version
@@ -51,7 +51,7 @@ class MicroStep:
         self,
         objective: Objective,
         temperature: float,
-        policy: Policy,
+        policy: PolicyModel,
         reference: Decoder | None,
     ) -> None:
         self._objective, self._temperature = objective, temperature

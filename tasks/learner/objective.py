@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tasks.learner.divergence import ESTIMATORS, Estimator
 from tasks.learner.finite import LARGEST_PENALTY, finite, floored
-from tasks.learner.gate import ALL_PASS, Gate
+from tasks.learner.sequence_mask import ALL_PASS, Gate
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 from tasks.learner.whole_responses import Lengths, means, spread, sums_to_go
 

@@ -110,7 +110,7 @@ def predicting_states(
     return output.last_hidden_state[0].index_select(0, nodes), rows
 
 
-class Policy(Decoder):
+class PolicyModel(Decoder):
     """The decoder that is trained: with gradients beside its parameters."""
 
     parameters: TrainedParameters
@@ -151,7 +151,7 @@ def load_policy(
     ranks: Ranks,
     placement: Placement = "replicated",
     recompute_layers: bool = False,
-) -> Policy:
+) -> PolicyModel:
     """The model to train. Sharded parameters need ranks that have joined; collective then.
 
     Raises ValueError for a path without a model, or one that packed training cannot run.
@@ -164,10 +164,10 @@ def load_policy(
     if recompute_layers:
         recompute(model)
     if placement == "replicated":
-        return Policy(model, ReplicatedParameters(model, DTYPES[compute], ranks))
+        return PolicyModel(model, ReplicatedParameters(model, DTYPES[compute], ranks))
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
 
-    return Policy(model, TrainedShards(model, DTYPES[compute], ranks))
+    return PolicyModel(model, TrainedShards(model, DTYPES[compute], ranks))
 
 
 def load_reference(

@@ -17,7 +17,7 @@ from artifacts.records import Running, WeightsRef
 from tasks.engines.base import Attestation, Engine
 from tasks.engines.loading import load_all
 from tasks.learner.remote import KEPT_VERSIONS, RemoteLearner
-from tasks.learner.weight_sync import GateConfig, check_gate, check_tensors
+from tasks.learner.weight_check import WeightCheckConfig, check_tensors, check_weights
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ async def publish_version(
     engines: Sequence[Engine],
     directory: Path,
     *,
-    gate: GateConfig,
+    gate: WeightCheckConfig,
     probes: Probes,
     ranks_in_step: bool,
     running: Running = Running.DROP,
@@ -121,12 +121,13 @@ async def _in_step(
 
 
 def _passed(
-    gate: GateConfig, loaded: Mapping[str, Attestation], expected: Attestation
+    gate: WeightCheckConfig, loaded: Mapping[str, Attestation], expected: Attestation
 ) -> float | None:
     """Have every engine pass the gate; the largest difference of the probes, None if no engine
     computes any."""
     differences = {
-        name: check_gate(name, held, expected, gate.tolerance_nats) for name, held in loaded.items()
+        name: check_weights(name, held, expected, gate.tolerance_nats)
+        for name, held in loaded.items()
     }
     silent = [name for name, difference in differences.items() if difference is None]
     if silent:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from artifacts.records import Generated, Group, Prompt, Score
 from artifacts.sampled import of_sampled, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
+from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
-from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import AS_SCORED, Overlong
 from tasks.learner.packing import Sample
 from tasks.rewards.base import checked_reward

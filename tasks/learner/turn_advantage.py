@@ -28,7 +28,7 @@ from tasks.learner.advantage import Moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class TurnRewards:
     """What a response met with, turn by turn; one that is no episode is a single turn. A turn in
     which nothing was sampled is none."""
 
@@ -37,16 +37,16 @@ class Played:
     states: tuple[str, ...]  # what the model read before each
 
 
-def played(generated: Generated, reward: float) -> Played:
+def played(generated: Generated, reward: float) -> TurnRewards:
     """What the verdict adds to what the environment paid (a punishment, another's judgement) is
     paid for the last turn."""
     if generated.episode is None:
-        return Played(reward=reward, rewards=(reward,), states=("",))
+        return TurnRewards(reward=reward, rewards=(reward,), states=("",))
     turns = [turn for turn in generated.episode.turns if turn.num_sampled]
     paid = [turn.reward or 0.0 for turn in turns]
     if paid:
         paid[-1] += reward - math.fsum(paid)
-    return Played(
+    return TurnRewards(
         reward=reward, rewards=tuple(paid), states=tuple(turn.observation for turn in turns)
     )
 
@@ -104,7 +104,7 @@ class TurnReturnAdvantage(BaseModel):
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = False
 
-    def of_turns(self, group: Sequence[Played]) -> list[list[float]]:
+    def of_turns(self, group: Sequence[TurnRewards]) -> list[list[float]]:
         """One advantage for each turn of each response."""
         values = [returns(each.rewards, self.gamma) for each in group]
         return normed(values, [range(len(own)) for own in values], self.epsilon)
@@ -153,7 +153,7 @@ class AnchorStateAdvantage(BaseModel):
             )
         return self
 
-    def of_turns(self, group: Sequence[Played]) -> list[list[float]]:
+    def of_turns(self, group: Sequence[TurnRewards]) -> list[list[float]]:
         """One advantage for each turn of each response."""
         rewards = [[each.reward] for each in group]
         by_episode = normed(rewards, [("",)] * len(group), self.epsilon)

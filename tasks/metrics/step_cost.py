@@ -15,14 +15,14 @@ from artifacts.reports.holding import (
     used_seconds,
 )
 from tasks.elastic.engine import shown_devices
-from tasks.elastic.member_events import Guest
-from tasks.metrics.guest_phases import guest_spans
+from tasks.elastic.worker_events import AdmittedWorker
+from tasks.metrics.elastic_phases import guest_spans
 from tasks.metrics.report import StepReport
 from tasks.run.run_context import RunContext
 
 
 def cost_metrics(
-    report: StepReport, before_s: float, guests: Sequence[Guest] = ()
+    report: StepReport, before_s: float, guests: Sequence[AdmittedWorker] = ()
 ) -> dict[str, float]:
     """The cost figures of a step by their names.
 
@@ -66,7 +66,7 @@ def _names(run: RunContext) -> list[str]:
     return sorted({device for device in run.devices.values() if device != "host"})
 
 
-def guest_devices(guests: Sequence[Guest], window: Window) -> list[Held]:
+def guest_devices(guests: Sequence[AdmittedWorker], window: Window) -> list[Held]:
     """What was lent to the run, each for as long as it was there."""
     return [
         Held(

@@ -12,12 +12,12 @@ from artifacts.reports.timeline import bubble_shares, device_times, stage_s, vis
 from artifacts.tables import ResponseRow
 from tasks.learner.reports import Skipped, token_means, update_figures
 from tasks.learner.version_sums import figures_by_lag
+from tasks.metrics.length_bias import TOTALS, length_figures
 from tasks.metrics.nothing_learned import CUT, HIGHEST, LOWEST, VERDICTS
 from tasks.metrics.report import StepReport, reward_exposed_s, stage_times
-from tasks.metrics.trained_lengths import TOTALS, length_figures
 from tasks.rounds.report import RolloutReport
-from tasks.scheduling.lag import lag_figures
 from tasks.scheduling.queue_state import QueueState
+from tasks.scheduling.staleness import staleness_figures
 
 
 def step_metrics(
@@ -182,7 +182,7 @@ def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str,
         return {}
     step, recomputes = plan.step, plan.pauses or plan.at_update is Running.INTERRUPT
     return {
-        **lag_figures(step, groups, recomputes=recomputes),
+        **staleness_figures(step, groups, recomputes=recomputes),
         **figures_by_lag(total.by_version, step - 1, can_cut=total.can_cut),
         "stall/rollout_s": report.rollout.awaited_weights_s + report.published.drained_s,
         "stall/learner_s": 0.0 if plan.pauses else _learner_stall_s(report),

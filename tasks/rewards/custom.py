@@ -18,8 +18,8 @@ from artifacts.records import Generated, Prompt
 from artifacts.urls import Location
 from tasks.isolation.import_path import absolute
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
-from tasks.rewards.workers.reply import Reply
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
+from tasks.rewards.workers.reply import WorkerReply
 from tasks.rewards.workers.verify_worker import (
     DEFAULT_MEMORY_BYTES,
     VerifyWorker,
@@ -81,7 +81,7 @@ class CustomConfig(BaseModel):
         ),
     )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """It executes no programs and needs no time limits."""
         return CustomReward(self)
 
@@ -130,7 +130,7 @@ class CustomReward(ProcessReward):
         """The function's number; INFRA with a sentence if it stalls, raises, dies or gives none."""
         return self._verdict(self._worker.call(prompt.text, generated.text, prompt.gold))
 
-    def _verdict(self, reply: Reply) -> Verdict:
+    def _verdict(self, reply: WorkerReply) -> Verdict:
         if reply.kind != "value":
             return infra(f"{self.name} {FAILED[reply.kind]}: {reply.detail}")
         number = int(reply.value) if isinstance(reply.value, bool) else reply.value

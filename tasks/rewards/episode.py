@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, paid, stamp
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 
 class EpisodeRewardConfig(BaseModel):
@@ -37,7 +37,7 @@ class EpisodeRewardConfig(BaseModel):
         ),
     )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """It executes no programs and needs no time limits."""
         return EpisodeReward(self)
 

@@ -25,13 +25,13 @@ from artifacts.records import Generated, Prompt, Score
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.base import ProcessReward, Reward
 from tasks.rewards.next_kind import next_kind
-from tasks.rewards.programs.adaptive_timeout import Anchor, TimeoutBook, merged
+from tasks.rewards.programs.adaptive_timeout import Anchor, MeasuredTimes, merged
 from tasks.rewards.programs.code_tests import code_tests_of
 from tasks.rewards.programs.second_look import SecondLooks
 from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
 
 
-class Verdict(Future[Score]):
+class PendingVerdict(Future[Score]):
     """A verdict to come. Cancelling it ends what is being done for it, too, unless it is left to
     others as well."""
 
@@ -93,7 +93,7 @@ class _Job:
 
     prompt: Prompt
     generated: Generated
-    verdict: Verdict
+    verdict: PendingVerdict
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class RewardPool:
     of a kind than `num_workers`."""
 
     def __init__(
-        self, configs: Mapping[str, RewardConfig], num_workers: int, book: TimeoutBook
+        self, configs: Mapping[str, RewardConfig], num_workers: int, book: MeasuredTimes
     ) -> None:
         self.book = book
         self._configs = dict(configs)
@@ -122,12 +122,12 @@ class RewardPool:
         programs = (code_tests_of(kind.config) for kind in self._kinds.values())
         self._looks = [SecondLooks(config, book, num_workers) for config in programs if config]
         self._lock = threading.Lock()
-        self._left: dict[tuple[str, int], Verdict] = {}  # by what they are about
+        self._left: dict[tuple[str, int], PendingVerdict] = {}  # by what they are about
         self._threads = ThreadPoolExecutor(
             num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward"
         )
 
-    def submit(self, prompt: Prompt, generated: Generated) -> Verdict:
+    def submit(self, prompt: Prompt, generated: Generated) -> PendingVerdict:
         """A verdict to come, or one that was left. Cancel it when nobody needs it: no worker goes
         on with it.
 
@@ -138,12 +138,12 @@ class RewardPool:
             left = self._left.pop(_about(generated), None)
             if left is not None:
                 return left
-            verdict = Verdict(generated)
+            verdict = PendingVerdict(generated)
             self._kinds[config.model_dump_json()].backlog.append(_Job(prompt, generated, verdict))
         self._threads.submit(self._work)
         return verdict
 
-    def leave(self, verdicts: Iterable[Verdict]) -> None:
+    def leave(self, verdicts: Iterable[PendingVerdict]) -> None:
         """Reach these whoever cancels them now, for whoever submits the same responses next."""
         with self._lock:
             for verdict in verdicts:

@@ -24,7 +24,7 @@ from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, wrong
 from tasks.rewards.maths.final_answer import answer_tail, find_answer
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
 Entry = dict[str, Any]  # Any: reasoning-gym is untyped
@@ -33,7 +33,7 @@ TIMEOUT_S = 5.0  # of processor time, for a scorer
 ENTRY_S = 60.0  # the same, to generate an entry: a sokoban takes 4 s, which is no response's doing
 
 
-class ReasoningGymConfig(BaseModel):
+class ReasoningGymRewardConfig(BaseModel):
     """Score with the data set's own scorer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,7 +46,7 @@ class ReasoningGymConfig(BaseModel):
         description="Pay 1 for a full score and 0 for anything less; off, partial credit is kept.",
     )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """It executes no programs and needs no time limits."""
         return ReasoningGymReward(self)
 
@@ -74,7 +74,7 @@ class ReasoningGymReward(ProcessReward):
 
     name = "reasoning_gym"
 
-    def __init__(self, config: ReasoningGymConfig) -> None:
+    def __init__(self, config: ReasoningGymRewardConfig) -> None:
         self._binary = config.binary
         self._worker = VerifyWorker(
             "tasks.rewards.reasoning_gym_score:score_entry",

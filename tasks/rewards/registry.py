@@ -24,20 +24,20 @@ from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.maths.worked_answer import WorkedAnswerConfig
 from tasks.rewards.programs.adaptive_timeout import (
     Anchor,
-    TimeoutBook,
+    MeasuredTimes,
     is_ended_early,
     merged,
     observed,
 )
 from tasks.rewards.programs.code_tests import CodeTestsConfig, code_tests_of
-from tasks.rewards.reasoning_gym_score import ReasoningGymConfig
+from tasks.rewards.reasoning_gym_score import ReasoningGymRewardConfig
 from tasks.rewards.service import ServiceConfig
 
 RewardConfig = Annotated[
     MathAnswerConfig  # mathematical answers, by value
     | WorkedAnswerConfig  # the same, and the lines of their working
     | CodeTestsConfig  # programs, by their tests
-    | ReasoningGymConfig  # reasoning-gym's own scorers
+    | ReasoningGymRewardConfig  # reasoning-gym's own scorers
     | CustomConfig  # a function of the user's
     | EpisodeRewardConfig  # what the environment of an episode pays
     | JudgeConfig  # a second model
@@ -161,6 +161,6 @@ def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
     return Rewards({domain: built[config] for domain, config in configs.items()})
 
 
-def build_reward(config: RewardConfig, book: TimeoutBook | None = None) -> Reward:
+def build_reward(config: RewardConfig, book: MeasuredTimes | None = None) -> Reward:
     """One reward from its configuration; `book` has the time limits that the run has learned."""
-    return config.build_reward(book or TimeoutBook())
+    return config.build_reward(book or MeasuredTimes())

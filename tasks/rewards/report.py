@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from artifacts.records import Outcome, Score, Span
-from tasks.rewards.judges.desk import JudgingReport
+from tasks.rewards.judges.batcher import JudgingReport
 from tasks.rewards.judges.reward import JUDGE
 from tasks.rewards.programs.adaptive_timeout import Anchor
 from tasks.rewards.registry import RewardConfig, is_early_killed

@@ -19,9 +19,9 @@ from typing import Protocol
 from artifacts.journal import Journal
 from artifacts.records import Generated, Outcome, Prompt, Response, Score
 from artifacts.tables import ResponseRow
-from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.judges.reward import judge_of
-from tasks.rewards.pool import RewardPool, Verdict
+from tasks.rewards.pool import PendingVerdict, RewardPool
 from tasks.rewards.registry import RewardConfig, config_of, timeouts_of
 from tasks.rewards.report import RewardReport, reward_report
 from tasks.scheduling.events import RoundPlan
@@ -64,7 +64,7 @@ async def score_round(
     delivery: Delivery,
     journal: Journal,
     pool: RewardPool,
-    opening: AbstractAsyncContextManager[JudgeDesk],
+    opening: AbstractAsyncContextManager[JudgeBatcher],
 ) -> RewardReport:
     """Score what comes until nothing will follow; judged domains at the desk that `opening` gives,
     the others in the pool. Raises RewardBroken."""
@@ -97,9 +97,9 @@ class _Scoring:
         self._pool = pool
         self._scored: list[Response] = []
         self._num_recorded = 0
-        self._verdicts: list[Verdict] = []  # of the reward workers
+        self._verdicts: list[PendingVerdict] = []  # of the reward workers
 
-    async def play(self, desk: JudgeDesk) -> int:
+    async def play(self, desk: JudgeBatcher) -> int:
         """Score until nothing will follow; how many verdicts nobody waited for any more."""
         num_unneeded = self._pool.drop_left(but_of=self._inputs.prompts)
         recorded_s = time.monotonic()
@@ -118,7 +118,7 @@ class _Scoring:
             num_unneeded += self._pool.drop_left()
             return num_unneeded + self._end(waiting)
 
-    async def _score(self, generated: Generated, desk: JudgeDesk) -> None:
+    async def _score(self, generated: Generated, desk: JudgeBatcher) -> None:
         prompt = self._inputs.prompts[generated.prompt_id]
         judge = judge_of(config_of(self._inputs.rewards, prompt.domain))
         if judge is not None:

@@ -23,7 +23,7 @@ from artifacts.records import Generated, Prompt
 from artifacts.urls import ServiceUrl
 from tasks.isolation.interrupt import Interrupt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 
 class ServiceConfig(TokenPlace):
@@ -48,7 +48,7 @@ class ServiceConfig(TokenPlace):
         description="Wall seconds that it may take for one response; past them there is none.",
     )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """It executes no programs here and needs no time limits. ValueError where the service's
         token cannot be had."""
         return ServiceReward(self)

@@ -28,11 +28,11 @@ from dataclasses import replace
 from artifacts.new_tokens import NewTokens
 from artifacts.records import Generated, Response, Score, VersionSpan, response_id
 from tasks.engines.base import EngineLost
-from tasks.rounds.arrivals import Arrivals
-from tasks.rounds.dispatch import Dispatch
-from tasks.rounds.generation import Generation
+from tasks.rounds.engine_pool import EnginePool
+from tasks.rounds.finished_responses import FinishedResponses
 from tasks.rounds.records import RoundInputs, RoundResult
-from tasks.rounds.sources import Sources
+from tasks.rounds.response_tracker import ResponseTracker
+from tasks.rounds.sources import EventSources
 from tasks.scheduling.events import (
     Abort,
     AcceptGroup,
@@ -67,11 +67,11 @@ class _Round:
     def __init__(self, inputs: RoundInputs) -> None:
         self._inputs = inputs
         self._scheduler = inputs.scheduler
-        self._dispatch = Dispatch(inputs.engines, inputs.most_running)
-        self._sources = Sources(self._dispatch, inputs, self._stuck)
-        self._arrivals = Arrivals(inputs)
+        self._dispatch = EnginePool(inputs.engines, inputs.most_running)
+        self._sources = EventSources(self._dispatch, inputs, self._stuck)
+        self._arrivals = FinishedResponses(inputs)
         self._events: deque[Event | Published] = deque()
-        self._generation = Generation(inputs, self._dispatch, self._events.append)
+        self._generation = ResponseTracker(inputs, self._dispatch, self._events.append)
 
     async def play(self) -> RoundResult:
         try:

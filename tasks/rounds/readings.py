@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterator
 
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.rounds.dispatch import Dispatch, losses
+from tasks.rounds.engine_pool import EnginePool, losses
 from tasks.scheduling.stream_training import RunningRequest
 
 
 async def read_engines(
-    dispatch: Dispatch,
+    dispatch: EnginePool,
 ) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
     """KV capacity in tokens of every engine in service, what runs on them, and the engines that
     were found lost; without guests, whose room may be gone at any moment."""
@@ -23,7 +23,7 @@ async def read_engines(
     return {reading.engine: reading.kv_tokens for reading in stats}, running, lost
 
 
-def _running_on(dispatch: Dispatch, reading: EngineStats) -> Iterator[RunningRequest]:
+def _running_on(dispatch: EnginePool, reading: EngineStats) -> Iterator[RunningRequest]:
     """What the engine has not finished; what it has finished and not handed back yet is on its
     way."""
     for request in dispatch.router.requests(reading.engine):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from artifacts.records import Request
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.rounds.dispatch import Dispatch
+from tasks.rounds.engine_pool import EnginePool
 from tasks.scheduling.balancing import (
     BalancingConfig,
     EngineLoad,
@@ -30,7 +30,7 @@ class Rebalancing:
     """Watches the engines of one round."""
 
     def __init__(
-        self, config: BalancingConfig, dispatch: Dispatch, *, without_guests: bool = False
+        self, config: BalancingConfig, dispatch: EnginePool, *, without_guests: bool = False
     ) -> None:
         """without_guests: whether the run's own engines share among themselves, too."""
         self._config = config

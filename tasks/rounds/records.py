@@ -22,7 +22,7 @@ from artifacts.records import (
 from artifacts.sampled import sampled_versions
 from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
-from tasks.rounds.guests import Guests
+from tasks.rounds.elastic_engines import ElasticWorkers
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.events import Carry, RoundPlan, RoundScheduler
 from tasks.scheduling.seeds import derive_seed
@@ -115,7 +115,7 @@ class RoundInputs:
     adopted: Sequence[InFlight] = ()  # what the round before left on the engines
     leaves_running: bool = False  # whether what is carried may run on when the round is over
     publications: Publications | None = None  # of a round that overlaps the training of others
-    guests: Guests | None = None  # of a round that engines may join while it runs
+    guests: ElasticWorkers | None = None  # of a round that engines may join while it runs
     # how such a round shares its responses out
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
     # what was written down of responses that this attempt or one before it began, by response id

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from artifacts.new_tokens import NewTokens, parted
 from artifacts.records import Generated, Score
 from tasks.engines.base import EngineLost
-from tasks.rounds.dispatch import Dispatch
-from tasks.rounds.guests import GuestNews
+from tasks.rounds.elastic_engines import ElasticNews
+from tasks.rounds.engine_pool import EnginePool
 from tasks.rounds.polls import Answer, Polls
 from tasks.rounds.progress import Progress
 from tasks.rounds.rebalancing import Rebalancing
@@ -34,7 +34,7 @@ READING = "<reading>"  # before an engine's name: the question how much it has g
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Incoming:
     """What one of the sources said."""
 
     engine: str = ""  # who handed these responses back
@@ -43,16 +43,16 @@ class Heard:
     scores: Sequence[Score] = ()  # verdicts
     published: Sequence[int] = ()  # weight versions that every engine has now
     lost: Mapping[str, EngineLost] = field(default_factory=dict)  # engines that were found lost
-    guests: Sequence[GuestNews] = ()  # engines that come and go
+    guests: Sequence[ElasticNews] = ()  # engines that come and go
     moves: Sequence[Move] = ()  # responses that are to go on in another engine
 
 
-class Sources:
+class EventSources:
     """Listens to all sources of one round."""
 
     def __init__(
         self,
-        dispatch: Dispatch,
+        dispatch: EnginePool,
         inputs: RoundInputs,
         stuck: Callable[[], str],
     ) -> None:
@@ -73,7 +73,7 @@ class Sources:
         self._empty_s = inputs.empty_s
         self._had_engines_s = self._clock()  # when there was one last
 
-    async def hear(self, *, verdicts: bool, most_s: float = math.inf) -> Heard:
+    async def hear(self, *, verdicts: bool, most_s: float = math.inf) -> Incoming:
         """The next answer; empty when a poll ended without one. Raises TimeoutError, and EngineLost
         when there has been no engine for too long.
 
@@ -93,7 +93,7 @@ class Sources:
         except TimeoutError:
             if self._progress.is_over(self._clock()):
                 raise TimeoutError(self._stuck()) from None
-            return Heard()
+            return Incoming()
         finally:
             self.awaited_weights_s += self._clock() - began_s if awaits_weights else 0.0
         heard = self._heard(source, answer)
@@ -141,31 +141,31 @@ class Sources:
             if not self._polls.is_asked(READING + name):
                 self._polls.ask(READING + name, self._dispatch.reading(name))
 
-    def _heard(self, source: str, answer: Answer) -> Heard:
+    def _heard(self, source: str, answer: Answer) -> Incoming:
         if source == FEED:
-            return Heard(scores=answer.result())
+            return Incoming(scores=answer.result())
         if source == PUBLICATIONS:
-            return Heard(published=answer.result())
+            return Incoming(published=answer.result())
         if source == GUESTS:
             return self._heard_guests(answer.result())
         if source == LOOK:
-            return Heard(moves=answer.result())
+            return Incoming(moves=answer.result())
         name = source.removeprefix(READING)
         self._unasked.add(name)
         try:
             if name == source:
                 over, told = parted(answer.result())
-                return Heard(engine=name, arrived=over, told=told)
+                return Incoming(engine=name, arrived=over, told=told)
             self._progress.look(answer.result(), self._clock())
-            return Heard()
+            return Incoming()
         except EngineLost as error:
-            return Heard(lost={name: error})
+            return Incoming(lost={name: error})
 
-    def _heard_guests(self, news: Sequence[GuestNews]) -> Heard:
+    def _heard_guests(self, news: Sequence[ElasticNews]) -> Incoming:
         """With another engine it is worth a look who has how much to do."""
         if news:
             self._rebalancing.hurry()
-        return Heard(guests=news)
+        return Incoming(guests=news)
 
     def describe(self) -> str:
         """For the deadline's error message: who is there, and how far each has come."""

@@ -19,19 +19,19 @@ from types import TracebackType
 from distributed import Client
 
 from artifacts.records import Running
-from artifacts.reports.knocks import Knock
+from artifacts.reports.denied_requests import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
 from tasks.cluster.registry import ActorRegistry, Recipe
-from tasks.elastic.book import GuestBook
-from tasks.elastic.member_events import Guest
-from tasks.elastic.records import GuestTold
+from tasks.elastic.records import WorkerNotice
+from tasks.elastic.worker_events import AdmittedWorker
+from tasks.elastic.worker_history import WorkerHistory
 from tasks.environments.hosts.host_keeper import HostKeeper
 from tasks.learner.remote import RemoteLearner
 from tasks.learner.stage_reports import PublishReport
 from tasks.run.actor_recipes import recipe_of
-from tasks.run.guest_admission import keeper_of
+from tasks.run.elastic_setup import keeper_of
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import RoundKey
 from tasks.run.sample_stream import BUFFER, RemoteBuffer
@@ -60,7 +60,7 @@ class Fleet:
         self._start_s = run.deadlines.start_s
         self._are_joined = False  # the learners, in one group
         self._making = asyncio.Lock()  # one change of actors at a time
-        self.book = GuestBook(run.open_store(), self.members, self._knocks)  # of the guests
+        self.book = WorkerHistory(run.open_store(), self.members, self._knocks)  # of the guests
         self.guests = keeper_of(client, run, self.book, self._tell_guest)
         self._keeper = HostKeeper(
             run.environment_workers,
@@ -110,11 +110,11 @@ class Fleet:
         if self.guests is not None:
             await self.guests.publish(report, running)
 
-    def members(self) -> tuple[Guest, ...]:
+    def members(self) -> tuple[AdmittedWorker, ...]:
         """The guests that came in this attempt at the run."""
         return () if self.guests is None else self.guests.guests
 
-    def _knocks(self) -> tuple[Knock, ...]:
+    def _knocks(self) -> tuple[DeniedRequest, ...]:
         return () if self.guests is None else self.guests.knocks
 
     async def abort_rounds(self, reason: str) -> None:
@@ -179,7 +179,7 @@ class Fleet:
         self.run = self.run.with_engines(members)
         await asyncio.to_thread(self._create, tuple(members))
 
-    async def _tell_guest(self, told: GuestTold) -> None:
+    async def _tell_guest(self, told: WorkerNotice) -> None:
         await self._buffer().tell_guest(told)
 
     async def _start_keepers(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from artifacts.judgements import JudgementCache
-from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.judges.remote import RemoteJudge
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.run.plan import EVALUATION, StepPlan, store_of
@@ -26,18 +26,18 @@ def cache_of(run: RunContext) -> JudgementCache:
 
 
 @asynccontextmanager
-async def desk_of(plan: StepPlan) -> AsyncIterator[JudgeDesk]:
+async def batcher_of(plan: StepPlan) -> AsyncIterator[JudgeBatcher]:
     """The desk of a round; what judges said is kept when it closes. Without judges it has none and
     is never asked."""
     run = plan.run
     engine = judge_engine_of(run.rewards)
     if engine is None:
-        yield JudgeDesk((), JudgementCache(), max_batch=1)
+        yield JudgeBatcher((), JudgementCache(), max_batch=1)
         return
     cache = cache_of(run).of_round()
     judges = [RemoteJudge.connect(run.run_id, name, engine.call_deadline_s) for name in run.judges]
     try:
-        async with JudgeDesk(judges, cache, max_batch=engine.max_num_seqs) as desk:
+        async with JudgeBatcher(judges, cache, max_batch=engine.max_num_seqs) as desk:
             yield desk
     finally:
         cache.save(store_of(plan), plan.step)

@@ -13,14 +13,14 @@ from artifacts.datasets.choice import TaskConfig
 from artifacts.prices import PriceConfig
 from artifacts.records import Span
 from artifacts.store import Store
-from tasks.elastic.guest_config import GuestConfig
+from tasks.elastic.config import ElasticConfig
 from tasks.elastic.weights.weight_config import WeightServerConfig
-from tasks.engines.choice import EngineConfig
+from tasks.engines.registry import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.weight_sync import GateConfig
+from tasks.learner.weight_check import WeightCheckConfig
 from tasks.rewards.registry import RewardConfig
 from tasks.run.deadlines import DeadlineConfig
 from tasks.scheduling.balancing import BalancingConfig
@@ -52,9 +52,9 @@ class RunContext:
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     # how engines share the responses of rounds that guests have joined
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
-    gate: GateConfig  # the comparison after every publication
+    gate: WeightCheckConfig  # the comparison after every publication
     deadlines: DeadlineConfig  # bounds on every wait
-    guests: GuestConfig = field(default_factory=GuestConfig)  # engines that come and go
+    guests: ElasticConfig = field(default_factory=ElasticConfig)  # engines that come and go
     prices: PriceConfig = field(default_factory=PriceConfig)  # of device-hours, by class
     # where guests pull weights; None where they read the run's own paths
     weight_server: WeightServerConfig | None = None

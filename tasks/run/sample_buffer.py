@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NewType, TypeVar
 
 from artifacts.records import Generated, Group, Score
-from tasks.elastic.records import GuestTold
+from tasks.elastic.records import WorkerNotice
 from tasks.scheduling.stream_training import ScaleDown
 
 Record = TypeVar("Record")
@@ -40,7 +40,7 @@ GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the 
 SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
 GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # for training: groups, and who may begin
 PUBLISHED: Stage[int] = Stage("published")  # weight versions that every engine has
-GUESTS: Stage[GuestTold] = Stage("guests")  # engines that come and go in mid-round
+GUESTS: Stage[WorkerNotice] = Stage("guests")  # engines that come and go in mid-round
 # Any: of any record
 STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, GUESTS)
 
@@ -90,7 +90,7 @@ class SampleBuffer:
         self._over: set[RoundKey] = set()  # that were open once
         self._newest: tuple[int, ...] = ()  # what was announced last, if anything
         self._guests: dict[
-            str, GuestTold
+            str, WorkerNotice
         ] = {}  # what was told last of those that are there, by name
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
 
@@ -167,7 +167,7 @@ class SampleBuffer:
         self._newest = (version,)
         await self._tell_all(PUBLISHED, version)
 
-    async def tell_guest(self, told: GuestTold) -> None:
+    async def tell_guest(self, told: WorkerNotice) -> None:
         """Put what is told of a guest into the stage GUESTS of every open round, and, as long as it
         is there, into that of each round that opens later."""
         self._guests.pop(told.name, None)

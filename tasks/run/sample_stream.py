@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from artifacts.records import Generated, Score, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
-from tasks.elastic.records import GuestTold
+from tasks.elastic.records import WorkerNotice
 from tasks.rewards.pool import close_pools
 from tasks.run.plan import StepPlan
 from tasks.run.sample_buffer import (
@@ -87,7 +87,7 @@ class RemoteBuffer:
     async def announce(self, version: int) -> None:
         await self.remote.call("announce_packed", pack(version), deadline_s=self.deadline_s)
 
-    async def tell_guest(self, told: GuestTold) -> None:
+    async def tell_guest(self, told: WorkerNotice) -> None:
         await self.remote.call("tell_guest_packed", pack(told), deadline_s=self.deadline_s)
 
     async def abort(self, reason: str, deadline_s: float = ABORT_S) -> None:
@@ -164,7 +164,7 @@ class SampleStream:
             for record in arrived:
                 yield record
 
-    async def tell_guest(self, told: GuestTold) -> None:
+    async def tell_guest(self, told: WorkerNotice) -> None:
         """Tell every round that is open or opens later of a guest."""
         await self._here.call(self._buffer.tell_guest(told), ANSWER_S)
 

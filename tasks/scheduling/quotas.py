@@ -32,7 +32,7 @@ def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[Quot
     )
 
 
-class Slots:
+class RemainingQuotas:
     """What a round has yet to accept, by domain. Can always be filled from what was launched,
     unless prompts are given up."""
 

@@ -33,7 +33,7 @@ from tasks.scheduling.events import (
     RoundPlan,
 )
 from tasks.scheduling.groups import GroupProgress, describe_missing
-from tasks.scheduling.quotas import Slots
+from tasks.scheduling.quotas import RemainingQuotas
 
 
 class ShortRoundScheduler:
@@ -47,7 +47,7 @@ class ShortRoundScheduler:
         self._late = late
         self._reserve = Reserve(plan)
         self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
-        self._slots = Slots(plan.quotas, plan.accept_prompts)
+        self._slots = RemainingQuotas(plan.quotas, plan.accept_prompts)
         self._full: frozenset[str] = frozenset()  # domains whose groups were closed for want of one
         self._is_closed = False
 

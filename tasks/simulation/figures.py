@@ -9,7 +9,7 @@ from artifacts.records import Fate, Group, Score, Span
 from artifacts.reports.timeline import attributed_s, bubble_shares, device_times, length, union
 from tasks.rounds.report import RolloutReport
 from tasks.scheduling.events import RoundPlan
-from tasks.simulation.learner import Training
+from tasks.simulation.learner import SimulatedTraining
 
 # parts of a step, and the kind of work that each is; a moment of two parts belongs to the earlier
 PARTS: Mapping[str, str] = {
@@ -217,7 +217,7 @@ def trained_groups(groups: Iterable[Group]) -> tuple[TrainedGroup, ...]:
     )
 
 
-def played_step(record: RoundRecord, training: Training, window: StepWindow) -> PlayedStep:
+def played_step(record: RoundRecord, training: SimulatedTraining, window: StepWindow) -> PlayedStep:
     """The figures of a step."""
     plan, report, spans = record.plan, record.report, window.spans
     parts = {part for share in training.split for part, _ in share.parts}

@@ -42,7 +42,7 @@ class SimulatedRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class SimulatedTraining:
     """The gradients of a step, as they came about."""
 
     split: Split  # which rank trained what

@@ -16,7 +16,7 @@ from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 from tasks.simulation.hardware import Device
 from tasks.simulation.roofline import Roofline
 from tasks.simulation.shapes import BF16_BYTES, ModelShape
-from tasks.simulation.training_cost import Training, device_s_per_token
+from tasks.simulation.training_cost import TrainingCost, device_s_per_token
 
 CHUNK_TOKENS = 8192  # most tokens of an engine's step (ROLL's max_num_batched_tokens)
 MAX_BATCH = 1024  # most sequences of an engine's step (veRL's max_num_seqs)
@@ -38,7 +38,7 @@ class Machine:
     device: Device
     num_devices: int
     devices_per_host: int = 8
-    training: Training = field(default_factory=Training)
+    training: TrainingCost = field(default_factory=TrainingCost)
     context_tokens: float = 1_000  # before a trained token, on average over tokens
     draft_tokens: int = 0  # verified with a token of each sequence, where that is worth it
     draft_yield: float = 1.0  # tokens that such a step brings a sequence on average

@@ -19,12 +19,12 @@ from artifacts.records import Generated, Group, Prompt, Running, WeightsRef
 from tasks.engines.base import Attestation, Engine, EngineLost
 from tasks.engines.mailbox import Mailbox
 from tasks.rounds.driver import drive_round
-from tasks.rounds.guests import Guests
+from tasks.rounds.elastic_engines import ElasticWorkers
 from tasks.rounds.records import RoundInputs, ScoreFeed
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.simulation.simulated_round import SimulatedRound, blank_prompts, round_inputs
 
@@ -135,7 +135,7 @@ class OverlappedRun:
     leaves_running: bool = True
     watch: Watch = field(default=lambda plan, scheduler: scheduler)  # looks at the decisions
     # tells a round of the engines that join it, one for each round
-    guests: Callable[[], Guests | None] = lambda: None
+    guests: Callable[[], ElasticWorkers | None] = lambda: None
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
 
 
@@ -165,9 +165,9 @@ async def play_overlapped(run: OverlappedRun) -> AsyncIterator[SimulatedRound]:
     await run.learner.idle()
 
 
-def turn_of(run: OverlappedRun, state: QueueState, step: int) -> Turn:
+def turn_of(run: OverlappedRun, state: QueueState, step: int) -> PlanningInputs:
     """What the round of this step is planned from."""
-    return Turn(
+    return PlanningInputs(
         state=state,
         batch=run.batch,
         step=step,

@@ -30,7 +30,7 @@ from tasks.simulation.figures import (
     reward_spans,
     trained_groups,
 )
-from tasks.simulation.learner import ROW_TOKENS, Training, ranks_of, update_and_publish
+from tasks.simulation.learner import ROW_TOKENS, SimulatedTraining, ranks_of, update_and_publish
 from tasks.simulation.overlapped_rounds import OverlappedRun, play_overlapped
 from tasks.simulation.round_feed import RoundFeed
 from tasks.simulation.simulated_round import SimulatedRound
@@ -41,7 +41,7 @@ from tasks.simulation.simulated_run import SimulatedRun, prompts_of
 class TrainedStep:
     """A step of the learner."""
 
-    training: Training
+    training: SimulatedTraining
     spans: Sequence[Span]  # of its update and publication
     end_s: float  # when every engine had its weights
 
@@ -94,7 +94,7 @@ class RankLearner:
         self.version = step
         self._news.put(step)
 
-    async def _accumulate(self, groups: asyncio.Queue[Group | None]) -> Training:
+    async def _accumulate(self, groups: asyncio.Queue[Group | None]) -> SimulatedTraining:
         spans: list[Span] = []
         splits: list[Split] = []
 
@@ -114,7 +114,7 @@ class RankLearner:
             while (group := await groups.get()) is not None:
                 await made.offer([group])
             await made.finish(record)
-        return Training(split=splits[0], num_streamed=made.num_streamed, spans=spans)
+        return SimulatedTraining(split=splits[0], num_streamed=made.num_streamed, spans=spans)
 
 
 async def play_overlapped_steps(run: SimulatedRun) -> tuple[PlayedStep, ...]:

@@ -18,10 +18,10 @@ from typing import Protocol
 
 from artifacts.records import CaseVerdict, Generated, Outcome, Score
 from tasks.engines.mailbox import Mailbox
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.simulation.draws import alike, normal, normal_score
 from tasks.simulation.reward_queue import RewardLoad, RewardQueue, RewardWorkers, Work
-from tasks.simulation.reward_times import Answer, RewardTimes
+from tasks.simulation.reward_times import AnswerToScore, RewardTimes
 
 
 class ScoredWork(Protocol):
@@ -60,7 +60,7 @@ class QueuedFeed:
     def __init__(self, work: ScoredWork, workers: RewardWorkers, seed: int) -> None:
         self._scored_work = work
         self._seed = seed
-        self._queue = RewardQueue(workers, TimeoutBook(), seed)
+        self._queue = RewardQueue(workers, MeasuredTimes(), seed)
         self._timers: dict[Work, asyncio.TimerHandle] = {}
         self._scores = Mailbox[Score]()
         self._attempt = 0  # of the round that published last
@@ -84,7 +84,7 @@ class QueuedFeed:
         names = (response.prompt_id, response.index)
         is_right = self._scored_work.is_right(self._seed, *names)
         is_cut = response.finish_reason == "length"
-        answer = Answer(
+        answer = AnswerToScore(
             prompt_id=response.prompt_id,
             index=response.index,
             num_tokens=(
@@ -116,7 +116,7 @@ class QueuedFeed:
             self._scores.put(_given_up(answer, now_s))
 
 
-def score_of(work: Work, answer: Answer) -> Score:
+def score_of(work: Work, answer: AnswerToScore) -> Score:
     """The verdict on an answer."""
     is_killed = any(case.verdict is CaseVerdict.TIMEOUT for case in work.cases)
     is_right = answer.is_right and not is_killed
@@ -134,7 +134,7 @@ def score_of(work: Work, answer: Answer) -> Score:
     )
 
 
-def _given_up(answer: Answer, now_s: float) -> Score:
+def _given_up(answer: AnswerToScore, now_s: float) -> Score:
     return Score(
         prompt_id=answer.prompt_id,
         index=answer.index,

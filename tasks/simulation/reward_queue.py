@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from artifacts.records import CaseResult
 from tasks.rewards.next_kind import next_kind
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook, observed
-from tasks.simulation.reward_times import Answer, JudgeTimes, ProgramTimes, RewardTimes
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes, observed
+from tasks.simulation.reward_times import AnswerToScore, JudgeTimes, ProgramTimes, RewardTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Work:
 
     kind: str
     times: RewardTimes
-    answers: tuple[Answer, ...]
+    answers: tuple[AnswerToScore, ...]
     cases: tuple[CaseResult, ...]  # of a program
     begins_s: float
     ends_s: float
@@ -51,18 +51,18 @@ class RewardLoad:
 class RewardQueue:
     """First come, first served within a kind."""
 
-    def __init__(self, workers: RewardWorkers, book: TimeoutBook, seed: int) -> None:
+    def __init__(self, workers: RewardWorkers, book: MeasuredTimes, seed: int) -> None:
         """`book`: the run's, which outlives its steps."""
         self.load = RewardLoad()
         self._workers = workers
         self._book = book
         self._seed = seed
         self._times: dict[str, RewardTimes] = {}
-        self._backlog: dict[str, deque[tuple[Answer, float]]] = {}
+        self._backlog: dict[str, deque[tuple[AnswerToScore, float]]] = {}
         self._running: Counter[str] = Counter()
         self._works: dict[Work, None] = {}  # that go on, in the order in which they began
 
-    def offer(self, answer: Answer, times: RewardTimes, now_s: float) -> list[Work]:
+    def offer(self, answer: AnswerToScore, times: RewardTimes, now_s: float) -> list[Work]:
         """One more answer; what begins with it."""
         kind = type(times).__name__
         assert self._times.setdefault(kind, times) == times, f"two sorts of {kind} in a run"
@@ -77,7 +77,7 @@ class RewardQueue:
             self._book.learn(observed(work.times.timeout, [work.cases]))
         return list(self._begin(now_s))
 
-    def give_up(self) -> tuple[Answer, ...]:
+    def give_up(self) -> tuple[AnswerToScore, ...]:
         """Nobody needs any of the verdicts that are not reached: their answers, in the order in
         which their verdicts would be waited for. Workers are free again."""
         running = (answer for work in self._works for answer in work.answers)
@@ -128,7 +128,7 @@ class RewardQueue:
             ends_s=now_s + took_s,
         )
 
-    def _take(self, kind: str, now_s: float) -> tuple[Answer, ...]:
+    def _take(self, kind: str, now_s: float) -> tuple[AnswerToScore, ...]:
         """The first that waits, and for a judge those behind it that fit its pass."""
         times, waiting = self._times[kind], self._backlog[kind]
         taken = [waiting.popleft()]

@@ -2,7 +2,7 @@
 
     rule      tens of milliseconds, at most 2 s (the paper's limit for mathematics)
     program   log-normal, alike within a question, and a share that never ends: killed at the limit
-              that the run's `TimeoutBook` has for its question
+              that the run's `MeasuredTimes` has for its question
     given     as it was recorded (`replay`)
     judge     one forward pass over the prompt and the answer, by the device's arithmetic or by the
               copying of its layers, whichever is longer (`JudgeTimes`)
@@ -19,12 +19,12 @@ from typing import Literal
 
 from artifacts.records import CaseResult, CaseVerdict
 from tasks.rewards.judges.placement import LayerStreaming, resident_layers
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, MeasuredTimes
 from tasks.simulation.draws import alike, normal, uniform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class AnswerToScore:
     """What is to be scored."""
 
     prompt_id: str
@@ -42,7 +42,7 @@ class RuleTimes:
     sigma: float = 1.0  # of the logarithm
     limit_s: float = 2.0  # the longest that it may take
 
-    def seconds(self, answer: Answer, seed: int) -> float:
+    def seconds(self, answer: AnswerToScore, seed: int) -> float:
         """Until its verdict."""
         spread = self.sigma * normal(seed, "rule", answer.prompt_id, answer.index)
         return min(self.limit_s, self.median_s * math.exp(spread))
@@ -64,7 +64,7 @@ class ProgramTimes:
     num_cases: int = 8
     timeout: AdaptiveTimeoutConfig = field(default_factory=AdaptiveTimeoutConfig)
 
-    def case(self, answer: Answer, seed: int, book: TimeoutBook) -> CaseResult:
+    def case(self, answer: AnswerToScore, seed: int, book: MeasuredTimes) -> CaseResult:
         """The case that decides, by the limit that the book has for it now."""
         key = f"{answer.prompt_id}/case"
         (limit,) = book.limits(self.timeout, (key,))
@@ -80,7 +80,7 @@ class ProgramTimes:
         on behind a wrong answer and not behind a killed one."""
         return case.wall_s * (1 if case.verdict is CaseVerdict.TIMEOUT else self.num_cases)
 
-    def _needs_s(self, answer: Answer, seed: int) -> float:
+    def _needs_s(self, answer: AnswerToScore, seed: int) -> float:
         names = (answer.prompt_id, answer.index)
         if answer.is_cut:
             return 0.0
@@ -112,7 +112,7 @@ class JudgeTimes:
     streaming: LayerStreaming = field(default_factory=LayerStreaming)
     compute_share: float = 1.0  # of the device's arithmetic that it gets beside a rollout
 
-    def tokens(self, answer: Answer) -> int:
+    def tokens(self, answer: AnswerToScore) -> int:
         """What it reads for an answer."""
         return answer.num_tokens + self.frame_tokens
 

@@ -23,7 +23,7 @@ from tasks.rounds.report import RolloutReport, round_report
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.layout_planner import expected_demand, seen_demand
 from tasks.scheduling.parallelism import PlannerState, RoundReading
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.stream_training import HISTORY_ROUNDS
 from tasks.simulation.cluster import Cluster, device_names, spans_on
@@ -76,7 +76,7 @@ class _Player:
         return tuple(steps)
 
     def _plan(self, step: int) -> RoundPlan | None:
-        turn = Turn(
+        turn = PlanningInputs(
             state=self._state,
             batch=self._run.batch,
             step=step,

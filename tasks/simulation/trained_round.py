@@ -25,7 +25,7 @@ from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
 from tasks.simulation.cluster import Cluster, spans_on
 from tasks.simulation.gradient_work import GradientWork
-from tasks.simulation.learner import ROW_TOKENS, Training, ranks_of
+from tasks.simulation.learner import ROW_TOKENS, SimulatedTraining, ranks_of
 from tasks.simulation.seams import MachineCosts
 from tasks.simulation.simulated_round import round_inputs
 
@@ -49,12 +49,12 @@ class RoundRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class RoundWithGradients:
     """A round whose gradients are there."""
 
     result: RoundResult
     readings: Sequence[EngineStats]  # of the engines, when it was over
-    training: Training
+    training: SimulatedTraining
 
 
 class TrainedRound:
@@ -68,7 +68,7 @@ class TrainedRound:
         self._freed: set[str] = set()  # engines that have stopped
         self._ranks = ranks_of(cluster, rules.machine, rules.gradients, self._spans)
 
-    async def play(self) -> Trained:
+    async def play(self) -> RoundWithGradients:
         async with asyncio.TaskGroup() as tasks:
             accumulation = StreamedAccumulation(
                 self._ranks,
@@ -82,10 +82,10 @@ class TrainedRound:
             if self._cluster.placement.is_colocated:
                 await self._stop(set(self._cluster.devices) - self._freed)
             await accumulation.finish(self._record)
-        training = Training(
+        training = SimulatedTraining(
             split=self._splits[0], num_streamed=accumulation.num_streamed, spans=self._spans
         )
-        return Trained(result=result, readings=readings, training=training)
+        return RoundWithGradients(result=result, readings=readings, training=training)
 
     def _inputs(self, accumulation: StreamedAccumulation) -> RoundInputs:
         rules, cluster = self._rules, self._cluster

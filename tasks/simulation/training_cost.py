@@ -26,7 +26,7 @@ EXCHANGES_PER_LAYER = 2  # all-reduces of a pass between tensor-parallel devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingCost:
     """How a learner works."""
 
     tensor: int = 1  # devices that share out each matrix
@@ -47,15 +47,15 @@ class Training:
 
 
 # RollPacker's (section 6: tensor, pipeline, context), one response to a micro-batch (its artifact)
-ROLLPACKER: Mapping[str, Training] = {
-    "qwen2.5-7b": Training(tensor=2, micro_batch_tokens=1_250),
-    "qwen2.5-14b": Training(tensor=2, pipeline=2, context=2, micro_batch_tokens=1_250),
-    "qwen2.5-32b": Training(tensor=4, context=4, micro_batch_tokens=1_250),
+ROLLPACKER: Mapping[str, TrainingCost] = {
+    "qwen2.5-7b": TrainingCost(tensor=2, micro_batch_tokens=1_250),
+    "qwen2.5-14b": TrainingCost(tensor=2, pipeline=2, context=2, micro_batch_tokens=1_250),
+    "qwen2.5-32b": TrainingCost(tensor=4, context=4, micro_batch_tokens=1_250),
 }
 
 
 def device_s_per_token(
-    model: ModelShape, device: Device, training: Training, context_tokens: float
+    model: ModelShape, device: Device, training: TrainingCost, context_tokens: float
 ) -> float:
     """Device-seconds of a token with so many before it: a step of so many tokens takes as many
     times as long, divided by the devices."""

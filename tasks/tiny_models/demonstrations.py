@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
-from artifacts.models.choice import TinyConfig, TinyLlamaConfig, TinyPlayerConfig
+from artifacts.models.registry import TinyConfig, TinyLlamaConfig, TinyPlayerConfig
 from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episodes.bridge import make_bridge
 from tasks.environments.games.game import GameConfig

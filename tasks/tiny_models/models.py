@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from artifacts.models.choice import (
+from artifacts.models.hub_model import fetch_hub_model
+from artifacts.models.registry import (
     HubModelConfig,
     ModelConfig,
     PathConfig,
@@ -19,7 +20,6 @@ from artifacts.models.choice import (
     cache_name,
     check_model,
 )
-from artifacts.models.hub_model import fetch_hub_model
 
 Report = Callable[[str], None]
 

@@ -10,8 +10,8 @@ import sys
 import traceback
 from importlib import import_module
 
-from artifacts.judgements import Question
-from artifacts.models.choice import PathConfig
+from artifacts.judgements import JudgeQuestion
+from artifacts.models.registry import PathConfig
 from research.benchmarks.bare_llm import bare_llm
 from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
@@ -34,7 +34,7 @@ def judge(model: str) -> None:
     config = JudgeEngineConfig(model=PathConfig(path=model), max_model_len=64, kv_cache_gb=0.05)
     started = JudgeEngine(config, model, "judge-0", CORES, has_tokenizer=False)
     started.start(240)
-    short = Question(
+    short = JudgeQuestion(
         key="k",
         before="a",
         answer="",

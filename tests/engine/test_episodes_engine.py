@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifacts.models.choice import TinyPlayerConfig
+from artifacts.models.registry import TinyPlayerConfig
 from artifacts.records import Generated, Request
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.judgements import Judgement, JudgeMode, Question
+from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.models.character_tokenizer import character_tokenizer
-from artifacts.models.choice import PathConfig
+from artifacts.models.registry import PathConfig
 from artifacts.records import Prompt
 from tasks.rewards.judges.core import JudgeCore
 from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
@@ -52,7 +52,7 @@ def judge(model_path: str, slot: Slot) -> JudgeEngine:
     return engine
 
 
-def question(answer: str, mode: JudgeMode = "yes_no", max_new_tokens: int = 120) -> Question:
+def question(answer: str, mode: JudgeMode = "yes_no", max_new_tokens: int = 120) -> JudgeQuestion:
     prompt = Prompt(prompt_id="0/0", domain="add", token_ids=(), gold="8", text="3 + 5?")
     return make_question(
         judge="j",
@@ -66,7 +66,7 @@ def question(answer: str, mode: JudgeMode = "yes_no", max_new_tokens: int = 120)
     )
 
 
-def decide(judge: JudgeEngine, *questions: Question) -> tuple[Judgement, ...]:
+def decide(judge: JudgeEngine, *questions: JudgeQuestion) -> tuple[Judgement, ...]:
     return asyncio.run(judge.decide(questions))
 
 

@@ -17,22 +17,22 @@ from round_factories import ENGINE, make_plan, play
 
 from artifacts.records import Request, WeightsRef
 from tasks.cluster.actors import Remote
-from tasks.elastic.engines import GuestEngines
-from tasks.elastic.guest_card import TOPIC
-from tasks.elastic.guest_config import GuestConfig
-from tasks.elastic.keeper import GuestKeeper
-from tasks.elastic.membership import Membership
-from tasks.elastic.records import GuestTold
-from tasks.elastic.workers import GuestWorkers
+from tasks.elastic.admission import Admission
+from tasks.elastic.config import ElasticConfig
+from tasks.elastic.engines import ElasticEngines
+from tasks.elastic.keeper import ElasticKeeper
+from tasks.elastic.records import WorkerNotice
+from tasks.elastic.worker_card import TOPIC
+from tasks.elastic.workers import JoinedWorkers
 from tasks.engines.remote import RemoteEngine
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.learner.stage_reports import PublishReport
 from tasks.rounds.records import RoundResult
-from tasks.run.guest_admission import guest_run_of, membership_of
+from tasks.run.elastic_setup import admission_of, guest_run_of
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import RoundKey, SampleBuffer, Stage
 from tasks.run.sample_stream import CAPACITIES
-from tasks.run.stream_guests import StreamGuests
+from tasks.run.stream_workers import StreamWorkers
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -56,7 +56,7 @@ class NearStream:
         taken = await self._buffer.take(stage, KEY, max_items, wait_s)
         return [*taken.items], taken.closed
 
-    async def tell_guest(self, told: GuestTold) -> None:
+    async def tell_guest(self, told: WorkerNotice) -> None:
         await self._buffer.tell_guest(told)
 
 
@@ -75,11 +75,11 @@ class SlowEngine(SimulatedEngine):
 class House:
     """A run's side of its guests, without the flow."""
 
-    def __init__(self, client: Client, run: RunContext, membership: Membership) -> None:
+    def __init__(self, client: Client, run: RunContext, membership: Admission) -> None:
         self.buffer = SampleBuffer(CAPACITIES)
-        self.engines = GuestEngines(client, guest_run_of(run))
-        workers = GuestWorkers(client, token="secret")
-        self.keeper = GuestKeeper(membership, workers, self.engines, self._tell)
+        self.engines = ElasticEngines(client, guest_run_of(run))
+        workers = JoinedWorkers(client, token="secret")
+        self.keeper = ElasticKeeper(membership, workers, self.engines, self._tell)
 
         def connect(name: str) -> RemoteEngine:
             return RemoteEngine(Remote.connect(run.run_id, name, client), run.guests.lease_s)
@@ -88,9 +88,9 @@ class House:
             client.log_event(TOPIC, message)
 
         stream = NearStream(self.buffer)
-        self.guests = StreamGuests(stream, connect, tell_keeper)  # type: ignore[arg-type]
+        self.guests = StreamWorkers(stream, connect, tell_keeper)  # type: ignore[arg-type]
 
-    async def _tell(self, told: GuestTold) -> None:
+    async def _tell(self, told: WorkerNotice) -> None:
         await self.buffer.tell_guest(told)
 
     async def until_state(self, name: str, state: str) -> None:
@@ -107,13 +107,13 @@ class House:
 
 async def test_a_guest_joins_a_round_is_killed_and_no_response_is_lost(tmp_path: Path) -> None:
     (token := tmp_path / "token").write_text("secret")
-    guests = GuestConfig(enabled=True, lease_s=120.0, build_s=COMES_WITHIN_S)
+    guests = ElasticConfig(enabled=True, lease_s=120.0, build_s=COMES_WITHIN_S)
     run = replace(
         CONTEXT, engine=SLOW, guests=guests, artifact_root=f"file://{tmp_path}", run_id="run"
     )
     words = ("--name", "spot", "--token-file", str(token), "--lease-s", "120")
     with a_trainer() as trainer, a_guest(trainer.address, *words) as process:
-        house = House(trainer.client, run, membership_of(run, {}))
+        house = House(trainer.client, run, admission_of(run, {}))
         await house.keeper.start()
         await house.buffer.open_round(KEY)
         await house.keeper.publish(

@@ -43,7 +43,7 @@ from tasks.scheduling.events import (
     Scored,
 )
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import Carried, QueueState, finish_round
@@ -116,7 +116,7 @@ class World:
     def _plan(self, state: QueueState, step: int) -> RoundPlan | None:
         if step > self._scenario.num_steps or self._scenario.policy.async_ratio == 0:
             self._version = step - 1  # nothing overlaps
-        turn = Turn(
+        turn = PlanningInputs(
             state=QueueState.from_json(json.loads(json.dumps(state.to_json()))),
             batch=self._scenario.batch,
             step=step,
@@ -442,7 +442,7 @@ def test_its_schedulers_decide_like_those_of_synchronous_policies_without_a_rati
 ) -> None:
     """Three responses of each prompt, of which three are trained, or two: `sync`, or a short round
     over as many prompts as it trains."""
-    turn = Turn(
+    turn = PlanningInputs(
         state=QueueState(),
         batch=BatchConfig(prompts_per_step=4, responses_per_prompt=num_trained),
         step=1,
@@ -485,7 +485,7 @@ def test_the_surplus_of_a_complete_group_stops_while_its_slot_is_another_groups(
     old = Carried(ref=PromptRef(prompt_id="0/0", domain="add"), dispatched=Dispatched(version=0))
 
     def plan_of(state: QueueState, step: int) -> RoundPlan:
-        turn = Turn(
+        turn = PlanningInputs(
             state=QueueState.from_json(json.loads(json.dumps(state.to_json()))),
             batch=BatchConfig(prompts_per_step=1, responses_per_prompt=2),
             step=step,
@@ -536,7 +536,7 @@ def test_a_prompt_that_was_parked_is_asked_for_no_more_than_is_trained() -> None
     batch = BatchConfig(prompts_per_step=1, responses_per_prompt=2)
     policy = AsynchronousConfig(async_ratio=1, at_deadline="park", response_overprovision=2)
     parked = PromptRef(prompt_id="0/0", domain="add")
-    turn = Turn(
+    turn = PlanningInputs(
         state=QueueState(queue=(parked,), num_drawn=1),
         batch=batch,
         step=1,

@@ -35,7 +35,7 @@ from artifacts.status import pulse, read_status
 from artifacts.store import Store
 from artifacts.token_log import TokenLog, read_tokens
 from artifacts.turn_log import TurnLog, read_turns
-from flows.begun_round import BegunRound, begun_round, keep_round
+from flows.partial_round import PartialRound, keep_round, partial_round
 from tasks.learner.reward_moments import _read as read_moments
 from tasks.learner.split import Share, read_split, write_split
 from tasks.rounds.report import close_round, held_tokens_before, left_by_round, read_round
@@ -84,7 +84,7 @@ def live(store: Store) -> None:
 
 
 ROUND = make_report((span("rollout", 0, 1),)).rollout
-PLAN = BegunRound(before=QueueState(num_drawn=7), plan=make_step_plan(2).round)
+PLAN = PartialRound(before=QueueState(num_drawn=7), plan=make_step_plan(2).round)
 KINDS = {
     layout.MANIFEST: Kind(
         write=lambda store: write_manifest(store, a_manifest()), read=read_manifest
@@ -93,7 +93,8 @@ KINDS = {
         write=lambda store: commit_step(store, make_commit(1)), read=read_commits
     ),
     layout.plan_file(2): Kind(
-        write=lambda store: keep_round(store, PLAN), read=lambda store: begun_round(store, 2, 9, ())
+        write=lambda store: keep_round(store, PLAN),
+        read=lambda store: partial_round(store, 2, 9, ()),
     ),
     layout.round_file(2): Kind(
         write=lambda store: close_round(store, 2, ROUND),

@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from tasks.learner import divergence, finite
-from tasks.learner.gate import SequenceGateConfig
-from tasks.learner.loss import LossConfig
+from tasks.learner.losses.registry import LossConfig
 from tasks.learner.objective import Objective
+from tasks.learner.sequence_mask import SequenceGateConfig
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 
 LOSS: TypeAdapter[PolicyLoss] = TypeAdapter(LossConfig)

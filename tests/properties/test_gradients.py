@@ -17,9 +17,9 @@ from learner_factories import make_model, random_groups, with_episodes
 from artifacts.records import Group, pack
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
+from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig
 from tasks.learner.split import Split, accumulate_split

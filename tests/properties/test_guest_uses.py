@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from artifacts.records import Span
 from artifacts.reports.holding import IDLE, LENT_USES, USES, Window, held_seconds, used_seconds
-from tasks.elastic.member_events import (
+from tasks.elastic.admission import Admission
+from tasks.elastic.worker_events import (
     Emptied,
     Failed,
     Leaves,
     Loaded,
     Looked,
-    MemberEvent,
     Renewed,
     Took,
+    WorkerEvent,
 )
-from tasks.elastic.membership import Membership
-from tasks.metrics.guest_phases import guest_spans
+from tasks.metrics.elastic_phases import guest_spans
 from tasks.metrics.step_cost import guest_devices
 from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
@@ -33,7 +33,7 @@ times = st.floats(0.0, 40.0)
 takes = st.builds(Took, pull_s=st.floats(0, 5), load_s=st.floats(0, 5))
 
 
-def events(at_s: float) -> st.SearchStrategy[MemberEvent | str]:
+def events(at_s: float) -> st.SearchStrategy[WorkerEvent | str]:
     """What may happen at a moment; a word stands for a worker that shows its card."""
     present = st.sets(st.sampled_from(sorted(WORKERS.values())))
     name = st.sampled_from(NAMES)
@@ -50,9 +50,9 @@ def events(at_s: float) -> st.SearchStrategy[MemberEvent | str]:
 
 
 @st.composite
-def memberships(draw: st.DrawFn) -> Membership:
+def memberships(draw: st.DrawFn) -> Admission:
     """Two workers after whatever happened."""
-    members = Membership(RULES)
+    members = Admission(RULES)
     for at_s in sorted(draw(st.lists(times, max_size=25))):
         event = draw(events(at_s))
         known = {guest.name for guest in members.guests}
@@ -83,7 +83,7 @@ windows = st.builds(
 
 @given(memberships(), st.lists(spans, max_size=6), st.sets(st.sampled_from(NAMES)), windows, times)
 def test_the_uses_of_guests_sum_to_what_was_held(
-    members: Membership,
+    members: Admission,
     worked: list[Span],
     interrupted: set[str],
     window: Window,

@@ -17,9 +17,9 @@ from tasks.rewards.maths.bounded_arithmetic import BITS, context
 from tasks.rewards.maths.closed_form import read_closed_form
 from tasks.rewards.maths.exact_number import too_complex
 from tasks.rewards.maths.notation import uniform
-from tasks.rewards.maths.same_answer import Rules, same_answer
+from tasks.rewards.maths.same_answer import ComparisonRules, same_answer
 
-RULES = Rules(percent_is_hundredth=True, number_wants_number=False)
+RULES = ComparisonRules(percent_is_hundredth=True, number_wants_number=False)
 
 
 def same_function(gold: str, answer: str) -> bool | None:

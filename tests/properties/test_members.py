@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.elastic.member_events import (
+from tasks.elastic.admission import Admission
+from tasks.elastic.worker_events import (
     Admit,
     CardRead,
     CardUnread,
@@ -22,12 +23,11 @@ from tasks.elastic.member_events import (
     Loaded,
     Looked,
     MemberDecision,
-    MemberEvent,
     Refuse,
     Renew,
     Renewed,
+    WorkerEvent,
 )
-from tasks.elastic.membership import Membership
 from tests.unit.member_factories import APPLICANT, RULES
 
 NAMES = ("one", "two", "three")
@@ -58,12 +58,12 @@ EVENTS = st.one_of(
 HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0.0, 8.0)), max_size=60)
 
 
-def at(event: MemberEvent, now_s: float) -> MemberEvent:
+def at(event: WorkerEvent, now_s: float) -> WorkerEvent:
     """The event, on a clock that goes forward."""
     return replace(event, at_s=now_s) if hasattr(event, "at_s") else event
 
 
-def told(members: Membership, event: MemberEvent) -> list[MemberDecision]:
+def told(members: Admission, event: WorkerEvent) -> list[MemberDecision]:
     """What follows; the keeper only speaks of guests that were admitted."""
     about = getattr(event, "guest", None)
     known = {guest.name for guest in members.guests}
@@ -71,8 +71,8 @@ def told(members: Membership, event: MemberEvent) -> list[MemberDecision]:
 
 
 @given(HISTORIES)
-def test_guests_come_once_and_go_once(history: list[tuple[MemberEvent, float]]) -> None:
-    members, now_s = Membership(RULES), 0.0
+def test_guests_come_once_and_go_once(history: list[tuple[WorkerEvent, float]]) -> None:
+    members, now_s = Admission(RULES), 0.0
     admitted, gone, drained = Counter[str](), Counter[str](), set[str]()
     for event, later_s in history:
         now_s += later_s
@@ -102,9 +102,9 @@ def test_guests_come_once_and_go_once(history: list[tuple[MemberEvent, float]]) 
 
 @given(HISTORIES)
 def test_after_a_look_everybody_is_there_and_has_a_lease(
-    history: list[tuple[MemberEvent, float]],
+    history: list[tuple[WorkerEvent, float]],
 ) -> None:
-    members, now_s = Membership(RULES), 0.0
+    members, now_s = Admission(RULES), 0.0
     for event, later_s in history:
         now_s += later_s
         told(members, at(event, now_s))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from artifacts.datasets.plain_values import MAX_DEPTH, check, from_json, same, to_json
 from tasks.rewards.programs.sandbox.case_runner import ENDINGS
-from tasks.rewards.programs.sandbox.reply import MAX_REPLY_BYTES, Reply, read_reply
+from tasks.rewards.programs.sandbox.reply import MAX_REPLY_BYTES, CommandReply, read_reply
 
 Json = Any  # Any: JSON, forged or not
 
@@ -146,5 +146,7 @@ def test_what_collides_stays_a_list_until_it_is_in_a_sandbox(name: str) -> None:
 
 def test_a_value_may_be_as_deep_as_one_that_is_written_and_no_deeper() -> None:
     deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
-    assert read_reply(forged_message(deepest)) == Reply(kind="value", value=json.loads(deepest))
+    assert read_reply(forged_message(deepest)) == CommandReply(
+        kind="value", value=json.loads(deepest)
+    )
     assert read_reply(forged_message(f"[{deepest}]")).kind == "forged"

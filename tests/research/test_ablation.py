@@ -20,8 +20,8 @@ from research.ablations.ablation import curves, is_finished
 from research.ablations.ablation_figures import (
     FIGURES,
     STAGES,
-    Line,
     MeasuredRun,
+    TableLine,
     block_costs,
     report,
     speed_up,
@@ -32,9 +32,9 @@ from research.ablations.ablation_variants import VARIANTS, Job, job_of, plan
 from research.ablations.level_variants import LEVELS
 from research.ablations.measured_run import measured
 
-SYNC = Line(name="sync", label="plain", over="")
-TAIL = Line(name="tail", label="+ tail batching", over="sync")
-STREAM = Line(name="stream", label="+ stream trainer", over="tail")
+SYNC = TableLine(name="sync", label="plain", over="")
+TAIL = TableLine(name="tail", label="+ tail batching", over="sync")
+STREAM = TableLine(name="stream", label="+ stream trainer", over="tail")
 
 
 def commit(step: int, seconds: float, trained: int, reward: float = 0.5) -> StepCommit:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_factories import ENGINE, make_engines, simulate_run
 
-from research.benchmarks.acceptance_simulated import Simulation, Variant, main, measure
+from research.benchmarks.acceptance_simulated import AcceptanceVariant, Simulation, main, measure
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -76,13 +76,13 @@ def test_speculation_on_prompts_alone_trains_on_the_draws_of_a_synchronous_run(
 @pytest.mark.parametrize(
     "variant",
     [
-        Variant(prompt_overprovision=1.25, response_overprovision=1.25),
-        Variant(prompt_overprovision=1, response_overprovision=1.25),
-        Variant(prompt_overprovision=1.5, response_overprovision=1, takes_seeds=False),
+        AcceptanceVariant(prompt_overprovision=1.25, response_overprovision=1.25),
+        AcceptanceVariant(prompt_overprovision=1, response_overprovision=1.25),
+        AcceptanceVariant(prompt_overprovision=1.5, response_overprovision=1, takes_seeds=False),
     ],
     ids=["both", "responses alone", "prompts alone, drawn anew"],
 )
-def test_the_other_variants_train_on_short_answers(variant: Variant) -> None:
+def test_the_other_variants_train_on_short_answers(variant: AcceptanceVariant) -> None:
     assert measure(SMALL, variant).bias.high < 0
 
 

@@ -21,8 +21,8 @@ from research.ablations.ablation_figures import (
     FIGURES,
     STAGES,
     TIMES,
-    Line,
     MeasuredRun,
+    TableLine,
     block_costs,
 )
 from research.ablations.ablation_variants import VARIANTS, job_of, plan
@@ -46,8 +46,8 @@ SMALL = (
     f"batch.responses_per_prompt={RESPONSES}",
 )
 
-SYNC = Line(name="sync", label="sync", over="")
-ONE = Line(name="async-one", label="α 1", over="sync")
+SYNC = TableLine(name="sync", label="sync", over="")
+ONE = TableLine(name="async-one", label="α 1", over="sync")
 
 
 def commit(step: int, started_s: float, finished_s: float, reward: float = 0.5) -> StepCommit:

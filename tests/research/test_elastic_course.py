@@ -12,12 +12,12 @@ import pytest
 from artifacts.layout import TOKENS
 from artifacts.new_tokens import NewTokens
 from artifacts.records import VersionSpan
-from artifacts.reports.members import MemberLine, keep_members
+from artifacts.reports.elastic_workers import ElasticWorkerRow, keep_elastic_workers
 from artifacts.store import Store
 from artifacts.token_log import TokenLog
 from research.ablations.course_figures import what_is_wrong
-from research.ablations.elastic_course import CUT_S, Course
-from research.kills.guest_park import GuestPark, Place
+from research.ablations.elastic_course import CUT_S, ScriptedCourse
+from research.kills.guest_park import GuestPark, WorkerPlace
 from research.kills.injected_run import InjectedRun
 
 
@@ -25,22 +25,22 @@ class Park:
     """Two places, and what was done to them."""
 
     def __init__(self) -> None:
-        self.places = [Place(name="guest-0", core=0), Place(name="guest-1", core=1)]
+        self.places = [WorkerPlace(name="guest-0", core=0), WorkerPlace(name="guest-1", core=1)]
         self.done: list[tuple[str, str]] = []
 
-    def fill(self, place: Place) -> None:
+    def fill(self, place: WorkerPlace) -> None:
         self.done.append(("fill", place.name))
 
     def renew(self) -> None:
         pass
 
-    def drain(self, place: Place) -> None:
+    def drain(self, place: WorkerPlace) -> None:
         self.done.append(("drain", place.name))
 
-    def kill(self, place: Place) -> None:
+    def kill(self, place: WorkerPlace) -> None:
         self.done.append(("kill", place.name))
 
-    def cut(self, place: Place, for_s: float) -> None:
+    def cut(self, place: WorkerPlace, for_s: float) -> None:
         assert for_s == CUT_S
         self.done.append(("cut", place.name))
 
@@ -51,11 +51,11 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.run = SimpleNamespace(committed=1, stage="training", folder=folder)
         self.park = Park()
-        self.course = Course(cast("InjectedRun", self.run), cast("GuestPark", self.park))
+        self.course = ScriptedCourse(cast("InjectedRun", self.run), cast("GuestPark", self.park))
 
     def present(self, *names: str) -> None:
         lines = [
-            MemberLine(
+            ElasticWorkerRow(
                 name=f"{name}.g1",
                 worker=name,
                 price_class="spot",
@@ -68,7 +68,7 @@ class Scene:
             )
             for name in names
         ]
-        keep_members(Store.open(str(self.run.folder)), lines)
+        keep_elastic_workers(Store.open(str(self.run.folder)), lines)
 
     def tell(self, engine: str, told_s: float) -> None:
         told = NewTokens(

@@ -10,13 +10,13 @@ import pytest
 from artifacts.prices import PriceConfig
 from artifacts.reports.holding import Window, held_seconds
 from research.spot.elastic_run import PRICES, ElasticRun, play
-from research.spot.elastic_shapes import Shape
+from research.spot.elastic_shapes import SpotShape
 from research.spot.elastic_variants import VARIANTS
-from research.spot.spot_traces import SEGMENTS, Change, mean_workers, read_trace, steady
+from research.spot.spot_traces import SEGMENTS, TraceChange, mean_workers, read_trace, steady
 from research.spot.spot_workers import SPOT
 from tasks.engines.simulation.lengths import LengthModel
 
-SMALL = Shape(
+SMALL = SpotShape(
     parameters=1e9,
     cache_bytes=50_000,
     num_own=2,
@@ -34,10 +34,10 @@ RUN = ElasticRun(shape=SMALL, num_steps=3)
 
 def test_workers_that_come_and_go_cost_no_group_and_no_second_twice() -> None:
     changes = (
-        Change(time_s=1.0, change=2),
-        Change(time_s=6.0, change=-1),
-        Change(time_s=9.0, change=-1),
-        Change(time_s=12.0, change=1),
+        TraceChange(time_s=1.0, change=2),
+        TraceChange(time_s=6.0, change=-1),
+        TraceChange(time_s=9.0, change=-1),
+        TraceChange(time_s=12.0, change=1),
     )
     run = replace(RUN, trace=changes, num_steps=4, notice_s=0.5)
     played = play(run)
@@ -61,7 +61,7 @@ def test_what_was_told_of_a_killed_workers_responses_is_not_generated_again() ->
         )
         whole = play(run).steps[0]
         late_s = 0.7 * whole.start_s + 0.3 * whole.end_s
-        killed = replace(run, trace=(*run.trace, Change(time_s=late_s, change=-1)))
+        killed = replace(run, trace=(*run.trace, TraceChange(time_s=late_s, change=-1)))
         return play(killed).steps[0].end_s - whole.end_s
 
     assert 0 < overhead_s(report_tokens=8) < overhead_s(report_tokens=0)
@@ -83,7 +83,10 @@ def test_windows_that_were_found_are_taken_up_by_the_next_run() -> None:
 def test_a_trace_is_read_from_a_file_and_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "spot.csv"
     path.write_text("time_s,change\n60,-1\n0,+2\n")
-    assert read_trace(path) == (Change(time_s=0.0, change=2), Change(time_s=60.0, change=-1))
+    assert read_trace(path) == (
+        TraceChange(time_s=0.0, change=2),
+        TraceChange(time_s=60.0, change=-1),
+    )
     path.write_text("time_s,change\n0,+1\nsoon,+1\n")
     with pytest.raises(ValueError, match="line 3 of"):
         read_trace(path)

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from research.kills.guest_park import LOOK_S, RATE_MBIT, GuestPark, Place
+from research.kills.guest_park import LOOK_S, RATE_MBIT, GuestPark, WorkerPlace
 from research.kills.network_hosts import NetworkHosts
 
 NAMES = ["guest-0", "guest-1"]
@@ -49,7 +49,7 @@ def park(tmp_path: Path, wires: Wires) -> Iterator[GuestPark]:
     made.close()
 
 
-def names(places: list[Place]) -> list[str]:
+def names(places: list[WorkerPlace]) -> list[str]:
     return [place.name for place in places]
 
 

@@ -16,8 +16,8 @@ from artifacts.journal import Journal
 from artifacts.records import Fate, Group, Outcome, VersionSpan
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from flows.begun_round import BegunRound, keep_round
 from flows.config.run_config import RunConfig
+from flows.partial_round import PartialRound, keep_round
 from research.kills.injected_records import Findings, examine
 from tasks.rounds.report import RolloutReport, close_round
 from tasks.scheduling.events import PromptRef, RoundPlan
@@ -108,7 +108,7 @@ def keep_step(
         accept_prompts=NUM_PROMPTS,
         accept_per_prompt=NUM_RESPONSES,
     )
-    keep_round(store, BegunRound(before=QueueState(), plan=plan))
+    keep_round(store, PartialRound(before=QueueState(), plan=plan))
     Journal(store).finalise(step, rows, groups, ())
     report = RolloutReport(
         accepted=tuple(group.prompt.prompt_id for group in groups),

@@ -14,13 +14,13 @@ import pytest
 from artifacts.store import Store
 from research.paper import command, registry
 from research.paper.compared import lines_of, unit_of
-from research.paper.experiment import Experiment, Observed, Part, Scale, is_chosen
+from research.paper.experiment import Experiment, FigurePart, Observed, Scale, is_chosen
 from research.paper.playing import play_cases
 from research.paper.published import PUBLISHED
 from research.paper.registry import EXPERIMENTS, chosen
 from research.paper.rollpacker_case import case_of
 from research.paper.setups import BY_MODEL
-from research.paper.variants import STREAM, SYNC, TAIL, Variant
+from research.paper.variants import STREAM, SYNC, TAIL, PaperVariant
 
 MODELS, CAPS, KINDS = ("7B", "14B", "32B"), ("8k", "16k", "32k"), ("short", "long")
 SCALE = Scale(periods=1)
@@ -105,8 +105,8 @@ def test_an_unknown_name_is_an_error() -> None:
         chosen(["fig1"], SCALE)
 
 
-@pytest.mark.parametrize("variant", [SYNC, TAIL, STREAM, Variant(eta_r=1.5)])
-def test_a_run_has_its_steps_and_is_the_same_again(variant: Variant) -> None:
+@pytest.mark.parametrize("variant", [SYNC, TAIL, STREAM, PaperVariant(eta_r=1.5)])
+def test_a_run_has_its_steps_and_is_the_same_again(variant: PaperVariant) -> None:
     case = replace(case_of(SMALL, variant, SCALE), num_steps=2)
     steps = case.play()
     assert case.play() == steps
@@ -128,14 +128,14 @@ def test_the_rollouts_that_calibrated_lengths_and_hosts_are_met() -> None:
 def test_rewards_that_follow_the_rollout_are_no_part_of_it() -> None:
     last, beside = (
         replace(case_of(replace(SMALL, tasks=("code",)), variant, SCALE), num_steps=1).play()[0]
-        for variant in (SYNC, Variant())
+        for variant in (SYNC, PaperVariant())
     )
     assert last.figures["reward_s"] > beside.figures["reward_s"]
 
 
 @pytest.mark.parametrize(("eta", "steps"), [(1.0, 5), (1.125, 9), (1.25, 5), (1.5, 3)])
 def test_a_period_ends_with_its_long_round(eta: float, steps: int) -> None:
-    assert Variant(eta_p=eta, eta_r=1.25).num_steps(1) == steps
+    assert PaperVariant(eta_p=eta, eta_r=1.25).num_steps(1) == steps
 
 
 def test_a_ratio_is_ours_over_the_published_one() -> None:
@@ -163,7 +163,7 @@ class CountedCase:
 
 
 def counted(scale: Scale) -> Experiment:
-    part = Part(
+    part = FigurePart(
         name="counted/seed",
         cases={"run": CountedCase(scale.seed)},
         figures=lambda played: {"counted/seed": played["run"][0].figures["value"]},

@@ -10,7 +10,7 @@ from research.ablations.policies import policy_of
 from research.paper.experiment import Observed, Scale
 from research.paper.robust import NUM_STEPS, SET_UPS, SETTINGS, part_of, robust
 from research.paper.setups import BY_MODEL, Lengths
-from research.paper.variants import Variant
+from research.paper.variants import PaperVariant
 from research.paper.workload import work_of
 from tasks.scheduling.batch import BatchConfig
 
@@ -20,7 +20,7 @@ SMALL = replace(BY_MODEL["14B"], num_devices=16, prompts=6, responses=2, cap_tok
 
 @pytest.mark.parametrize("variant", SETTINGS.values(), ids=SETTINGS)
 def test_every_setting_plays_whole_periods_and_launches_no_response_in_vain(
-    variant: Variant,
+    variant: PaperVariant,
 ) -> None:
     algebra = policy_of(variant.scheduling).algebra(BATCH)
     assert NUM_STEPS % algebra.period_steps == 0

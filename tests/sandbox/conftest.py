@@ -29,4 +29,4 @@ def landlock_without_a_library() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def hosts_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of environments have imported what the tests need."""
-    monkeypatch.setattr("tasks.environments.processes.origins.closed_to_nobody", lambda _: "")
+    monkeypatch.setattr("tasks.environments.processes.fork_servers.closed_to_nobody", lambda _: "")

@@ -113,7 +113,9 @@ async def test_a_machine_without_the_isolation_is_refused_with_the_cure(
 async def test_landlock_is_refused_where_nobody_can_read_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.environments.processes.origins.closed_to_nobody", lambda _: "/root")
+    monkeypatch.setattr(
+        "tasks.environments.processes.fork_servers.closed_to_nobody", lambda _: "/root"
+    )
     pool = HostPool(PATIENT.model_copy(update={"isolation": "landlock"}))
     with pytest.raises(
         ValueError, match=r"could not read Python, /root is closed .*; use a kernel"

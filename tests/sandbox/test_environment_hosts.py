@@ -16,8 +16,8 @@ from artifacts.episodes import Ending
 from tasks.environments.base import Transition
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.fork_server_process import ForkServerProcess
 from tasks.environments.processes.host_state import HostState
-from tasks.environments.processes.origin_process import OriginProcess
 
 
 async def played(pool: HostPool, episode_id: str, *texts: str, seed: int = 3) -> Transition:
@@ -248,7 +248,7 @@ async def test_an_answer_of_a_process_that_outlived_its_limit_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kills: list[int] = []
-    monkeypatch.setattr(OriginProcess, "kill", lambda origin, number: kills.append(number))
+    monkeypatch.setattr(ForkServerProcess, "kill", lambda origin, number: kills.append(number))
     async with hosts(HostConfig(num_hosts=2, reset_s=120.0, step_s=0.05)) as pool:
         ending, _ = await failure(played(pool, "one", "sleep 0.5"))
         assert (ending, kills) == (Ending.UNANSWERED, [1])

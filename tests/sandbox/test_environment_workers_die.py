@@ -19,11 +19,11 @@ from tasks.cluster.dask_cluster import open_cluster, worker_addresses
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.registry import ActorRegistry
 from tasks.environments.base import EnvironmentLost
-from tasks.environments.hosts.bulletin import told_states
 from tasks.environments.hosts.host_actor import HostActor
 from tasks.environments.hosts.host_keeper import HostKeeper
 from tasks.environments.hosts.host_workers import HostWorkers
 from tasks.environments.hosts.remote_hosts import RemoteHosts
+from tasks.environments.hosts.status_board import reported_states
 
 WORKERS = ("environment-0", "environment-1")
 START_S = 300.0
@@ -165,9 +165,9 @@ async def test_pools_tell_their_states(run: Run) -> None:
     hosts = run.hosts("engine-4")
     await hosts.reset("one", SCRIPT, 1)
     await until(
-        lambda: any(pool.num_episodes for pool in told_states(run.client, "run", WORKERS)), 60
+        lambda: any(pool.num_episodes for pool in reported_states(run.client, "run", WORKERS)), 60
     )
-    pools = told_states(run.client, "run", WORKERS)
+    pools = reported_states(run.client, "run", WORKERS)
     assert {pool.name for pool in pools} == set(WORKERS)
     (told,) = [host for pool in pools for host in pool.hosts if host.episode]
     assert told.state == "thinking"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.environments.base import Program
+from tasks.environments.base import RequestedProgram
 from tasks.environments.tools.program_runner import (
     KILLED,
     NO_MEMORY,
@@ -34,7 +34,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[ProgramRunner]:
 
 
 def said(runner: ProgramRunner, text: str, limit_s: float = LIMIT_S) -> str:
-    return runner.run(Program(text, limit_s, MAX_CHARS))
+    return runner.run(RequestedProgram(text, limit_s, MAX_CHARS))
 
 
 @pytest.mark.parametrize(
@@ -145,5 +145,5 @@ def test_a_machine_without_the_isolation_is_refused_with_the_cure(
     monkeypatch.setattr("tasks.environments.tools.program_runner.holds", lambda _: "no walls")
     runner = ProgramRunner(Isolation.NAMESPACES)
     with pytest.raises(ValueError, match=r"Python needs the isolation .* no walls; allow"):
-        runner.run(Program("1", LIMIT_S, MAX_CHARS))
+        runner.run(RequestedProgram("1", LIMIT_S, MAX_CHARS))
     runner.close()

@@ -14,7 +14,7 @@ from typing import Any
 from distributed import Client, LocalCluster, Security
 
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.elastic.guest_card import TOPIC
+from tasks.elastic.worker_card import TOPIC
 
 ROOT = Path(__file__).parents[2]
 COMES_WITHIN_S = 400.0  # a process that imports Dask beside others that take every core

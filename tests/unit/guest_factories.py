@@ -12,26 +12,26 @@ from tasks.engines.base import Engine, EngineStats
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.writers import BlankWriter
-from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving, GuestNews
+from tasks.rounds.elastic_engines import ElasticNews, EngineGone, EngineJoined, EngineLeaving
 from tasks.scheduling.seeds import derive_seed
 
 
 class Door:
     """Tells a round of its guests (`Guests`)."""
 
-    def __init__(self, *news: GuestNews) -> None:
-        self._news = Mailbox[GuestNews]()
+    def __init__(self, *news: ElasticNews) -> None:
+        self._news = Mailbox[ElasticNews]()
         self.given_up: dict[str, str] = {}  # reasons, by the guest's name
         self.tell(*news)
 
-    def tell(self, *news: GuestNews) -> None:
+    def tell(self, *news: ElasticNews) -> None:
         for told in news:
             self._news.put(told)
 
-    def tell_at(self, time_s: float, *news: GuestNews) -> None:
+    def tell_at(self, time_s: float, *news: ElasticNews) -> None:
         asyncio.get_running_loop().call_at(time_s, self.tell, *news)
 
-    async def news(self, wait_s: float) -> list[GuestNews]:
+    async def news(self, wait_s: float) -> list[ElasticNews]:
         return await self._news.take(wait_s)
 
     async def give_up(self, name: str, reason: str) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from artifacts.judgements import Judgement, JudgementCache, Question
-from artifacts.models.choice import TinyLlamaConfig
+from artifacts.judgements import Judgement, JudgementCache, JudgeQuestion
+from artifacts.models.registry import TinyLlamaConfig
 from artifacts.records import FinishReason, Generated, Prompt, Score
-from tasks.rewards.judges.desk import JudgeDesk, JudgingReport
+from tasks.rewards.judges.batcher import JudgeBatcher, JudgingReport
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.judges.reward import JudgeConfig
 
-Rule = Callable[[Question], float | None]
+Rule = Callable[[JudgeQuestion], float | None]
 
 
-def by_reference(question: Question) -> float | None:
+def by_reference(question: JudgeQuestion) -> float | None:
     """The rule that a perfect judge follows: the answer is the reference answer."""
     return 0.9 if f"Reference answer:\n{question.answer}\n" in question.before else 0.1
 
@@ -31,11 +31,11 @@ class RuleJudge:
         error: Exception | None = None,
     ) -> None:
         self.name = name
-        self.batches: list[list[Question]] = []
+        self.batches: list[list[JudgeQuestion]] = []
         self.num_rests = 0
         self._rule, self._takes_s, self._error = rule, takes_s, error
 
-    async def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
+    async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
         self.batches.append(list(questions))
         await asyncio.sleep(self._takes_s)
         if self._error is not None:
@@ -45,7 +45,7 @@ class RuleJudge:
     async def rest(self) -> None:
         self.num_rests += 1
 
-    def _judgement(self, question: Question) -> Judgement:
+    def _judgement(self, question: JudgeQuestion) -> Judgement:
         p_yes = self._rule(question)
         return Judgement(
             key=question.key,
@@ -86,7 +86,7 @@ def score_all(
     """Scores of responses that arrive together, in order, and what the desk says of the round."""
 
     async def run() -> tuple[list[Score], JudgingReport]:
-        async with JudgeDesk(
+        async with JudgeBatcher(
             judges, cache if cache is not None else JudgementCache(), max_batch
         ) as desk:
             asked = prompt or make_prompt()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.elastic.member_events import (
+from tasks.elastic.admission import Admission, AdmissionRules
+from tasks.elastic.worker_events import (
     Admit,
+    AdmittedWorker,
     Applicant,
     CardRead,
-    Guest,
     Loaded,
     Looked,
     MemberDecision,
 )
-from tasks.elastic.membership import Membership, Rules
 
-RULES = Rules(versions={"rollflow": "1", "vllm": "2"}, most_guests=2, lease_s=10.0, ready_s=60.0)
+RULES = AdmissionRules(
+    versions={"rollflow": "1", "vllm": "2"}, most_guests=2, lease_s=10.0, ready_s=60.0
+)
 APPLICANT = Applicant(
     name="spot",
     versions={"rollflow": "1", "vllm": "2"},
@@ -27,14 +29,16 @@ APPLICANT = Applicant(
 
 
 def comes(
-    members: Membership, address: str, name: str = "spot", at_s: float = 0.0
+    members: Admission, address: str, name: str = "spot", at_s: float = 0.0
 ) -> list[MemberDecision]:
     """A worker without fault shows its card."""
     applicant = replace(APPLICANT, name=name)
     return members.handle(CardRead(at_s=at_s, address=address, applicant=applicant))
 
 
-def present(members: Membership, address: str, name: str = "spot", at_s: float = 0.0) -> Guest:
+def present(
+    members: Admission, address: str, name: str = "spot", at_s: float = 0.0
+) -> AdmittedWorker:
     """A guest with the weights of version 1."""
     members.handle(Looked(at_s=at_s, workers=frozenset({address})))
     (admitted,) = comes(members, address, name, at_s)
@@ -43,9 +47,9 @@ def present(members: Membership, address: str, name: str = "spot", at_s: float =
     return next(guest for guest in members.here if guest.name == admitted.guest.name)
 
 
-def make_guest(worker: str, *, since_s: float, until_s: float | None) -> Guest:
+def make_guest(worker: str, *, since_s: float, until_s: float | None) -> AdmittedWorker:
     """A guest as it is kept, on one core."""
-    return Guest(
+    return AdmittedWorker(
         name=f"{worker}.g1",
         worker=worker,
         address="tcp://10.0.0.2:1",

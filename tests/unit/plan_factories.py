@@ -9,7 +9,7 @@ from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
-from tasks.learner.weight_sync import GateConfig
+from tasks.learner.weight_check import WeightCheckConfig
 from tasks.metrics.report import StepReport
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.report import RewardReport
@@ -39,7 +39,7 @@ CONTEXT = RunContext(
     weights_dir="weights",
     scheduling=SyncConfig(),
     stream_trainer=StreamTrainerConfig(),
-    gate=GateConfig(tolerance_nats=0.1),
+    gate=WeightCheckConfig(tolerance_nats=0.1),
     deadlines=DeadlineConfig(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0, start_s=1.0),
 )
 

@@ -14,7 +14,7 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.rounds.driver import drive_round
-from tasks.rounds.guests import Guests
+from tasks.rounds.elastic_engines import ElasticWorkers
 from tasks.rounds.records import RoundResult, ScoreFeed
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
@@ -29,7 +29,7 @@ from tasks.scheduling.events import (
     RoundPlan,
     RoundScheduler,
 )
-from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.stream_training import (
@@ -114,7 +114,7 @@ def plan_round(
     num_steps: int,
     unfit: Collection[int] = (),
 ) -> RoundPlan | None:
-    turn = Turn(
+    turn = PlanningInputs(
         state=state,
         batch=batch,
         step=step,
@@ -182,7 +182,7 @@ async def play(
     free_s: float = 0.0,
     attempt: int = 0,
     policy: Policy | None = None,
-    guests: Guests | None = None,
+    guests: ElasticWorkers | None = None,
     balancing: BalancingConfig | None = None,
     empty_s: float = math.inf,
 ) -> RoundResult:

@@ -15,7 +15,7 @@ from tasks.rewards.programs.adaptive_timeout import (
     MAX_HOPELESS,
     AdaptiveTimeoutConfig,
     Anchor,
-    TimeoutBook,
+    MeasuredTimes,
     from_record,
     is_early_kill,
     is_ended_early,
@@ -137,7 +137,7 @@ def test_a_program_that_failed_by_itself_is_no_early_kill_and_gets_no_second_loo
 def starved(num_looks: int, num_rounds: int = 50) -> float:
     """Share of slow correct executions (6 s, one a round) that are killed after a lucky fast one
     (10 ms) came first."""
-    book, killed = TimeoutBook({"a/0": Anchor(slowest_s=0.01, num_correct=1)}), 0
+    book, killed = MeasuredTimes({"a/0": Anchor(slowest_s=0.01, num_correct=1)}), 0
     for _ in range(num_rounds):
         (limit,) = book.limits(CONFIG, ["a/0"])
         result = (
@@ -156,7 +156,7 @@ def test_a_lucky_fast_answer_starves_all_slow_ones_but_for_one_round_with_second
 
 
 def test_the_book_learns_and_hands_out_limits_by_case() -> None:
-    book = TimeoutBook()
+    book = MeasuredTimes()
     assert book.limits(CONFIG, ["a/0", "a/1"]) == (30.0, 30.0)
     book.learn({"a/0": Anchor(slowest_s=4.0, num_correct=1)})
     book.learn({"a/0": Anchor(slowest_s=2.0, num_correct=1)})

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tasks.metrics.alarm import Alarm, AlarmConfig, alarms_of
+from tasks.metrics.monitors import MonitorConfig, MonitorWarning, warnings_of
 
 FINE = {
     "train/tokens_scored": 100.0,
@@ -18,15 +18,17 @@ FINE = {
 SILENT = dict.fromkeys(FINE, 0.0)  # of a step that scored nothing
 
 
-def raised(*values: float, figure: str, config: AlarmConfig | None = None) -> list[Alarm]:
+def raised(
+    *values: float, figure: str, config: MonitorConfig | None = None
+) -> list[MonitorWarning]:
     """The alarms of a run whose steps have these values of a figure."""
     steps = [(step, FINE | {figure: value}) for step, value in enumerate(values, 1)]
-    return list(alarms_of(steps, config or AlarmConfig()))
+    return list(warnings_of(steps, config or MonitorConfig()))
 
 
 def test_a_run_within_its_limits_raises_none() -> None:
-    assert alarms_of([(step, FINE) for step in range(1, 9)], AlarmConfig()) == ()
-    assert alarms_of([], AlarmConfig()) == ()
+    assert warnings_of([(step, FINE) for step in range(1, 9)], MonitorConfig()) == ()
+    assert warnings_of([], MonitorConfig()) == ()
 
 
 @pytest.mark.parametrize(
@@ -62,13 +64,13 @@ def test_entropy_is_held_against_that_of_the_first_step() -> None:
 def test_steps_that_scored_nothing_neither_count_nor_end_a_row() -> None:
     low = FINE | {"train/effective_sample_fraction": 0.1}
     steps = [(1, SILENT), (2, SILENT), (3, low), (4, SILENT), (5, low)]
-    assert alarms_of(steps, AlarmConfig()) == ()
-    (alarm,) = alarms_of([*steps, (6, low)], AlarmConfig())
+    assert warnings_of(steps, MonitorConfig()) == ()
+    (alarm,) = warnings_of([*steps, (6, low)], MonitorConfig())
     assert alarm.step == 6
 
 
 def test_it_names_the_figure_the_value_the_limit_and_the_cure() -> None:
-    config = AlarmConfig(steps_in_a_row=2, max_cut_fraction=0.25)
+    config = MonitorConfig(steps_in_a_row=2, max_cut_fraction=0.25)
     (alarm,) = raised(0.5, 0.4, figure="train/cut_fraction", config=config)
     told = str(alarm)
     expected = "train/cut_fraction was 0.4 in step 2, above 0.25 for 2 steps in a row: "
@@ -78,7 +80,7 @@ def test_it_names_the_figure_the_value_the_limit_and_the_cure() -> None:
 
 
 def test_limits_can_be_switched_off() -> None:
-    config = AlarmConfig(
+    config = MonitorConfig(
         min_effective_sample_fraction=0,
         max_mismatch_k3=math.inf,
         max_cut_fraction=1,
@@ -91,4 +93,4 @@ def test_limits_can_be_switched_off() -> None:
         "train/cut_fraction": 1.0,
         "train/entropy_nats": 0.0,
     }
-    assert alarms_of([(1, FINE), *((step, ruined) for step in range(2, 9))], config) == ()
+    assert warnings_of([(1, FINE), *((step, ruined) for step in range(2, 9))], config) == ()

@@ -18,7 +18,7 @@ from flows import reporter
 from flows.heldout_answers import read_answers
 from flows.reporter import ALARM_TAG, RunReporter
 from flows.results import RunResults
-from tasks.elastic.book import GuestBook
+from tasks.elastic.worker_history import WorkerHistory
 
 FIGURE = "train/effective_sample_fraction"
 ALARM = f"{FIGURE} was 0.2 in step 3, below 0.5 for 3 steps in a row"
@@ -59,7 +59,7 @@ async def test_the_step_that_raises_it_tells_it_once(
     monkeypatch.setattr(reporter, "acreate_table_artifact", made)
     tags = Tags()
     run = replace(make_run(Store.open("memory://alarm")), tracker=tags)
-    teller = RunReporter(run, GuestBook(run.store, tuple))
+    teller = RunReporter(run, WorkerHistory(run.store, tuple))
     with caplog.at_level(logging.WARNING):
         for step, effective in enumerate((0.4, 0.3, 0.2, 0.1), 1):
             if step == 3:

@@ -12,10 +12,10 @@ from learner_factories import ALONE, VOCABULARY, naive_logp, naive_model, random
 from research.benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.aggregation import SequenceMean
 from tasks.learner.architecture import check_architecture
 from tasks.learner.losses.policy_gradient import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
-from tasks.learner.normalisation import SequenceMean
 from tasks.learner.objective import Objective
 from tasks.learner.packing import micro_batches
 from tasks.learner.policy import load_policy

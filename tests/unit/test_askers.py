@@ -9,8 +9,8 @@ from record_factories import make_request
 
 from artifacts.new_tokens import NewTokens, parted
 from artifacts.records import Generated, Request, Running, WeightsRef
-from tasks.engines.askers import Asker, Askers
 from tasks.engines.base import EngineLost
+from tasks.engines.response_mux import EngineClient, ResponseMux
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -23,7 +23,7 @@ def asked(prompt_id: str, index: int) -> Request:
     return make_request(prompt_id=prompt_id, index=index, seed=index)
 
 
-async def collected(askers: Askers, asker: Asker, num_wanted: int) -> list[Generated]:
+async def collected(askers: ResponseMux, asker: EngineClient, num_wanted: int) -> list[Generated]:
     """Waits as the driver of a round does, poll after poll."""
     came: list[Generated] = []
     async with asyncio.timeout(600):
@@ -39,28 +39,28 @@ def names(came: list[Generated]) -> set[str]:
 def test_each_collects_what_it_asked_for_while_the_other_waits_too() -> None:
     async def share() -> None:
         replica = SimulatedEngine("engine-0", CONFIG)
-        askers = Askers(replica)
+        askers = ResponseMux(replica)
         trained = [asked("a", index) for index in range(6)]
         heldout = [asked("b", index) for index in range(5)]
-        await askers.submit(Asker.ROUND, trained)
-        await askers.submit(Asker.EVALUATION, heldout)
+        await askers.submit(EngineClient.ROUND, trained)
+        await askers.submit(EngineClient.EVALUATION, heldout)
         of_round, of_evaluation = await asyncio.gather(
-            collected(askers, Asker.ROUND, 6), collected(askers, Asker.EVALUATION, 5)
+            collected(askers, EngineClient.ROUND, 6), collected(askers, EngineClient.EVALUATION, 5)
         )
         assert names(of_round) == {request.response_id for request in trained}
         assert names(of_evaluation) == {request.response_id for request in heldout}
-        assert await askers.collect(Asker.ROUND, 0.0) == []
+        assert await askers.collect(EngineClient.ROUND, 0.0) == []
 
     run_virtual(share())
 
 
 def test_what_a_round_asked_for_waits_for_it_while_the_evaluation_goes_on() -> None:
     async def share() -> None:
-        askers = Askers(SimulatedEngine("engine-0", CONFIG))
-        await askers.submit(Asker.ROUND, [asked("a", index) for index in range(6)])
-        await askers.submit(Asker.EVALUATION, [asked("b", index) for index in range(40)])
-        assert len(await collected(askers, Asker.EVALUATION, 40)) == 40
-        assert len(await collected(askers, Asker.ROUND, 6)) == 6
+        askers = ResponseMux(SimulatedEngine("engine-0", CONFIG))
+        await askers.submit(EngineClient.ROUND, [asked("a", index) for index in range(6)])
+        await askers.submit(EngineClient.EVALUATION, [asked("b", index) for index in range(40)])
+        assert len(await collected(askers, EngineClient.EVALUATION, 40)) == 40
+        assert len(await collected(askers, EngineClient.ROUND, 6)) == 6
 
     run_virtual(share())
 
@@ -68,9 +68,9 @@ def test_what_a_round_asked_for_waits_for_it_while_the_evaluation_goes_on() -> N
 def test_to_stop_nothing_ends_both_waits_at_once() -> None:
     async def share() -> None:
         replica = SimulatedEngine("engine-0", CONFIG)
-        askers = Askers(replica)
-        await askers.submit(Asker.ROUND, [asked("a", 0)])
-        waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in Asker]
+        askers = ResponseMux(replica)
+        await askers.submit(EngineClient.ROUND, [asked("a", 0)])
+        waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in EngineClient]
         await asyncio.sleep(0.0001)
         await replica.abort(())
         assert await asyncio.gather(*waits) == [[], []]
@@ -81,15 +81,17 @@ def test_to_stop_nothing_ends_both_waits_at_once() -> None:
 
 def test_a_load_that_drops_forgets_what_nobody_collected() -> None:
     async def share() -> None:
-        askers = Askers(SimulatedEngine("engine-0", CONFIG))
-        await askers.submit(Asker.ROUND, [asked("a", 0)])
-        await askers.submit(Asker.EVALUATION, [asked("b", 0)])
-        while not await askers.collect(Asker.EVALUATION, 5.0):
+        askers = ResponseMux(SimulatedEngine("engine-0", CONFIG))
+        await askers.submit(EngineClient.ROUND, [asked("a", 0)])
+        await askers.submit(EngineClient.EVALUATION, [asked("b", 0)])
+        while not await askers.collect(EngineClient.EVALUATION, 5.0):
             pass
         await asyncio.sleep(600)
-        await askers.collect(Asker.EVALUATION, 1.0)  # what the round asked for is in its box now
+        await askers.collect(
+            EngineClient.EVALUATION, 1.0
+        )  # what the round asked for is in its box now
         await askers.load_weights(WEIGHTS, (), Running.DROP)
-        assert await askers.collect(Asker.ROUND, 1.0) == []
+        assert await askers.collect(EngineClient.ROUND, 1.0) == []
 
     run_virtual(share())
 
@@ -97,9 +99,9 @@ def test_a_load_that_drops_forgets_what_nobody_collected() -> None:
 def test_both_hear_of_a_replica_that_is_lost() -> None:
     async def share() -> None:
         replica = SimulatedEngine("engine-0", CONFIG)
-        askers = Askers(replica)
-        await askers.submit(Asker.ROUND, [asked("a", 0)])
-        waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in Asker]
+        askers = ResponseMux(replica)
+        await askers.submit(EngineClient.ROUND, [asked("a", 0)])
+        waits = [asyncio.create_task(askers.collect(asker, 500.0)) for asker in EngineClient]
         await asyncio.sleep(0.0001)
         replica.close()
         ended = await asyncio.gather(*waits, return_exceptions=True)
@@ -111,10 +113,10 @@ def test_both_hear_of_a_replica_that_is_lost() -> None:
 def test_each_is_told_of_what_it_asked_for_before_that_is_over() -> None:
     async def share() -> None:
         telling = CONFIG.model_copy(update={"report_tokens": 16})
-        askers = Askers(SimulatedEngine("engine-0", telling))
-        await askers.submit(Asker.ROUND, [asked("a", index) for index in range(4)])
-        await askers.submit(Asker.EVALUATION, [asked("b", index) for index in range(4)])
-        for asker, prompt_id in ((Asker.ROUND, "a"), (Asker.EVALUATION, "b")):
+        askers = ResponseMux(SimulatedEngine("engine-0", telling))
+        await askers.submit(EngineClient.ROUND, [asked("a", index) for index in range(4)])
+        await askers.submit(EngineClient.EVALUATION, [asked("b", index) for index in range(4)])
+        for asker, prompt_id in ((EngineClient.ROUND, "a"), (EngineClient.EVALUATION, "b")):
             reports: list[NewTokens] = []
             whole: list[Generated] = []
             while len(whole) < 4:

@@ -25,7 +25,12 @@ from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import ledger_of
 from tasks.rounds.records import InFlight, RoundResult
 from tasks.rounds.report import close_round
-from tasks.run.begun_responses import begun_responses, drop_begun, turns_folder, written_tokens
+from tasks.run.partial_responses import (
+    drop_partial,
+    partial_responses,
+    turns_folder,
+    written_tokens,
+)
 from tasks.run.plan import StepPlan
 from tasks.run.run_context import RunContext
 from tasks.scheduling.admission import Admission
@@ -219,7 +224,7 @@ def written(run: RunContext, whole: Generated, *attempts: int) -> None:
 
 def read_begun(plan: StepPlan) -> Mapping[str, Generated]:
     async def read() -> Mapping[str, Generated]:
-        return await begun_responses(plan)()
+        return await partial_responses(plan)()
 
     return asyncio.run(read())
 
@@ -238,7 +243,7 @@ def test_what_was_begun_is_read_beside_the_round(
         read_in.append(threading.current_thread())
         return {}
 
-    monkeypatch.setattr("tasks.run.begun_responses.read_turns", slow)
+    monkeypatch.setattr("tasks.run.partial_responses.read_turns", slow)
     assert read_begun(step_plan(run_in(tmp_path / "runs"), 7)) == {}
     assert read_in
     assert threading.main_thread() not in read_in
@@ -249,11 +254,11 @@ def test_a_step_finds_its_own_episodes_until_it_is_committed(tmp_path: Path) -> 
     written(run, whole, 6001, 7001, 7002, 7501, 8001)
     assert found_of(step_plan(run, 7)) == {7001, 7002}
     assert found_of(step_plan(run, 7, "evaluate")) == {7501}
-    drop_begun(step_plan(run, 7))
+    drop_partial(step_plan(run, 7))
     assert found_of(step_plan(run, 6)) == found_of(step_plan(run, 7)) == set()
     assert found_of(step_plan(run, 8)) == {8001}
     assert found_of(step_plan(run, 7, "evaluate")) == {7501}
-    drop_begun(step_plan(run, 7, "evaluate"))
+    drop_partial(step_plan(run, 7, "evaluate"))
     assert found_of(step_plan(run, 7, "evaluate")) == set()
 
 
@@ -267,9 +272,9 @@ def test_what_a_round_left_to_the_next_one_is_that_ones(tmp_path: Path) -> None:
     close_round(run.open_store(), 7, report)
     later = step_plan(run, 8, overlaps=True)
     assert found_of(later) == {6001, 8001}
-    drop_begun(step_plan(run, 7, overlaps=True))
+    drop_partial(step_plan(run, 7, overlaps=True))
     assert found_of(later) == {6001, 8001}
-    drop_begun(later)
+    drop_partial(later)
     assert found_of(later) == set()
 
 
@@ -278,7 +283,7 @@ def test_nothing_is_written_without_episodes_or_a_folder(tmp_path: Path) -> None
     run = replace(run_in(tmp_path), artifact_root="memory://begun-episodes")
     assert turns_folder(run) is None
     assert read_begun(step_plan(run, 1)) == {}
-    drop_begun(step_plan(run, 1))
+    drop_partial(step_plan(run, 1))
     assert Store.open("memory://begun-episodes").list("") == []
 
 
@@ -289,7 +294,7 @@ def test_tokens_that_engines_told_are_found_and_dropped_as_turns_are(tmp_path: P
         write([told_in(attempt) for attempt in (6001, 7001, 7002, 7501, 8001)])
     assert found_of(step_plan(run, 7)) == {7001, 7002}
     assert found_of(step_plan(run, 7, "evaluate")) == {7501}
-    drop_begun(step_plan(run, 7))
+    drop_partial(step_plan(run, 7))
     assert found_of(step_plan(run, 6)) == found_of(step_plan(run, 7)) == set()
     assert found_of(step_plan(run, 8)) == {8001}
 

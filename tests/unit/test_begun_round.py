@@ -12,9 +12,9 @@ from plan_factories import CONTEXT, make_report, make_step_plan
 
 from artifacts import layout
 from artifacts.store import Store
-from flows import course
-from flows.begun_round import BegunRound
+from flows import step_controller as course
 from flows.config.run_config import RunConfig
+from flows.partial_round import PartialRound
 from flows.run import OpenRun
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import QueueState
@@ -38,7 +38,7 @@ def open_run(root: Path, num_steps: int, unfit: tuple[int, ...] = ()) -> OpenRun
     return replace(opened(root, 0), config=RunConfig.model_validate(values), context=context)
 
 
-def begin(run: OpenRun, step: int = 5) -> BegunRound:
+def begin(run: OpenRun, step: int = 5) -> PartialRound:
     begun = course.next_round(run, BEFORE, step, published=step - 1)
     assert begun is not None
     return begun

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from artifacts.datasets.rows import Message
 from artifacts.models.character_tokenizer import character_tokenizer
-from artifacts.models.choice import SmolLM2Config
+from artifacts.models.registry import SmolLM2Config
 from tasks.engines.chat_tokens import STAND_IN, ChatTokens, chat_tokens
 from tasks.engines.model_files import read_tokenizer
 from tasks.environments.episodes.bridge import make_bridge

@@ -18,10 +18,10 @@ from artifacts.records import WeightsRef
 from artifacts.refused_writes import StoreError
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
-from flows import course
+from flows import step_controller as course
 from flows.config.run_config import RunConfig
-from flows.course import RunCourse
 from flows.run import OpenRun
+from flows.step_controller import StepController
 from tasks.learner.reports import GradientsNotFinite
 from tasks.run import prompts
 from tasks.run.plan import StepPlan
@@ -33,7 +33,7 @@ COMMITTED, HELD = (WeightsRef(version=version, path="", digest="") for version i
 
 def course_of(
     root: Path, preset: str, reporter: object = None, records: object = None, **values: object
-) -> tuple[OpenRun, RunCourse]:
+) -> tuple[OpenRun, StepController]:
     """A run of six steps and its course, which evaluates after every fourth."""
     config = RunConfig.model_validate(
         {"preset": preset, "num_steps": 6, "evaluation": {"every_steps": 4}} | values
@@ -50,7 +50,7 @@ def course_of(
         return plan
 
     step_flow: Any = None
-    return run, RunCourse(run, fleet, layouts, step_flow, evaluate, reporter, records)  # type: ignore[arg-type]
+    return run, StepController(run, fleet, layouts, step_flow, evaluate, reporter, records)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.judgements import kept_judgements
 from artifacts.store import Store
-from flows.begun_round import begun_round
+from flows.partial_round import partial_round
 from tasks.learner import reward_moments
 from tasks.learner.split import read_split
 from tasks.rounds.report import read_round
 
 READERS: dict[str, Callable[[Store], object]] = {
-    layout.plan_file(2): lambda store: begun_round(store, 2, 9, ()),
+    layout.plan_file(2): lambda store: partial_round(store, 2, 9, ()),
     layout.round_file(2): lambda store: read_round(store, 2),
     layout.split_file(2): lambda store: read_split(store, 2),
     layout.moments_file(2): lambda store: reward_moments._read(store, 2),

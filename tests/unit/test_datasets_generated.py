@@ -22,7 +22,7 @@ from artifacts.datasets.chain_sum import (
     question,
 )
 from artifacts.datasets.choice import TaskConfig, load_dataset
-from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymConfig
+from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymTaskConfig
 from artifacts.datasets.rows import Row, generate, pareto_size, question_row
 from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
@@ -198,12 +198,12 @@ def test_a_task_too_small_for_two_sides_says_so() -> None:
     with pytest.raises(
         ValueError, match=r"gcd must know 3 held-out questions, found 0.*lower num_prompts"
     ):
-        load_dataset(ReasoningGymConfig(datasets=few, num_prompts=1, heldout_prompts=3), 0)
+        load_dataset(ReasoningGymTaskConfig(datasets=few, num_prompts=1, heldout_prompts=3), 0)
 
 
 def test_reasoning_gym_rows_name_their_entry_and_split_evenly() -> None:
     dataset = load_dataset(
-        ReasoningGymConfig(
+        ReasoningGymTaskConfig(
             datasets={"gcd": {}, "chain_sum": {"max_terms": 3}}, num_prompts=20, heldout_prompts=5
         ),
         7,
@@ -219,19 +219,19 @@ def test_reasoning_gym_names_are_those_the_reward_scores() -> None:
 
     assert ALLOWED_DATASETS == SCORED
     row = load_dataset(
-        ReasoningGymConfig(datasets={"lcm": {}}, num_prompts=1, heldout_prompts=0), 0
+        ReasoningGymTaskConfig(datasets={"lcm": {}}, num_prompts=1, heldout_prompts=0), 0
     ).rows[0]
     assert read_gold(row.gold).dataset == "lcm"
 
 
 def test_an_unsafe_reasoning_gym_data_set_is_refused() -> None:
     with pytest.raises(ValidationError, match="scorer is safe on model text, got 'countdown'"):
-        ReasoningGymConfig(datasets={"countdown": {}})
+        ReasoningGymTaskConfig(datasets={"countdown": {}})
 
 
 def test_wrong_arguments_of_a_reasoning_gym_data_set_are_named() -> None:
     with pytest.raises(ValueError, match=r"arguments of reasoning_gym data set gcd.*nonsense"):
-        load_dataset(ReasoningGymConfig(datasets={"gcd": {"nonsense": 1}}), 0)
+        load_dataset(ReasoningGymTaskConfig(datasets={"gcd": {"nonsense": 1}}), 0)
 
 
 def test_a_task_is_chosen_by_kind_and_unknown_keys_are_errors() -> None:

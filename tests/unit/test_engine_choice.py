@@ -20,7 +20,7 @@ from artifacts.weights import fingerprint, write_weights
 from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
 from tasks.engines.base import EngineLost
-from tasks.engines.choice import EngineConfig, build_engine
+from tasks.engines.registry import EngineConfig, build_engine
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 

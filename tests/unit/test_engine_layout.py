@@ -14,11 +14,12 @@ from artifacts.commit import StepCommit
 from artifacts.records import Span, WeightsRef
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
-from flows import course, engine_layout
+from flows import engine_layout
+from flows import step_controller as course
 from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, demand_of, with_relayout
-from flows.place import Place
 from flows.run import OpenRun
+from flows.step_ordering import StepOrdering
 from flows.steps import Planned, Steps
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import engine_members
@@ -231,7 +232,7 @@ def test_rebuilding_is_part_of_the_step_it_delays() -> None:
     assert metrics["bubble/sleep_wake_fraction"] == pytest.approx(4 / 14)
 
 
-class OneStep(course.RunCourse):
+class OneStep(course.StepController):
     """The course of a run of one step, which says what it commits."""
 
     committed: tuple[int, str | None]  # attempt and checkpoint
@@ -253,7 +254,7 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
     done: list[str] = []
     begin = WeightsRef(version=0, path="", digest="")
 
-    async def step_flow(plan: StepPlan, place: Place | None) -> StepReport:
+    async def step_flow(plan: StepPlan, place: StepOrdering | None) -> StepReport:
         assert place is None, "it overlaps no other"
         done.append(f"step, attempt {plan.attempt}, weights {plan.weights.version}")
         return make_report((), plan=plan)

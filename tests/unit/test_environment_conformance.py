@@ -21,7 +21,7 @@ from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
 from tasks.environments.base import Environment, EnvironmentSettings, Transition
 from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.conformance.report import Rule
+from tasks.environments.conformance.report import ConformanceRule
 from tasks.environments.conformance.suite import check_environment
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.games.bandit import BanditConfig
@@ -221,34 +221,52 @@ def test_a_good_environment_passes_and_the_global_source_is_no_matter() -> None:
 @pytest.mark.parametrize(
     ("made", "rule", "why"),
     [
-        (ResetRaises, Rule.RESET, "reset must not raise, reset(0) did: OSError: no such texture"),
-        (ResetGivesNumbers, Rule.RESET, "must be text, got list [0, 1]; put it into words"),
-        (RaisesAtGarbage, Rule.STEP, "did: ValueError: invalid literal for int()"),
-        (ExitsAtGarbage, Rule.STEP, "did: SystemExit: 0; answer such a text"),
-        (SaysBytes, Rule.VALUES, "an observation must be text, got bytes b'bytes'"),
-        (GivesATuple, Rule.VALUES, "step must give a Transition, got ('text',"),
-        (PaysNan, Rule.VALUES, "to 1,000,000, got nan; scale it"),
-        (PaysText, Rule.VALUES, "to 1,000,000, got '1'; scale it"),
-        (EndsWithANumber, Rule.VALUES, "terminated and truncated must be bool, got (0, False)"),
-        (InformsInNumbers, Rule.VALUES, "info must map texts to texts, got {'turn': 1}"),
-        (NeverEnds, Rule.ENDS, "must end within max_turns (4), that of seed 0 did not"),
-        (EndsLate, Rule.ENDS, "raise max_turns"),
-        (DrawsFromNowhere, Rule.REPEATS, "after 1 turns it said '0."),
-        (PaysFromNowhere, Rule.REPEATS, "not all rewards and ends"),
-        (ForgetsToBeginAnew, Rule.REPEATS, "begin anew in reset"),
-        (SeedsTheGlobalSource, Rule.ALONE, "draw from a random.Random of the seed alone"),
-        (HoldsALambda, Rule.PICKLES, "must pickle between turns, it does not"),
-        (LosesItselfInPickles, Rule.PICKLES, "and the same actions must give the same"),
+        (
+            ResetRaises,
+            ConformanceRule.RESET,
+            "reset must not raise, reset(0) did: OSError: no such texture",
+        ),
+        (
+            ResetGivesNumbers,
+            ConformanceRule.RESET,
+            "must be text, got list [0, 1]; put it into words",
+        ),
+        (RaisesAtGarbage, ConformanceRule.STEP, "did: ValueError: invalid literal for int()"),
+        (ExitsAtGarbage, ConformanceRule.STEP, "did: SystemExit: 0; answer such a text"),
+        (SaysBytes, ConformanceRule.VALUES, "an observation must be text, got bytes b'bytes'"),
+        (GivesATuple, ConformanceRule.VALUES, "step must give a Transition, got ('text',"),
+        (PaysNan, ConformanceRule.VALUES, "to 1,000,000, got nan; scale it"),
+        (PaysText, ConformanceRule.VALUES, "to 1,000,000, got '1'; scale it"),
+        (
+            EndsWithANumber,
+            ConformanceRule.VALUES,
+            "terminated and truncated must be bool, got (0, False)",
+        ),
+        (InformsInNumbers, ConformanceRule.VALUES, "info must map texts to texts, got {'turn': 1}"),
+        (NeverEnds, ConformanceRule.ENDS, "must end within max_turns (4), that of seed 0 did not"),
+        (EndsLate, ConformanceRule.ENDS, "raise max_turns"),
+        (DrawsFromNowhere, ConformanceRule.REPEATS, "after 1 turns it said '0."),
+        (PaysFromNowhere, ConformanceRule.REPEATS, "not all rewards and ends"),
+        (ForgetsToBeginAnew, ConformanceRule.REPEATS, "begin anew in reset"),
+        (
+            SeedsTheGlobalSource,
+            ConformanceRule.ALONE,
+            "draw from a random.Random of the seed alone",
+        ),
+        (HoldsALambda, ConformanceRule.PICKLES, "must pickle between turns, it does not"),
+        (LosesItselfInPickles, ConformanceRule.PICKLES, "and the same actions must give the same"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_every_way_of_breaking_the_protocol_is_found(
-    made: type[Good], rule: Rule, why: str
+    made: type[Good], rule: ConformanceRule, why: str
 ) -> None:
     report = check_environment(Settings(made=made))
     broken, *others = [check for check in report.checks if check.verdict == "broken"]
     assert (broken.rule, report.passed) == (rule, False)
-    assert {check.rule for check in others} <= {Rule.ALONE}, "what is random is so side by side"
+    assert {check.rule for check in others} <= {ConformanceRule.ALONE}, (
+        "what is random is so side by side"
+    )
     assert why in broken.why
     assert "; " in broken.why, "it says what to do"
 
@@ -256,8 +274,8 @@ def test_every_way_of_breaking_the_protocol_is_found(
 def test_what_a_broken_rule_hides_is_not_said_to_hold() -> None:
     report = check_environment(Settings(made=ResetRaises))
     verdicts = {check.rule: check.verdict for check in report.checks}
-    assert verdicts.pop(Rule.HEAD) == "holds"
-    assert verdicts.pop(Rule.RESET) == "broken"
+    assert verdicts.pop(ConformanceRule.HEAD) == "holds"
+    assert verdicts.pop(ConformanceRule.RESET) == "broken"
     assert set(verdicts.values()) == {"unknown"}
 
 
@@ -267,7 +285,7 @@ def test_a_head_without_a_system_turn_is_found() -> None:
             return (Message(role="user", content="hello"),)
 
     report = check_environment(Headless(made=Good))
-    assert [check.rule for check in report.checks if check.why] == [Rule.HEAD]
+    assert [check.rule for check in report.checks if check.why] == [ConformanceRule.HEAD]
 
 
 def test_wall_times_are_of_the_calls_alone() -> None:
@@ -292,8 +310,8 @@ def test_the_command_shows_the_rules_the_times_and_an_episode(
     words = ["environment", "check", "guess", "--set", "largest=3", "--set", "max_turns=2"]
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert [shown.count(rule) for rule in Rule] == [1] * len(Rule)
-    assert shown.count("holds") == len(Rule)
+    assert [shown.count(rule) for rule in ConformanceRule] == [1] * len(ConformanceRule)
+    assert shown.count("holds") == len(ConformanceRule)
     assert "24 episodes" in shown
     assert "p99" in shown
     assert "Guess a number from 1 to 3." in shown

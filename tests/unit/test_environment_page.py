@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from examples.guess_environment import Guess
 from flows.commands.environment import parser
 from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.conformance.report import Rule
+from tasks.environments.conformance.report import ConformanceRule
 from tasks.environments.delayed import DelayedConfig
 from tasks.environments.games.guess import GuessConfig
 
@@ -59,7 +59,7 @@ def test_configurations_on_the_page_are_valid() -> None:
 
 def test_the_rules_are_those_of_the_suite() -> None:
     rules = re.findall(r"^\| ([a-z][^|]*) \|", section("One of your own"), re.MULTILINE)
-    assert [rule for rule in rules if rule != "rule"] == [str(rule) for rule in Rule]
+    assert [rule for rule in rules if rule != "rule"] == [str(rule) for rule in ConformanceRule]
 
 
 def test_the_commands_shown_can_be_parsed() -> None:

@@ -34,7 +34,7 @@ from artifacts.turn_log import TurnLog, read_turns
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import EnvironmentFailed, Transition
-from tasks.environments.episodes.turn_desk import TurnDesk
+from tasks.environments.episodes.turn_batcher import TurnBatcher
 from tasks.scheduling.ledger import account_tokens
 
 NEWER = WeightsRef(version=4, path="", digest="")
@@ -687,7 +687,7 @@ def test_a_desk_that_is_closed_at_any_moment_leaves_no_coroutine_behind(ticks: i
     """Python warns of one that is never awaited, whenever it comes to collect it."""
 
     async def run() -> None:
-        desk = TurnDesk(Watched(), hand_on=pytest.fail, lose=pytest.fail)
+        desk = TurnBatcher(Watched(), hand_on=pytest.fail, lose=pytest.fail)
         asked = asyncio.create_task(desk.turn(make_request()))
         for _ in range(ticks):
             await asyncio.sleep(0)

@@ -18,8 +18,8 @@ from artifacts.tables import ResponseRow
 from flows import reporter
 from flows.reporter import RunReporter
 from flows.run import OpenRun
-from flows.step_records import StepRecords
-from tasks.elastic.book import GuestBook
+from flows.step_records import StepCommitter
+from tasks.elastic.worker_history import WorkerHistory
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 
@@ -45,7 +45,7 @@ def evaluated(run: OpenRun, before: ResponseRow, after: ResponseRow) -> RunRepor
     """Tells of a run that was evaluated before its first step and after its last."""
     keep_answers(run, 0, before)
     keep_answers(run, 1, after)
-    teller = RunReporter(run, GuestBook(run.store, tuple))
+    teller = RunReporter(run, WorkerHistory(run.store, tuple))
     scores = {"heldout/0": 1.0}
     teller._evaluations = {0: make_evaluation(scores), 1: make_evaluation(scores, version=1)}
     return teller
@@ -71,7 +71,7 @@ def committed(root: str, rows: list[ResponseRow], group: Group) -> StepCommit:
     Journal(run.store).finalise(1, rows, (group,), ())
     report = make_report(())
     report = replace(report, rollout=replace(report.rollout, accepted=("0/1",)))
-    records = StepRecords(run, GuestBook(run.store, tuple))
+    records = StepCommitter(run, WorkerHistory(run.store, tuple))
     return records.record(report, QueueState(), PlannerState(), None, None)
 
 

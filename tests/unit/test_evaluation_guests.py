@@ -8,7 +8,7 @@ from guest_factories import Door, WatchedEngine, joined, undisturbed_tokens
 from round_factories import make_plan, play
 
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.guests import EngineGone
+from tasks.rounds.elastic_engines import EngineGone
 
 EVALUATION = replace(
     make_plan(domains=("a",) * 6, accept_per_prompt=2), kind="evaluate", is_evaluation=True

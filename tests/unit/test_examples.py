@@ -43,9 +43,9 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem
 REGISTRIES = {
     "tasks/scheduling/policies/registry.py": "ramp_policy",
     "tasks/rewards/registry.py": "brief_reward",
-    "tasks/engines/choice.py": "echo_engine",
-    "tasks/learner/loss.py": "praise_loss",
-    "artifacts/datasets/sources.py": "squares_task",
+    "tasks/engines/registry.py": "echo_engine",
+    "tasks/learner/losses/registry.py": "praise_loss",
+    "artifacts/datasets/registry.py": "squares_task",
 }
 
 
@@ -158,7 +158,7 @@ def test_the_engine_is_chosen_and_plays_a_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     character_tokenizer().save_pretrained(tmp_path)
-    choice = changed("tasks/engines/choice.py", monkeypatch)
+    choice = changed("tasks/engines/registry.py", monkeypatch)
     config = configured({"engine": choice.EngineConfig}, engine={"kind": "echo", "token_s": 0.5})
     assert config.engine == EchoEngineConfig(token_s=0.5)
     engine = choice.build_engine(config.engine, str(tmp_path), "engine-0", core_ids=(), seed=0)
@@ -175,7 +175,7 @@ def test_the_engine_is_chosen_and_plays_a_round(
 def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    losses = changed("tasks/learner/loss.py", monkeypatch)
+    losses = changed("tasks/learner/losses/registry.py", monkeypatch)
     learner = create_model("Learner", __base__=LearnerConfig, loss=(losses.LossConfig, ...))
     config = configured(
         {"learner": learner}, learner={"loss": {"kind": "praise", "importance_cap": 1.5}}
@@ -208,7 +208,7 @@ def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
 
 
 def test_the_task_is_chosen_and_yields_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = changed("artifacts/datasets/sources.py", monkeypatch)
+    sources = changed("artifacts/datasets/registry.py", monkeypatch)
     config = configured({"task": sources.SingleTask}, task={"kind": "squares", "num_prompts": 50})
     assert config.task == SquaresConfig(num_prompts=50)
     dataset = load_dataset(config.task, seed=1)

@@ -9,7 +9,7 @@ from artifacts.records import Outcome
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.filling import Filling, WatchedScheduler
+from tasks.rounds.round_progress import ObservedScheduler, RoundProgress
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
     Carry,
@@ -21,7 +21,7 @@ from tasks.scheduling.events import (
     Scored,
 )
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 
@@ -35,7 +35,7 @@ class Round:
     def __init__(self, ratio: float, step: int = 1, state: QueueState | None = None) -> None:
         policy = AsynchronousConfig(async_ratio=ratio)
         self.before = state or QueueState()
-        turn = Turn(
+        turn = PlanningInputs(
             state=self.before,
             batch=BATCH,
             step=step,
@@ -47,11 +47,11 @@ class Round:
         plan = policy.plan_round(turn)
         assert plan is not None
         self.plan = plan
-        self.watched = WatchedScheduler(policy.scheduler(plan), plan)
+        self.watched = ObservedScheduler(policy.scheduler(plan), plan)
         self.decisions = self.watched.start()
 
     @property
-    def filling(self) -> Filling:
+    def filling(self) -> RoundProgress:
         return self.watched.filling
 
     def finish(self, place: int, index: int) -> None:
@@ -135,10 +135,10 @@ def test_engines_wait_where_only_newer_weights_help() -> None:
 
 
 def test_every_round_of_a_run_ends_full_and_empty() -> None:
-    watched: list[WatchedScheduler] = []
+    watched: list[ObservedScheduler] = []
 
     def watch(plan: RoundPlan, scheduler: RoundScheduler) -> RoundScheduler:
-        watched.append(WatchedScheduler(scheduler, plan))
+        watched.append(ObservedScheduler(scheduler, plan))
         return watched[-1]
 
     async def play() -> list[int]:

@@ -23,7 +23,7 @@ from flows.run import _fitting, _left_out
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.engine import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
-from tasks.run.fitting import Examination
+from tasks.run.prompt_checks import Examination
 from tasks.run.prompts import dataset_of
 from tasks.run.run_context import RunContext
 from tasks.scheduling.admission import Dispatched

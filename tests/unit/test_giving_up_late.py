@@ -22,7 +22,7 @@ from tasks.scheduling.events import (
     Scored,
 )
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import Carried, QueueState
 
 OLD, MIDDLE, NEW = "0/0", "0/1", "0/2"  # dispatched at versions 0, 1 and 2
@@ -37,7 +37,7 @@ def scheduler_of(at_deadline: AtDeadline, published: int = STEP - 2) -> Overlapp
         for version, name in enumerate((OLD, MIDDLE, NEW))
     )
     policy = AsynchronousConfig(async_ratio=3, at_deadline=at_deadline)
-    turn = Turn(
+    turn = PlanningInputs(
         state=QueueState(carried=carried, num_drawn=6, num_trained=3),
         batch=BatchConfig(prompts_per_step=1, responses_per_prompt=2),
         step=STEP,

@@ -8,14 +8,23 @@ from dataclasses import replace
 from record_factories import make_generated
 
 from artifacts.records import Prompt, Response
-from artifacts.reports.knocks import Knock, knocks_told, read_knocks
-from artifacts.reports.members import keep_members, member_rows, members_told, read_members
+from artifacts.reports.denied_requests import (
+    DeniedRequest,
+    denied_requests_summary,
+    read_denied_requests,
+)
+from artifacts.reports.elastic_workers import (
+    elastic_worker_rows,
+    elastic_workers_summary,
+    keep_elastic_workers,
+    read_elastic_workers,
+)
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from tasks.elastic.book import GuestBook
-from tasks.elastic.member_events import Guest, Took
+from tasks.elastic.worker_events import AdmittedWorker, Took
+from tasks.elastic.worker_history import WorkerHistory
 
-GUEST = Guest(
+GUEST = AdmittedWorker(
     name="spot.g1",
     worker="spot",
     address="tcp://there",
@@ -40,8 +49,8 @@ def row(engine: str, num_tokens: int) -> ResponseRow:
     return ResponseRow(step=1, kind="sync", prompt=PROMPT, response=response)
 
 
-def book(name: str, guests: Sequence[Guest]) -> GuestBook:
-    return GuestBook(Store.open(f"memory://{name}"), lambda: guests)
+def book(name: str, guests: Sequence[AdmittedWorker]) -> WorkerHistory:
+    return WorkerHistory(Store.open(f"memory://{name}"), lambda: guests)
 
 
 def test_a_step_tells_who_came_who_went_and_what_they_sampled() -> None:
@@ -96,37 +105,37 @@ def test_the_next_attempt_at_a_run_knows_the_guests_of_the_one_before() -> None:
     assert [line.name for line in now.members] == ["spot.g1", "spot.g2", "spot.g3"]
     assert now.members[0].num_tokens == 4
     assert [line.state for line in now.members] == ["gone", "gone", "present"]
-    assert member_rows(now.members, now_s=130.0)[0]["there s"] == ""
+    assert elastic_worker_rows(now.members, now_s=130.0)[0]["there s"] == ""
 
 
 def test_a_run_without_guests_keeps_nothing() -> None:
     kept = book("none", [])
     kept.keep()
     store = Store.open("memory://none")
-    assert read_members(store) == ()
-    assert members_told(kept.members) == ""
+    assert read_elastic_workers(store) == ()
+    assert elastic_workers_summary(kept.members) == ""
 
 
 def test_guests_are_told_in_a_line_and_in_rows() -> None:
     kept = book("shown", [GUEST])
     kept.enter([row("spot.g1", 1234)])
-    assert members_told(kept.members) == "guests: 1 present (spot.g1), 1,234 tokens"
-    (shown,) = member_rows(kept.members, now_s=130.0)
+    assert elastic_workers_summary(kept.members) == "guests: 1 present (spot.g1), 1,234 tokens"
+    (shown,) = elastic_worker_rows(kept.members, now_s=130.0)
     assert shown["there s"] == 30
     assert (shown["build s"], shown["pull s"], shown["load s"]) == (8.0, 1.5, 0.5)
     assert (shown["responses"], shown["tokens"], shown["why"]) == (1, 1234, "")
     store = Store.open("memory://shown")
-    keep_members(store, kept.members)
-    assert read_members(store) == kept.members
+    keep_elastic_workers(store, kept.members)
+    assert read_elastic_workers(store) == kept.members
 
 
 def test_who_knocked_in_vain_is_kept_over_all_attempts() -> None:
     store = Store.open("memory://knocks")
-    first = Knock(address="10.9.9.8", reason="it showed no token", count=3, last_s=0.0)
+    first = DeniedRequest(address="10.9.9.8", reason="it showed no token", count=3, last_s=0.0)
     second = replace(first, address="10.9.9.9", count=1)
-    GuestBook(store, list, lambda: [first]).keep()
-    GuestBook(store, list, lambda: [second]).keep()
-    assert read_knocks(store) == (second, first)
-    assert knocks_told([first]) == [
+    WorkerHistory(store, list, lambda: [first]).keep()
+    WorkerHistory(store, list, lambda: [second]).keep()
+    assert read_denied_requests(store) == (second, first)
+    assert denied_requests_summary([first]) == [
         "10.9.9.8 was refused weights 3 times, at last on 1970-01-01 00:00 UTC: it showed no token"
     ]

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.elastic import guest_notice
-from tasks.elastic.guest_card import (
+from tasks.elastic import termination_notice as guest_notice
+from tasks.elastic.termination_notice import is_notice, notice_given
+from tasks.elastic.worker_card import (
     PROOF_HOLDS_S,
     TOKEN_VARIABLE,
-    GuestCard,
     Terms,
+    WorkerCard,
     devices_here,
     installed,
     is_proven,
@@ -24,12 +25,11 @@ from tasks.elastic.guest_card import (
     read_card,
     read_token,
 )
-from tasks.elastic.guest_notice import is_notice, notice_given
 
 ADDRESS = "tcp://10.0.0.2:9000"
 
 
-def card(token: str = "secret", told_s: float = 1000.0) -> GuestCard:
+def card(token: str = "secret", told_s: float = 1000.0) -> WorkerCard:
     terms = Terms(price_class="spot", token=token, drain_s=30.0, lease_s=20.0, grace_s=60.0)
     return make_card("spot-1", ADDRESS, terms, ("cuda:0",), told_s)
 

@@ -12,21 +12,21 @@ import pytest
 from artifacts.records import Running, WeightsRef
 from tasks.cluster.actors import ActorLost
 from tasks.elastic import keeper
-from tasks.elastic.guest_limits import LimitMissed
-from tasks.elastic.keeper import GuestKeeper
-from tasks.elastic.member_events import (
+from tasks.elastic.admission import Admission
+from tasks.elastic.keeper import ElasticKeeper
+from tasks.elastic.records import WorkerNotice
+from tasks.elastic.worker_events import (
+    AdmittedWorker,
     CardRead,
     GivenUp,
-    Guest,
     Leaves,
     Looked,
-    MemberEvent,
+    WorkerEvent,
 )
-from tasks.elastic.membership import Membership
-from tasks.elastic.records import GuestTold
+from tasks.elastic.worker_limits import LimitMissed
 from tasks.engines.base import EngineLost
 from tasks.learner.stage_reports import PublishReport
-from tasks.learner.weight_sync import GateFailed
+from tasks.learner.weight_check import WeightCheckFailed
 from tests.unit.member_factories import APPLICANT, RULES
 
 
@@ -35,11 +35,11 @@ class Workers:
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = set(addresses)
-        self.hear: Callable[[MemberEvent], None] = lambda event: None
+        self.hear: Callable[[WorkerEvent], None] = lambda event: None
         self.ended = list[tuple[str, str]]()  # how, address
         self.why = list[str]()  # they must begin anew
 
-    def listen(self, hear: Callable[[MemberEvent], None]) -> None:
+    def listen(self, hear: Callable[[WorkerEvent], None]) -> None:
         self.hear = hear
 
     async def look(self) -> Looked:
@@ -85,7 +85,7 @@ class Engines:
     async def open(self) -> None:
         self.opened += 1
 
-    async def build(self, guest: Guest) -> None:
+    async def build(self, guest: AdmittedWorker) -> None:
         self.done.append(f"build {guest.name}")
 
     async def load(self, name: str, published: PublishReport, running: Running) -> None:
@@ -118,10 +118,10 @@ class Rounds:
     """What they were told."""
 
     def __init__(self) -> None:
-        self.told = list[GuestTold]()
+        self.told = list[WorkerNotice]()
         self.failure: Exception | None = None
 
-    async def tell(self, told: GuestTold) -> None:
+    async def tell(self, told: WorkerNotice) -> None:
         if self.failure is not None:
             raise self.failure
         self.told.append(told)
@@ -142,8 +142,8 @@ async def keeping(
     engines: Engines,
     rounds: Rounds,
     keep_names: Callable[[], None] = lambda: None,
-) -> AsyncIterator[GuestKeeper]:
-    keeper = GuestKeeper(Membership(RULES), workers, engines, rounds.tell, keep_names)
+) -> AsyncIterator[ElasticKeeper]:
+    keeper = ElasticKeeper(Admission(RULES), workers, engines, rounds.tell, keep_names)
     await keeper.start()
     await keeper.start()  # harmless
     try:
@@ -255,13 +255,13 @@ async def test_a_version_whose_file_is_gone_is_passed_over_for_a_newer_one() -> 
 
 
 async def test_a_guest_that_fails_the_gate_ends_and_the_run_goes_on() -> None:
-    workers, engines, rounds = Workers("a"), Engines(GateFailed("another tensor")), Rounds()
+    workers, engines, rounds = Workers("a"), Engines(WeightCheckFailed("another tensor")), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: ("renewed", "a") in workers.ended)
         assert rounds.kinds == [("spot.g1", "gone", -1)]
         (guest,) = keeper.guests
-        assert guest.reason == "GateFailed: another tensor"
+        assert guest.reason == "WeightCheckFailed: another tensor"
         await until(lambda: "discard spot.g1" in engines.done)
 
 

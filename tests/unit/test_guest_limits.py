@@ -12,15 +12,15 @@ import pytest
 from weight_servers import written
 
 from artifacts.records import Running, WeightsRef
-from tasks.elastic.engines import GuestEngines
-from tasks.elastic.guest_config import GuestConfig
-from tasks.elastic.guest_limits import LIMITS, Limit, LimitMissed, Limits
+from tasks.elastic.config import ElasticConfig
+from tasks.elastic.engines import ElasticEngines
+from tasks.elastic.worker_limits import LIMITS, Limit, LimitMissed, Limits
 from tasks.engines.base import EngineLost
 from tasks.learner.stage_reports import PublishReport
 from tests.unit.member_factories import make_guest
 from tests.unit.test_guest_pulls import guest, serving
 
-GIVEN = GuestConfig(enabled=True, pull_s=7.0, build_s=8.0, load_s=9.0)
+GIVEN = ElasticConfig(enabled=True, pull_s=7.0, build_s=8.0, load_s=9.0)
 WEIGHTS = WeightsRef(version=3, path="", digest="")
 PUBLISHED = PublishReport(weights=WEIGHTS, probe_difference_nats=None, gate_s=0.0, spans=())
 
@@ -44,22 +44,22 @@ class Late:
         raise self._error
 
 
-def engines(error: Exception, *, pulls: bool) -> tuple[GuestEngines, Late]:
+def engines(error: Exception, *, pulls: bool) -> tuple[ElasticEngines, Late]:
     """Of a run with the limits that are given; pulls: whether guests pull over the network."""
 
     async def offered(*args: object) -> Any:
         return SimpleNamespace()
 
     run: Any = SimpleNamespace(
-        run_id="r", guests=GIVEN, engine=GuestConfig(), model_path="", seed=0, probes=()
+        run_id="r", guests=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
     )
     origin: Any = SimpleNamespace(offer=offered, offer_model=offered) if pulls else None
-    made, late = GuestEngines(SimpleNamespace(), run, origin), Late(error)  # type: ignore[arg-type]
+    made, late = ElasticEngines(SimpleNamespace(), run, origin), Late(error)  # type: ignore[arg-type]
     made._registry = late  # type: ignore[assignment]
     return made, late
 
 
-async def missed(made: GuestEngines, limit: Limit) -> LimitMissed:
+async def missed(made: ElasticEngines, limit: Limit) -> LimitMissed:
     one = make_guest("spot", since_s=0.0, until_s=None)
     call: Coroutine[Any, Any, object]  # Any: as it is written
     match limit:
@@ -129,6 +129,6 @@ async def test_a_pull_that_does_not_come_says_its_limit_in_the_guest(tmp_path: P
 
 
 def test_every_limit_is_a_field_of_its_own_with_a_default() -> None:
-    config = GuestConfig()
+    config = ElasticConfig()
     assert [getattr(config.limits, limit) for limit in LIMITS] == [600.0, 600.0, 300.0]
     assert config.limits.ready_s > config.pull_s + config.build_s + config.pull_s + config.load_s

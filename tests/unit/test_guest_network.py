@@ -9,7 +9,7 @@ import pytest
 from card_factories import ROOT, a_trainer, ended
 
 from research.kills.network_hosts import network_hosts, why_not
-from tasks.elastic.guest_card import read_card
+from tasks.elastic.worker_card import read_card
 
 REASON = why_not()
 

@@ -9,9 +9,17 @@ import pytest
 from artifacts.records import Span
 from artifacts.reports.holding import IDLE, Window, used_seconds
 from flows.commands.compared_uses import use_lines
-from tasks.elastic.member_events import Emptied, Guest, Leaves, Loaded, Looked, Renewed, Took
-from tasks.elastic.membership import Membership
-from tasks.metrics.guest_phases import guest_spans
+from tasks.elastic.admission import Admission
+from tasks.elastic.worker_events import (
+    AdmittedWorker,
+    Emptied,
+    Leaves,
+    Loaded,
+    Looked,
+    Renewed,
+    Took,
+)
+from tasks.metrics.elastic_phases import guest_spans
 from tasks.metrics.report import StepReport
 from tasks.metrics.step_cost import cost_metrics, guest_devices
 from tests.unit.member_factories import RULES, comes
@@ -30,9 +38,9 @@ def generated(start_s: float, end_s: float) -> Span:
     return Span(device="spot/cpu", actor="spot.g1", kind="rollout", start_s=start_s, end_s=end_s)
 
 
-def lived(*events: Looked | Loaded | Leaves | Emptied | Renewed) -> tuple[Guest, ...]:
+def lived(*events: Looked | Loaded | Leaves | Emptied | Renewed) -> tuple[AdmittedWorker, ...]:
     """The guest after these, from its admission on."""
-    members = Membership(RULES)
+    members = Admission(RULES)
     members.handle(JOINED[0])
     comes(members, "a", at_s=10.0)
     for event in (JOINED[1], *events):
@@ -46,7 +54,7 @@ def report_of(*spans: Span, interrupted: bool = False) -> StepReport:
     return replace(made, rollout=replace(made.rollout, interrupted=lost))
 
 
-def used(guests: tuple[Guest, ...], report: StepReport) -> dict[str, float]:
+def used(guests: tuple[AdmittedWorker, ...], report: StepReport) -> dict[str, float]:
     """Seconds by use, those that are none left out."""
     held = guest_devices(guests, WINDOW)
     spans = [*report.spans, *guest_spans(guests, report, WINDOW)]
@@ -83,7 +91,7 @@ def test_one_that_died_idle_is_lost_from_its_last_sign_of_life() -> None:
 
 
 def test_one_that_never_came_up_was_starting() -> None:
-    members = Membership(RULES)
+    members = Admission(RULES)
     members.handle(JOINED[0])
     comes(members, "a", at_s=10.0)
     members.handle(Looked(at_s=30.0, workers=frozenset()))

@@ -16,8 +16,8 @@ import pytest
 from card_factories import ROOT, Trainer, a_guest, a_trainer, ended, wait_until
 
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.elastic import guest_process
-from tasks.elastic.guest_card import (
+from tasks.elastic import worker_process as guest_process
+from tasks.elastic.worker_card import (
     TOKEN_VARIABLE,
     devices_here,
     dismiss,

@@ -12,23 +12,23 @@ import pytest
 from weight_servers import TOKEN, written
 
 from artifacts.weights import reuse
-from tasks.elastic.guest_card import EXTENSION
-from tasks.elastic.guest_limits import Limits
-from tasks.elastic.origin import GuestOrigin
-from tasks.elastic.pulls import FOLDER, GuestPulls, Origin
+from tasks.elastic.pulls import FOLDER, WeightOrigin, WeightPulls
+from tasks.elastic.weight_origin import RunWeightServer
 from tasks.elastic.weights.transfer import WeightsRefused
 from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.worker_card import EXTENSION
+from tasks.elastic.worker_limits import Limits
 
 LIMITS = Limits(pull_s=20.0, build_s=20.0, load_s=20.0)
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[GuestOrigin]:
+async def serving(folder: Path) -> AsyncIterator[RunWeightServer]:
     """A run with a model of one file."""
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    origin = GuestOrigin(WeightServerConfig(), TOKEN, model, LIMITS)
+    origin = RunWeightServer(WeightServerConfig(), TOKEN, model, LIMITS)
     await origin.open()
     await origin.open()  # harmless
     try:
@@ -39,8 +39,8 @@ async def serving(folder: Path) -> AsyncIterator[GuestOrigin]:
 
 @asynccontextmanager
 async def guest(
-    origin: Origin, folder: Path, token: str = TOKEN, host: str | None = "127.0.0.1"
-) -> AsyncIterator[GuestPulls]:
+    origin: WeightOrigin, folder: Path, token: str = TOKEN, host: str | None = "127.0.0.1"
+) -> AsyncIterator[WeightPulls]:
     """In a worker that was started with this token and this --host."""
     folder.mkdir()
     worker = SimpleNamespace(
@@ -51,7 +51,7 @@ async def guest(
         extensions={EXTENSION: SimpleNamespace(token=token)},
         _start_host=host,
     )
-    pulls = GuestPulls(origin, f"{folder.name}.g1", worker)
+    pulls = WeightPulls(origin, f"{folder.name}.g1", worker)
     try:
         yield pulls
     finally:
@@ -138,6 +138,6 @@ async def test_a_wrong_token_gets_nothing_and_is_remembered(tmp_path: Path) -> N
 async def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
     async with serving(tmp_path) as origin:
         taken = int((await origin.offer_model()).url.rpartition(":")[2])
-        second = GuestOrigin(WeightServerConfig(port=taken), TOKEN, tmp_path, LIMITS)
+        second = RunWeightServer(WeightServerConfig(port=taken), TOKEN, tmp_path, LIMITS)
         with pytest.raises(ValueError, match=r"guests\.weights\.host and port must be free"):
             await second.open()

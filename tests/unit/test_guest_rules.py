@@ -10,13 +10,13 @@ import pytest
 from flows.config.guest_rules import weight_server_of
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
+from tasks.elastic.config import ElasticConfig
 from tasks.elastic.engine import recipe, shown_devices
-from tasks.elastic.guest_card import TOKEN_VARIABLE, Terms, make_card
-from tasks.elastic.guest_config import GuestConfig
-from tasks.elastic.member_events import Leaves, Renewed
 from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.worker_card import TOKEN_VARIABLE, Terms, make_card
+from tasks.elastic.worker_events import Leaves, Renewed
 from tasks.elastic.workers import applicant_of, event_of
-from tasks.run.guest_admission import check_token, guest_run_of, worker_line
+from tasks.run.elastic_setup import check_token, guest_run_of, worker_line
 from tests.unit.plan_factories import CONTEXT
 
 FAR: dict[str, object] = {
@@ -89,10 +89,10 @@ def test_weights_that_nobody_could_pull_are_refused(settings: dict[str, object],
 def test_weights_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ValueError, match=r"guests\.token_file must name a file with a secret"):
-        check_token(GuestConfig(enabled=True), WeightServerConfig())
-    check_token(GuestConfig(), None)
+        check_token(ElasticConfig(enabled=True), WeightServerConfig())
+    check_token(ElasticConfig(), None)
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
-    check_token(GuestConfig(enabled=True), WeightServerConfig())
+    check_token(ElasticConfig(enabled=True), WeightServerConfig())
 
 
 def test_no_preset_takes_guests_unasked() -> None:
@@ -100,11 +100,11 @@ def test_no_preset_takes_guests_unasked() -> None:
 
 
 def test_the_start_of_a_run_says_how_a_worker_joins() -> None:
-    line = worker_line("tcp://10.0.0.1:8786", GuestConfig(token_file="secret"))
+    line = worker_line("tcp://10.0.0.1:8786", ElasticConfig(token_file="secret"))
     assert line == "rollflow worker tcp://10.0.0.1:8786 --token-file FILE"
-    line = worker_line("tls://10.0.0.1:8786", GuestConfig(), Path("/runs/one run/run.pem"))
+    line = worker_line("tls://10.0.0.1:8786", ElasticConfig(), Path("/runs/one run/run.pem"))
     assert line == "rollflow worker tls://10.0.0.1:8786 --certificate '/runs/one run/run.pem'"
-    line = worker_line("tls://10.0.0.1:8786", GuestConfig())
+    line = worker_line("tls://10.0.0.1:8786", ElasticConfig())
     assert line.endswith("--tls-ca-file FILE --tls-cert FILE --tls-key FILE")
 
 

@@ -12,7 +12,7 @@ from listeners import listeners
 
 from tasks.cluster.certificate import make_certificate
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.elastic.guest_card import dismiss, read_card
+from tasks.elastic.worker_card import dismiss, read_card
 
 NEEDED = "give address and certificate as the run named them at its start"
 

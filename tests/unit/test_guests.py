@@ -13,7 +13,7 @@ from round_factories import ENGINE, make_plan, play
 from artifacts.records import Group, Request
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.guests import EngineGone, EngineLeaving
+from tasks.rounds.elastic_engines import EngineGone, EngineLeaving
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.elastic.hiring import (
+from tasks.elastic.worker_count import (
     Hourly,
     Known,
-    Trained,
-    after_hiring,
+    WorkerCountSteps,
     dearest_worker,
     tokens_per_dollar,
+    with_step,
     workers_to_hold,
     workers_to_try,
 )
@@ -25,7 +25,9 @@ STEP_TOKENS = 3600.0
 
 def known(seconds: Mapping[int, float]) -> Known:
     """Steps of as many tokens, by the seconds that they took."""
-    return {count: Trained(tokens=STEP_TOKENS, seconds=each) for count, each in seconds.items()}
+    return {
+        count: WorkerCountSteps(tokens=STEP_TOKENS, seconds=each) for count, each in seconds.items()
+    }
 
 
 # 36, 48, 60 and 64 thousand tokens an hour
@@ -92,11 +94,11 @@ def test_nobody_is_sent_away_to_see_what_the_run_is_alone() -> None:
 
 
 def test_later_steps_count_more() -> None:
-    first = after_hiring({}, 2, Trained(tokens=1000.0, seconds=100.0))
-    second = after_hiring(first, 2, Trained(tokens=1000.0, seconds=50.0))
+    first = with_step({}, 2, WorkerCountSteps(tokens=1000.0, seconds=100.0))
+    second = with_step(first, 2, WorkerCountSteps(tokens=1000.0, seconds=50.0))
     assert second[2].tokens == pytest.approx(1700.0)
     assert second[2].seconds == pytest.approx(120.0)
-    assert after_hiring(second, 3, Trained(tokens=1.0, seconds=1.0)).keys() == {2, 3}
+    assert with_step(second, 3, WorkerCountSteps(tokens=1.0, seconds=1.0)).keys() == {2, 3}
 
 
 @given(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from artifacts.prices import PriceConfig
-from tasks.elastic.hiring_told import hiring_told
+from tasks.elastic.worker_advice import worker_advice
 from tasks.metrics.step_cost import own_dollars_per_h
 from tests.unit.plan_factories import CONTEXT
 
@@ -37,7 +37,7 @@ def test_the_number_that_trains_most_for_a_dollar_is_told_beside_the_others() ->
         figures(3, 1820.0, 1.75),
     ]
     told = "2 guests train most for a dollar: 1,200 tokens (0: 1,000, 3: 1,040)"
-    assert hiring_told(steps, OWN) == told
+    assert worker_advice(steps, OWN) == told
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_number_that_trains_most_for_a_dollar_is_told_beside_the_others() ->
 def test_nothing_is_said_where_no_step_had_the_same_guests_all_the_time(
     steps: list[dict[str, float]],
 ) -> None:
-    assert hiring_told(steps, OWN) == ""
+    assert worker_advice(steps, OWN) == ""
 
 
 def test_a_run_pays_for_each_of_its_own_devices_once() -> None:

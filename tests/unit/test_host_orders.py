@@ -12,21 +12,21 @@ import pytest
 
 from tasks.environments.games.guess import GuessConfig
 from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.fork_server import FORK, KILL, ORDER
+from tasks.environments.processes.fork_server_process import ForkServerProcess
 from tasks.environments.processes.host import Host
 from tasks.environments.processes.host_process import CONFINED, framed
-from tasks.environments.processes.origin import FORK, KILL, ORDER
-from tasks.environments.processes.origin_process import OriginProcess
 from tasks.isolation.child_process import ChildProcess
 
 NUM_HOSTS = 400  # of which a socket does not hold the orders
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[OriginProcess, socket.socket]]:
+def served() -> Iterator[tuple[ForkServerProcess, socket.socket]]:
     """A fork server, and where its orders come out."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    origin = OriginProcess(HostConfig())
+    origin = ForkServerProcess(HostConfig())
     origin._process = cast("ChildProcess", _Streamed(ours))
     with ours, theirs:
         yield origin, theirs
@@ -38,7 +38,7 @@ class _Streamed:
 
 
 async def test_every_process_is_forked_that_is_wanted_at_once(
-    served: tuple[OriginProcess, socket.socket],
+    served: tuple[ForkServerProcess, socket.socket],
 ) -> None:
     origin, orders = served
     origin.attach(lambda number, code: None, lambda: None)
@@ -63,7 +63,7 @@ async def test_every_process_is_forked_that_is_wanted_at_once(
 
 
 async def test_every_process_is_killed_that_is_unwanted_at_once(
-    served: tuple[OriginProcess, socket.socket],
+    served: tuple[ForkServerProcess, socket.socket],
 ) -> None:
     origin, orders = served
     origin.attach(lambda number, code: None, lambda: None)

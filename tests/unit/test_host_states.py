@@ -12,7 +12,7 @@ from artifacts.reports.host_states import (
     PoolState,
     from_json,
     host_rows,
-    hosts_told,
+    hosts_summary,
     keep_hosts,
     read_hosts,
     to_json,
@@ -84,8 +84,8 @@ def test_a_table_has_a_row_for_each_host() -> None:
 
 
 def test_a_line_says_all_of_them() -> None:
-    assert hosts_told([]) == ""
-    assert hosts_told([POOL]) == (
+    assert hosts_summary([]) == ""
+    assert hosts_summary([POOL]) == (
         "environment hosts: 1 thinking, 1 dead, 3 episodes wait for one, 3 failures, 2 restarts,"
         " 95 % of steps within 8.7 ms"
     )

@@ -9,7 +9,7 @@ import pytest
 from artifacts.records import pack
 from tasks.cluster.actors import ActorLost
 from tasks.environments.games.guess import GuessConfig
-from tasks.environments.hosts.host_actor import Answer
+from tasks.environments.hosts.host_actor import CallResult
 from tasks.environments.hosts.host_workers import HostWorker, HostWorkers
 from tasks.environments.hosts.remote_hosts import RemoteHosts
 from tasks.environments.hosts.report import PoolLoad
@@ -63,7 +63,7 @@ class Cut:
             await asyncio.Event().wait()
         if method == "end":
             self.ended.append(str(args[-1]))
-        return pack(Answer(value="Guess.", load=ROOM)) if method == "reset" else LOAD
+        return pack(CallResult(value="Guess.", load=ROOM)) if method == "reset" else LOAD
 
 
 @pytest.mark.parametrize("is_refused", [True, False], ids=["lost", "broken off"])

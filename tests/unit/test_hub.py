@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 from artifacts.datasets.choice import Dataset, HubRowsConfig, MixtureConfig, load_dataset
 from artifacts.datasets.mixture import PartConfig
-from artifacts.models.choice import HubModelConfig
+from artifacts.models.registry import HubModelConfig
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
 from tasks.tiny_models.models import resolve_model
@@ -132,7 +132,7 @@ def test_the_clients_own_environment_is_honoured(hub: Hub, tmp_path: Path) -> No
     """In a process of its own, since the client reads its environment when it is imported."""
     hub.repositories["models/acme/tiny"] = Repository(MODEL)
     program = (
-        "from artifacts.models.choice import HubModelConfig\n"
+        "from artifacts.models.registry import HubModelConfig\n"
         "from artifacts.models.hub_model import fetch_hub_model\n"
         "print(fetch_hub_model(HubModelConfig(repository='acme/tiny')))"
     )

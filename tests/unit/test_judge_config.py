@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifacts.models.choice import TinyLlamaConfig
+from artifacts.models.registry import TinyLlamaConfig
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import ClusterConfig, worker_specs
 from tasks.rewards.judges.engine import JudgeEngineConfig

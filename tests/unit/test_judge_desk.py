@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.judgements import JudgementCache, Question, kept_judgements
+from artifacts.judgements import JudgementCache, JudgeQuestion, kept_judgements
 from artifacts.records import Outcome
 from artifacts.store import Store
 from tasks.engines.base import EngineLost
-from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.judges.batcher import JudgeBatcher
 from tests.unit.judge_factories import (
     RuleJudge,
     make_config,
@@ -161,7 +161,7 @@ def test_a_response_without_an_answer_is_wrong_without_a_call() -> None:
     assert judge.batches == []
 
 
-def content(question: Question) -> float:
+def content(question: JudgeQuestion) -> float:
     """A judge that can be talked into anything."""
     return 0.99
 
@@ -230,7 +230,7 @@ def test_questions_of_one_prompt_begin_alike() -> None:
 
 def test_an_aborted_response_gets_no_verdict() -> None:
     async def run() -> Outcome:
-        async with JudgeDesk([], JudgementCache(), 1) as desk:
+        async with JudgeBatcher([], JudgementCache(), 1) as desk:
             return (
                 await desk.score(
                     make_config(),

@@ -18,10 +18,10 @@ from artifacts.records import Outcome, WeightsRef
 from artifacts.store import Store
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.reward import scoring_inputs
-from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.pool import RewardPool
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import score_round
 from tasks.run.plan import StepPlan
@@ -95,8 +95,8 @@ async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardRe
         for index in (0, 1)
     ]
     await stream.put(GENERATED, answers)
-    pool = RewardPool({"*": MathAnswerConfig()}, 1, TimeoutBook())
-    desk = JudgeDesk([judge], JudgementCache(), max_batch=64)
+    pool = RewardPool({"*": MathAnswerConfig()}, 1, MeasuredTimes())
+    desk = JudgeBatcher([judge], JudgementCache(), max_batch=64)
     scoring = asyncio.create_task(
         score_round(scoring_inputs(plan), StreamDelivery(stream), journal, pool, desk)
     )

@@ -17,9 +17,9 @@ from tasks.learner.advantage import (
     group_advantages,
     step_moments,
 )
+from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of, moments_of, training_set
 

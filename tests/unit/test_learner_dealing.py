@@ -10,6 +10,7 @@ from learner_factories import make_group, random_groups
 
 from artifacts.records import Group
 from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.aggregation import TokenMean
 from tasks.learner.dealing import (
     CUT_GAIN,
     GroupPart,
@@ -19,7 +20,6 @@ from tasks.learner.dealing import (
     predicted_cost,
     rows_of,
 )
-from tasks.learner.normalisation import TokenMean
 from tasks.learner.samples import training_set
 
 

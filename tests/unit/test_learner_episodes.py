@@ -28,16 +28,16 @@ from tasks.learner.advantage import (
     GrpoAdvantage,
     ReinforcePlusPlusAdvantage,
 )
+from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.dealing import as_part, predicted_cost, rows_of
 from tasks.learner.gae import token_advantages, token_rewards
-from tasks.learner.gate import DriftGate
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.policy_gradient import PolicyGradientLoss
 from tasks.learner.micro_step import lengths_of
-from tasks.learner.normalisation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.overlong import SoftPunishment
 from tasks.learner.packing import pack_samples
 from tasks.learner.samples import TrainingSet, advantages_of, moments_of, training_set
+from tasks.learner.sequence_mask import DriftMask
 from tasks.learner.trainer import LearnerRank
 
 PLAIN = LearnerConfig(compute="fp32", max_tokens_per_microbatch=64)
@@ -47,7 +47,7 @@ CONFIGS = {
         update={
             "mini_batches": 2,
             "passes": 2,
-            "gate": DriftGate(bound=2.0),
+            "gate": DriftMask(bound=2.0),
             "kl_coefficient": 0.1,
             "kl_place": "reward",
             "entropy_coefficient": 0.01,

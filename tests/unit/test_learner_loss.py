@@ -10,12 +10,12 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from tasks.learner.loss import LossConfig
 from tasks.learner.losses.cispo import CispoLoss
 from tasks.learner.losses.gspo import GspoLoss
 from tasks.learner.losses.icepop import IcePopLoss
 from tasks.learner.losses.policy_gradient import PolicyGradientLoss, ReinforceLoss
 from tasks.learner.losses.ppo_clip import PpoClipLoss
+from tasks.learner.losses.registry import LossConfig
 from tasks.learner.losses.topr import ToprLoss
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 

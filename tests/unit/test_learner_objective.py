@@ -17,13 +17,13 @@ from artifacts.records import Group, pack
 from tasks.learner import head
 from tasks.learner.dealing import GroupPart
 from tasks.learner.divergence import ESTIMATORS, Estimator
-from tasks.learner.gate import DriftGate
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.policy_gradient import PolicyGradientLoss, ReinforceLoss
 from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, micro_batches
 from tasks.learner.reports import AccumulateReport, token_means
 from tasks.learner.samples import training_set
+from tasks.learner.sequence_mask import DriftMask
 from tasks.learner.sharding import AdamWConfig
 from tasks.learner.token_loss import TokenBatch
 from tasks.learner.trainer import LearnerRank
@@ -87,17 +87,17 @@ def batch(advantages: Sequence[float], reference: Tensor | None = None) -> Token
 @pytest.mark.parametrize(
     ("gate", "dropped"),
     [
-        (DriftGate(statistic="k1", bound=0.09), [True, False]),
-        (DriftGate(statistic="k1", bound=0.11), [False, False]),
-        (DriftGate(statistic="geometric", bound=0.09), [True, True]),
-        (DriftGate(statistic="geometric", bound=0.15), [False, True]),
-        (DriftGate(statistic="k2", bound=0.024), [True, False]),  # (.045 + .005) / 2 | .02
-        (DriftGate(statistic="k3", bound=0.0213), [True, True]),  # .02283 | .021403
-        (DriftGate(statistic="k3", bound=0.0215), [True, False]),
-        (DriftGate(statistic="geometric", bound=0.09, negative_only=True), [False, True]),
+        (DriftMask(statistic="k1", bound=0.09), [True, False]),
+        (DriftMask(statistic="k1", bound=0.11), [False, False]),
+        (DriftMask(statistic="geometric", bound=0.09), [True, True]),
+        (DriftMask(statistic="geometric", bound=0.15), [False, True]),
+        (DriftMask(statistic="k2", bound=0.024), [True, False]),  # (.045 + .005) / 2 | .02
+        (DriftMask(statistic="k3", bound=0.0213), [True, True]),  # .02283 | .021403
+        (DriftMask(statistic="k3", bound=0.0215), [True, False]),
+        (DriftMask(statistic="geometric", bound=0.09, negative_only=True), [False, True]),
     ],
 )
-def test_the_gate_drops_responses_by_their_mean_drift(gate: DriftGate, dropped: list[bool]) -> None:
+def test_the_gate_drops_responses_by_their_mean_drift(gate: DriftMask, dropped: list[bool]) -> None:
     objective = Objective(loss=ReinforceLoss(), gate=gate)
     given = batch([1.0, -1.0])
     assert objective.dropped(LOGP, given, LENGTHS).tolist() == dropped
@@ -108,7 +108,7 @@ def test_the_gate_drops_responses_by_their_mean_drift(gate: DriftGate, dropped: 
 
 
 def test_a_response_of_an_infinite_drift_is_dropped_without_a_trace() -> None:
-    objective = Objective(loss=ReinforceLoss(level="sequence"), gate=DriftGate())
+    objective = Objective(loss=ReinforceLoss(level="sequence"), gate=DriftMask())
     given = batch([1.0, -1.0])
     given = replace(given, behaviour=torch.tensor([-math.inf, -2.0, -3.01]))
     gradient = objective.by_logp(LOGP, objective.completed(LOGP, given, LENGTHS))

@@ -11,8 +11,8 @@ from artifacts.records import Group
 from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import DrGrpoAdvantage
+from tasks.learner.aggregation import TokenMean
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.normalisation import TokenMean
 from tasks.learner.overlong import MaskTruncated, Overlong, SoftPunishment, TrainOverlong
 from tasks.learner.samples import TrainingSet, training_set
 

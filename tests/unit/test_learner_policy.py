@@ -19,10 +19,10 @@ from turn_factories import VOCABULARY
 
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.aggregation import SequenceMean
 from tasks.learner.divergence import k3
 from tasks.learner.losses.policy_gradient import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
-from tasks.learner.normalisation import SequenceMean
 from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import load_policy, load_reference

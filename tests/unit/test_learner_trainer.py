@@ -23,9 +23,9 @@ from artifacts.records import pack
 from artifacts.refused_writes import StoreError
 from artifacts.weights import fingerprints, read_weights
 from tasks.learner import shards
+from tasks.learner.aggregation import SequenceMean
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.normalisation import SequenceMean
 from tasks.learner.packing import Sample
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.sharding import AdamWConfig

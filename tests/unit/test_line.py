@@ -5,7 +5,7 @@ from __future__ import annotations
 from record_factories import make_request
 
 from artifacts.records import Request
-from tasks.rounds.line import Line
+from tasks.rounds.pending_requests import PendingRequests
 
 FIRST, SECOND, THIRD = (make_request(prompt_id=f"p{place}") for place in range(3))
 
@@ -19,7 +19,7 @@ def nowhere(request: Request, wanted: str) -> str | None:
 
 
 def test_the_first_that_came_goes_first() -> None:
-    line = Line()
+    line = PendingRequests()
     line.add([FIRST, SECOND])
     line.add([THIRD])
     assert line.response_ids == ("p0:0", "p1:0", "p2:0")
@@ -32,7 +32,7 @@ def test_the_first_that_came_goes_first() -> None:
 
 
 def test_nobody_overtakes_while_there_is_no_room() -> None:
-    line = Line()
+    line = PendingRequests()
     line.add([FIRST, SECOND])
     assert line.next(nowhere) is None
     assert line.next(anywhere) == ("a", FIRST)
@@ -40,7 +40,7 @@ def test_nobody_overtakes_while_there_is_no_room() -> None:
 
 
 def test_a_response_is_wanted_somewhere_until_it_went_once() -> None:
-    line = Line()
+    line = PendingRequests()
     line.aim("p1:0", "b")
     line.add([FIRST, SECOND])
     line.next(nowhere)
@@ -50,7 +50,7 @@ def test_a_response_is_wanted_somewhere_until_it_went_once() -> None:
 
 
 def test_what_nobody_wants_any_more_waits_no_more() -> None:
-    line = Line()
+    line = PendingRequests()
     line.add([FIRST, SECOND, THIRD])
     line.forget(["p1:0", "p9:0"])
     assert line.response_ids == ("p0:0", "p2:0")

@@ -15,7 +15,7 @@ from tasks.scheduling.throughput import Demand, ThroughputProfile
 from tasks.simulation.hardware import DEVICES
 from tasks.simulation.machine import Machine
 from tasks.simulation.shapes import MODELS
-from tasks.simulation.training_cost import ROLLPACKER, Training
+from tasks.simulation.training_cost import ROLLPACKER, TrainingCost
 
 SMALL = Machine(model=MODELS["qwen2.5-7b"], device=DEVICES["h800"], num_devices=16)
 PAPER = LengthModel(median_tokens=550, sigma=1.0)  # P75 1,080; longest of 1,024 about 27 medians
@@ -122,7 +122,7 @@ def test_short_micro_batches_on_many_devices_wait_for_the_host() -> None:
 
 
 def test_training_takes_its_arithmetic_in_long_micro_batches() -> None:
-    machine = replace(SMALL, training=Training(micro_batch_tokens=10**9), context_tokens=0)
+    machine = replace(SMALL, training=TrainingCost(micro_batch_tokens=10**9), context_tokens=0)
     flops = 6 * 2 * machine.model.matrix_parameters
     assert machine.train_s_per_token() == pytest.approx(flops / (989e12 * 0.4), rel=1e-4)
 

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.models import smollm2
 from artifacts.models.character_tokenizer import character_tokenizer
-from artifacts.models.choice import (
+from artifacts.models.registry import (
     HubModelConfig,
     ModelConfig,
     PathConfig,
@@ -39,7 +39,7 @@ from artifacts.models.choice import (
 from artifacts.models.saving import save_model
 from artifacts.records import WeightsRef
 from artifacts.refused_writes import StoreError
-from tasks.durable import export_model
+from tasks.checkpointing import export_model
 from tasks.tiny_models.demonstrations import demonstrations_of
 from tasks.tiny_models.models import present_model, resolve_model
 from tasks.tiny_models.warm_up import warm_up

@@ -25,7 +25,7 @@ from flows import reporter
 from flows.reporter import RunReporter
 from flows.results import RunResults
 from flows.run import OpenRun
-from tasks.elastic.book import GuestBook
+from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import AccumulateReport, CriticReport, Skipped, update_figures
 from tasks.metrics.nothing_learned import NothingLearned, nothing_learned
 from tasks.metrics.report import StepReport
@@ -183,7 +183,7 @@ async def test_it_is_told_in_terminal_log_and_tag_with_two_answers(
     monkeypatch.setattr(reporter, "acreate_table_artifact", made)
     run = make_run(Store.open("memory://nothing-learned"))
     keep_answers(run)
-    teller = RunReporter(run, GuestBook(run.store, tuple))
+    teller = RunReporter(run, WorkerHistory(run.store, tuple))
     with caplog.at_level(logging.WARNING):
         for commit in flat_commits():
             await teller.tell_step(make_report(()), commit)

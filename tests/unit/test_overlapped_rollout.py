@@ -23,7 +23,7 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.progress import RoundProgress
+from tasks.progress import ProgressReporter
 from tasks.rounds.report import RolloutReport, read_round
 from tasks.run.plan import StepPlan, journal_of, store_of
 from tasks.run.prompts import HELDOUT
@@ -31,7 +31,7 @@ from tasks.run.sample_buffer import GENERATED, GROUPED, SCORED, SampleBuffer
 from tasks.run.sample_stream import CAPACITIES, LocalBuffer, SampleStream, round_key
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round
 
 POLICY = AsynchronousConfig(async_ratio=1.0)
@@ -75,7 +75,7 @@ class Stage:
         )
 
     def plan(self, state: QueueState, step: int) -> StepPlan:
-        turn = Turn(
+        turn = PlanningInputs(
             state=state,
             batch=BATCH,
             step=step,
@@ -129,8 +129,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def unshown(plan: StepPlan) -> AsyncIterator[RoundProgress]:
-    yield RoundProgress(plan)
+async def unshown(plan: StepPlan) -> AsyncIterator[ProgressReporter]:
+    yield ProgressReporter(plan)
 
 
 def test_the_next_round_goes_on_with_what_runs_and_with_what_is_recorded(

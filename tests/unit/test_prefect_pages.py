@@ -15,9 +15,9 @@ from report_factories import make_commit, make_run
 
 from artifacts.store import Store
 from flows import reporter
-from flows.prefect_pages import PrefectLost, telling_of_prefects_loss
+from flows.prefect_pages import PrefectLost, explaining_prefects_loss
 from flows.reporter import TABLE_STEPS, RunReporter
-from tasks.elastic.book import GuestBook
+from tasks.elastic.worker_history import WorkerHistory
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def teller_of(root: str, monkeypatch: pytest.MonkeyPatch, table: Any) -> RunRepo
     monkeypatch.setattr(reporter, "get_run_logger", lambda: logging.getLogger("a-flow-run"))
     monkeypatch.setattr(reporter, "acreate_table_artifact", table)
     run = make_run(Store.open(f"memory://{root}"))
-    return RunReporter(run, GuestBook(run.store, tuple))
+    return RunReporter(run, WorkerHistory(run.store, tuple))
 
 
 async def test_a_table_that_prefect_does_not_take_ends_no_run(
@@ -74,6 +74,6 @@ def test_a_run_without_prefect_says_who_does_not_answer(error: Exception, said: 
         pytest.raises(
             PrefectLost, match=rf"must answer at http://far:4200/api .* got {said}; .* resume"
         ),
-        telling_of_prefects_loss(),
+        explaining_prefects_loss(),
     ):
         raise error

@@ -12,7 +12,7 @@ from plan_factories import make_step_plan
 
 from tasks import progress
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.filling import Filling
+from tasks.rounds.round_progress import RoundProgress
 
 SHOWN = uuid4()
 
@@ -50,7 +50,7 @@ class Scheduler:
 
     def set_metadata(self, key: list[str], value: Mapping[str, object] | None) -> None:
         assert key[:3] == ["rollflow", "run", "progress"]
-        assert value is None or Filling(**value).step == 1  # type: ignore[arg-type]
+        assert value is None or RoundProgress(**value).step == 1  # type: ignore[arg-type]
         self.told[key[3]] = value
         self.told_s.append(asyncio.get_running_loop().time())
 

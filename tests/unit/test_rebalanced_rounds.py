@@ -10,7 +10,7 @@ from guest_factories import Door, HangingEngine, WatchedEngine, joined, undistur
 from round_factories import ENGINE, make_plan, play
 
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.guests import EngineGone
+from tasks.rounds.elastic_engines import EngineGone
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.balancing import BalancingConfig
 

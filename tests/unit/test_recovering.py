@@ -15,7 +15,7 @@ from artifacts.checkpoint import Checkpoints
 from artifacts.records import VersionSpan, WeightsRef
 from artifacts.store import Store
 from flows import recovery
-from tasks import durable
+from tasks import checkpointing as durable
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig

@@ -17,12 +17,12 @@ from artifacts.commit import StepCommit
 from artifacts.prices import PriceConfig
 from artifacts.records import Group, Span
 from artifacts.store import Store
-from flows.step_records import StepRecords
-from tasks.elastic.book import GuestBook
+from flows.step_records import StepCommitter
+from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
 from tasks.metrics.report import STAGES, stage_times
 from tasks.metrics.step_metrics import running_totals, step_metrics
-from tasks.rewards.judges.desk import JudgeSpan, JudgingReport
+from tasks.rewards.judges.batcher import JudgeSpan, JudgingReport
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
@@ -213,7 +213,7 @@ def test_counters_go_on_where_an_earlier_attempt_ended(monkeypatch: pytest.Monke
 
     def committed(step: int, before: StepCommit | None) -> StepCommit:
         run: Any = SimpleNamespace(**given)  # Any: stands in for an open run
-        records = StepRecords(run, GuestBook(run.store, tuple))
+        records = StepCommitter(run, WorkerHistory(run.store, tuple))
         monkeypatch.setattr(records, "_journal", nothing)
         report = make_report((), plan=make_step_plan(step))
         return records.record(report, QueueState(), PlannerState(), None, before)

@@ -17,7 +17,7 @@ from transcript_factories import make_episode_row
 from artifacts import layout
 from artifacts.records import Outcome
 from artifacts.reports import canvas, plots
-from artifacts.reports.answers import Question, questions_of, spread
+from artifacts.reports.answers import HeldoutQuestion, questions_of, spread
 from artifacts.reports.page import duration
 from artifacts.reports.summary import headline
 from artifacts.store import Store
@@ -235,7 +235,7 @@ def test_drawings_have_the_colours_of_the_page() -> None:
     assert canvas.PAPER not in drawing
 
 
-def question(name: str, before: float, after: float) -> Question:
+def question(name: str, before: float, after: float) -> HeldoutQuestion:
     rows = make_row(name, "a", before), make_row(name, "b", after)
     return questions_of([rows[0]], [rows[1]])[0]
 

@@ -14,7 +14,7 @@ from weight_servers import TOKEN, guest, order, serving, whole, wire, written
 
 from tasks.elastic.weights import access
 from tasks.elastic.weights.request_proof import PROOF_HOLDS_S, SCHEME, Ask, Proofs, signed
-from tasks.elastic.weights.transfer import Connection
+from tasks.elastic.weights.transfer import ServerConnection
 
 NOW_S = 1_000_000.0
 ASK = Ask(method="GET", path="/versions/7/a%20b", ranges="bytes=0-9", body=b"", sender="10.0.0.2")
@@ -75,7 +75,7 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
 ) -> None:
     weights = written(tmp_path / "run")
     async with serving(weights) as server, wire(server.url) as between:
-        with closing(Connection(between.url, TOKEN, time.monotonic() + 20)) as connection:
+        with closing(ServerConnection(between.url, TOKEN, time.monotonic() + 20)) as connection:
             manifest = await asyncio.to_thread(connection.ask, "GET", "/versions/7")
         (recorded,) = between.heads
         parts = urlsplit(server.url)

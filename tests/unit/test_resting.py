@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import durable, rollout
+from tasks import checkpointing as durable
+from tasks import rollout
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
 from tasks.engines.vllm.engine import VllmEngineConfig
-from tasks.progress import RoundProgress
-from tasks.run import remotes
+from tasks.progress import ProgressReporter
+from tasks.run import actor_handles as remotes
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import Stage
 from tasks.scheduling.stream_training import ScaleDown
@@ -47,9 +48,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_engines_rest_only_where_the_run_says_so(told: list[str]) -> None:
-    await remotes.rest_engines(CONTEXT, CONTEXT.engines)
+    await remotes.sleep_engines(CONTEXT, CONTEXT.engines)
     assert told == []
-    await remotes.rest_engines(SHARED, ("engine-1",))
+    await remotes.sleep_engines(SHARED, ("engine-1",))
     assert told == ["engine-1 rests"]
 
 
@@ -71,11 +72,11 @@ async def test_an_engine_whose_worker_is_gone_has_nothing_to_give_back(
         return connected
 
     monkeypatch.setattr(remotes, "engines_of", engines(gone))
-    await remotes.rest_engines(SHARED, SHARED.engines)
+    await remotes.sleep_engines(SHARED, SHARED.engines)
     assert told == ["engine-1 rests"]
     monkeypatch.setattr(remotes, "engines_of", engines(TimeoutError("rest did not answer")))
     with pytest.raises(EngineLost, match="did not answer"):
-        await remotes.rest_engines(SHARED, SHARED.engines)
+        await remotes.sleep_engines(SHARED, SHARED.engines)
 
 
 async def test_engines_rest_before_training_is_replayed(
@@ -110,7 +111,7 @@ async def test_engines_that_are_freed_in_mid_round_rest_before_their_learners_he
 
     monkeypatch.setattr(rollout, "engines_of", lambda run, names, asker: [])
     plan = replace(make_step_plan(kind="sync"), run=SHARED)
-    inputs = rollout.round_inputs(plan, {}, Stream(), RoundProgress(plan))  # type: ignore[arg-type]
+    inputs = rollout.round_inputs(plan, {}, Stream(), ProgressReporter(plan))  # type: ignore[arg-type]
     await inputs.on_freed(ScaleDown(engines=("engine-1",), learners=("learner-1",)))
     assert told == ["engine-1 rests", "grouped hears of ScaleDown"]
 

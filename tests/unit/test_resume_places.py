@@ -12,7 +12,7 @@ import pytest
 from report_factories import make_commit, make_evaluation, make_run
 
 from artifacts.commit import commit_step, read_manifest, write_manifest
-from artifacts.models.choice import files_digest
+from artifacts.models.registry import files_digest
 from artifacts.reports.figures import steps_told
 from artifacts.reports.summary import headline
 from artifacts.reports.tracking import RunTracker
@@ -25,7 +25,7 @@ from flows.results import RunResults
 from flows.resume import beside_resume, nothing_left
 from flows.run import effective_config
 from flows.run_record import record_beginning
-from tasks.elastic.book import GuestBook
+from tasks.elastic.worker_history import WorkerHistory
 from tasks.run import prompts
 
 Json = dict[str, Any]  # Any: parsed JSON
@@ -258,7 +258,7 @@ def test_an_evaluation_is_told_once(
     monkeypatch.setattr(reporter, "get_client", lambda: None)
     monkeypatch.setattr(reporter, "get_run_logger", lambda: logging.getLogger("a-flow-run"))
     run = replace(make_run(Store.open("memory://told-once")), tracker=NoMlflow(""))
-    teller = RunReporter(run, GuestBook(run.store, tuple))
+    teller = RunReporter(run, WorkerHistory(run.store, tuple))
     for _ in range(2):
         teller.tell_evaluation(2, make_evaluation({"heldout/0": 1.0}))
     assert capsys.readouterr().out.count("held-out reward after step 2") == 1

@@ -28,7 +28,7 @@ from tasks.rewards.custom import CustomConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.next_kind import next_kind
 from tasks.rewards.pool import RewardPool, close_pools, pool_of
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, MeasuredTimes
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.registry import RewardConfig
@@ -46,7 +46,7 @@ def response(text: str, finish_reason: str = "stop") -> Generated:
 
 
 def make_pool(configs: dict[str, RewardConfig], num_workers: int = 2) -> RewardPool:
-    return RewardPool(configs, num_workers, TimeoutBook())
+    return RewardPool(configs, num_workers, MeasuredTimes())
 
 
 def test_verdicts_come_back_for_every_response() -> None:

@@ -21,9 +21,9 @@ from artifacts.store import Store
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.reward import scoring_inputs
 from tasks.rewards.custom import CustomConfig
-from tasks.rewards.judges.desk import JudgeDesk
+from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.pool import RewardPool
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.report import RewardReport
 from tasks.rewards.scoring import score_round
 from tasks.run.plan import StepPlan
@@ -64,8 +64,8 @@ def plan_with(root: Path, reward: CustomConfig) -> StepPlan:
 
 
 @asynccontextmanager
-async def no_judges() -> AsyncIterator[JudgeDesk]:
-    yield JudgeDesk((), JudgementCache(), max_batch=1)
+async def no_judges() -> AsyncIterator[JudgeBatcher]:
+    yield JudgeBatcher((), JudgementCache(), max_batch=1)
 
 
 async def decided(
@@ -93,7 +93,7 @@ def test_the_next_round_waits_for_nothing_that_the_last_one_gave_up(tmp_path: Pa
     source, entered = tmp_path / "own.py", tmp_path / "entered"
     source.write_text(OWN.replace("ENTERED", repr(str(entered))))
     reward = CustomConfig(path=f"{source}:own", timeout_s=600.0)
-    plan, pool = plan_with(tmp_path, reward), RewardPool({"*": reward}, 1, TimeoutBook())
+    plan, pool = plan_with(tmp_path, reward), RewardPool({"*": reward}, 1, MeasuredTimes())
     answers = [make_generated("short", 0), make_generated("endless", 1)]
     report, _ = asyncio.run(decided(plan, pool, answers, entered.exists))
     assert (report.num_scored, report.num_unneeded) == (1, 1)
@@ -124,7 +124,7 @@ def left(tmp_path: Path) -> Iterator[Left]:
     source.write_text(COUNTED.replace("CALLS", names["CALLS"]).replace("GATE", names["GATE"]))
     reward = CustomConfig(path=f"{source}:counted", timeout_s=600.0)
     plan = replace(plan_with(tmp_path, reward), leaves_running=True)
-    pool = RewardPool({"*": reward}, 1, TimeoutBook())
+    pool = RewardPool({"*": reward}, 1, MeasuredTimes())
     answers = [make_generated("short", 0), make_generated("slow", 1)]
     report, _ = asyncio.run(
         decided(plan, pool, answers, lambda: calls.exists() and "slow" in calls.read_text())

@@ -14,8 +14,8 @@ from artifacts.records import Outcome, Prompt
 from tasks.rewards import reasoning_gym_score
 from tasks.rewards.reasoning_gym_score import (
     ALLOWED_DATASETS,
-    ReasoningGymConfig,
     ReasoningGymReward,
+    ReasoningGymRewardConfig,
     score_entry,
 )
 
@@ -129,7 +129,7 @@ def test_an_entry_is_generated_once_and_no_score_changes_it(
 def test_an_entry_that_takes_longer_than_a_scorer_may_costs_no_response_its_reward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reward = ReasoningGymReward(ReasoningGymConfig())
+    reward = ReasoningGymReward(ReasoningGymRewardConfig())
     limits: list[float | None] = []
     call = reward._worker.call
     monkeypatch.setattr(

@@ -15,8 +15,8 @@ from tasks.rewards.custom import CustomConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.reasoning_gym_score import (
     ALLOWED_DATASETS,
-    ReasoningGymConfig,
     ReasoningGymReward,
+    ReasoningGymRewardConfig,
     score_entry,
 )
 from tasks.rewards.registry import RewardConfig, build_rewards
@@ -39,7 +39,7 @@ def gym_gold(dataset: str, index: int = 0, **config: object) -> str:
 @pytest.fixture(scope="module")
 def gym() -> Iterator[ReasoningGymReward]:
     pytest.importorskip("reasoning_gym")
-    reward = ReasoningGymReward(ReasoningGymConfig())
+    reward = ReasoningGymReward(ReasoningGymRewardConfig())
     yield reward
     reward.close()
 
@@ -93,7 +93,7 @@ def test_run_without_rewards_is_refused() -> None:
 
 
 def test_unusable_gold_is_found_when_the_data_set_is_read() -> None:
-    rewards = build_rewards({"add": MathAnswerConfig(), "gym": ReasoningGymConfig()})
+    rewards = build_rewards({"add": MathAnswerConfig(), "gym": ReasoningGymRewardConfig()})
     rewards.check(prompt("add", "8"))
     for bad in (prompt("add", ""), prompt("gym", "not json"), prompt("gym", gym_gold("countdown"))):
         with pytest.raises(ValueError, match=r"repair|write|choose"):
@@ -173,7 +173,7 @@ def test_reasoning_gym_partial_credit_is_kept_only_when_asked(gym: ReasoningGymR
     answer = gym_entry("gcd", 0)
     text = f"<answer>{answer} it is</answer>"
     assert gym.score(prompt("gym", gym_gold("gcd")), response(text)).reward == 0.0
-    partial = ReasoningGymReward(ReasoningGymConfig(binary=False))
+    partial = ReasoningGymReward(ReasoningGymRewardConfig(binary=False))
     score = partial.score(prompt("gym", gym_gold("gcd")), response(text))
     partial.close()
     assert score.reward is not None

@@ -17,7 +17,7 @@ from record_factories import make_generated
 from artifacts.records import Generated, Outcome, Prompt, Score
 from research.ablations.verdict_service import Verdicts, verdict_service, wait_s
 from tasks.rewards.pool import RewardPool
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.service import ServiceConfig
 
 WAIT_S = 120.0
@@ -56,7 +56,7 @@ def serving(content: bytes, status: int = 200) -> Iterator[tuple[str, list[dict[
 def scored(url: str, generated: Generated) -> Score:
     return (
         ServiceConfig(url=url, timeout_s=WAIT_S)
-        .build_reward(TimeoutBook())
+        .build_reward(MeasuredTimes())
         .score(PROMPT, generated)
     )
 
@@ -105,7 +105,7 @@ def test_whatever_is_no_number_is_no_verdict(content: bytes, status: int, said: 
 def test_a_service_that_is_not_there_or_takes_too_long_gives_no_verdict() -> None:
     with verdict_service(0) as port:
         slow = ServiceConfig(url=f"http://127.0.0.1:{port}/?median_s=600", timeout_s=0.2)
-        score = slow.build_reward(TimeoutBook()).score(PROMPT, response())
+        score = slow.build_reward(MeasuredTimes()).score(PROMPT, response())
     assert score.outcome is Outcome.INFRA
     assert "no reply after 0.2 s" in score.detail
     assert scored(f"http://127.0.0.1:{port}", response()).outcome is Outcome.INFRA
@@ -114,7 +114,7 @@ def test_a_service_that_is_not_there_or_takes_too_long_gives_no_verdict() -> Non
 def test_a_wait_that_nobody_needs_ends_at_once_and_frees_its_worker() -> None:
     with verdict_service(0) as port:
         config = ServiceConfig(url=f"http://127.0.0.1:{port}/?median_s=600", timeout_s=3600)
-        pool = RewardPool({"*": config}, 1, TimeoutBook())
+        pool = RewardPool({"*": config}, 1, MeasuredTimes())
         begun, freed = pool.submit(PROMPT, response()), Event()
         begun.add_done_callback(lambda _: freed.set())
         while not begun.running():

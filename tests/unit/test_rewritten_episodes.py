@@ -15,7 +15,7 @@ from episode_factories import PACE, LocalHosts, episode
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.datasets.rows import Message
-from artifacts.models.choice import SmolLM2Config
+from artifacts.models.registry import SmolLM2Config
 from artifacts.records import Generated, Request
 from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.replica import SimulatedEngine

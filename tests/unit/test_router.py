@@ -8,7 +8,7 @@ from dataclasses import replace
 from record_factories import make_request
 
 from artifacts.records import Request
-from tasks.rounds.line import Line
+from tasks.rounds.pending_requests import PendingRequests
 from tasks.rounds.router import Router
 
 
@@ -145,7 +145,7 @@ def test_a_request_goes_to_no_replica_whose_weights_are_too_old_for_it() -> None
 
 
 def test_what_waits_for_newer_weights_holds_up_nothing_else() -> None:
-    line, asked = Line(), [replace(request(v), oldest_version=v) for v in (4, 2, 5, 3)]
+    line, asked = PendingRequests(), [replace(request(v), oldest_version=v) for v in (4, 2, 5, 3)]
     line.add(asked)
     taken: list[Request] = []
 

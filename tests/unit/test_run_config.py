@@ -21,8 +21,8 @@ from flows.config.presets import PRESETS, preset_values
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.config.sentence import sentence
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
-from tasks.learner.gate import DriftGate, OpenGate
 from tasks.learner.losses.topr import ToprLoss
+from tasks.learner.sequence_mask import DriftMask, NoSequenceMask
 from tasks.scheduling.policies.sync import SyncConfig
 
 Json = dict[str, Any]  # Any: JSON values
@@ -483,6 +483,6 @@ def test_a_loss_a_gate_and_an_advantage_are_chosen_by_assignments() -> None:
     )
     learner = RunConfig.model_validate(values).learner
     assert learner.loss == ToprLoss(level="sequence")
-    assert learner.gate == DriftGate(statistic="k1", negative_only=True)
+    assert learner.gate == DriftMask(statistic="k1", negative_only=True)
     assert learner.advantage == ReinforcePlusPlusAdvantage()
-    assert RunConfig.model_validate(assemble("tiny", "", [])).learner.gate == OpenGate()
+    assert RunConfig.model_validate(assemble("tiny", "", [])).learner.gate == NoSequenceMask()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prefect.logging.handlers import set_api_log_sink
 
-from flows.run_log import told_in_prefect
+from flows.run_log import logged_in_prefect
 
 RUN = "6a3f2f0e-8f0b-4a51-9d6b-0d8c3f1d2e4a"
 
@@ -24,7 +24,7 @@ def sent() -> Iterator[list[dict[str, Any]]]:  # Any: JSON
 
 
 def test_a_warning_in_the_block_belongs_to_the_run(sent: list[dict[str, Any]]) -> None:
-    with told_in_prefect(RUN):
+    with logged_in_prefect(RUN):
         logging.getLogger("tasks.run.fleet").warning("replacing lost actors names=%s", "engine-0")
         logging.getLogger("flows.train").error("step=%d attempt=1", 2)
         logging.getLogger("artifacts.store").warning("a store")

@@ -27,13 +27,13 @@ from artifacts.sampled import num_computed, of_sampled, sampled_versions
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.metrics.trained_lengths import length_figures
-from tasks.rounds.dispatch import Dispatch
+from tasks.metrics.length_bias import length_figures
+from tasks.rounds.engine_pool import EnginePool
 from tasks.rounds.figures import lengths_of_decided
 from tasks.rounds.records import RoundResult
 from tasks.rounds.report import close_round, held_tokens_before, round_report
-from tasks.scheduling.lag import lag_figures, lag_of
 from tasks.scheduling.ledger import account_tokens
+from tasks.scheduling.staleness import lag_of, staleness_figures
 
 PLAN = replace(make_plan(domains=("a",) * 4, accept_per_prompt=4), step=4)
 
@@ -76,7 +76,7 @@ def test_given_tokens_have_no_lag() -> None:
     )
     prompt = make_prompts(PLAN)["p0"]
     figures = [
-        lag_figures(
+        staleness_figures(
             4,
             [Group(prompt=prompt, responses=(Response(generated=each, score=None),))],
             recomputes=True,
@@ -92,7 +92,7 @@ def test_given_tokens_have_no_lag() -> None:
         versions=(VersionSpan(version=2, num_tokens=4), VersionSpan(version=3, num_tokens=5)),
     )
     group = Group(prompt=prompt, responses=(Response(generated=read_earlier, score=None),))
-    assert not any(lag_figures(4, [group], recomputes=True).values())
+    assert not any(staleness_figures(4, [group], recomputes=True).values())
 
 
 def test_rounds_count_what_their_engines_sampled(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_observations_that_older_weights_read_make_no_response_stale() -> None:
 def test_an_engine_sampled_what_was_not_kept_of_an_episode() -> None:
     """Three of five sampled tokens came from another engine, in two turns with four given ones."""
     engine = TalkingEngine("engine-0", ENGINE)
-    dispatch = Dispatch([engine])
+    dispatch = EnginePool([engine])
     generated = as_episode(said((3, 5)), (((9,), 2), ((9,) * 3, 1), ((9,), 2)))
     request = make_request(
         prompt_id="p0",

@@ -28,7 +28,7 @@ from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import Isolation
 from tasks.isolation.limits import SandboxLimits
 from tasks.isolation.user_map import UserMap, is_needed
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook, observed
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, MeasuredTimes, observed
 from tasks.rewards.programs.code_tests import (
     CodeTests,
     CodeTestsConfig,
@@ -540,7 +540,7 @@ def test_machine_without_the_isolation_is_refused_with_the_cure(
                 r" 'landlock'"
             ),
         ):
-            CodeTests(CodeTestsConfig(), TimeoutBook())
+            CodeTests(CodeTestsConfig(), MeasuredTimes())
     finally:
         self_test.holds.cache_clear()
 
@@ -580,7 +580,7 @@ def test_the_weaker_isolation_is_tried_out_too() -> None:
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeTests]:
     reward = CodeTests(
-        CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2, ceiling_s=1.5)), TimeoutBook()
+        CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2, ceiling_s=1.5)), MeasuredTimes()
     )
     yield reward
     reward.close()
@@ -633,7 +633,7 @@ def test_failures_are_told_apart(
 
 
 def test_a_case_that_is_killed_before_the_ceiling_is_an_early_kill() -> None:
-    book, config = TimeoutBook(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2))
+    book, config = MeasuredTimes(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2))
     reward = CodeTests(config, book)
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     book.learn(observed(config.timeout, (score.cases,)))
@@ -648,9 +648,9 @@ ENDLESS = "def add(a, b):\n    while True: pass"
 
 def limits_of_the_first_response(
     solution: str, timeout: AdaptiveTimeoutConfig
-) -> tuple[Score, TimeoutBook]:
+) -> tuple[Score, MeasuredTimes]:
     """A question with this solution, first answered by a program that never ends."""
-    book = TimeoutBook()
+    book = MeasuredTimes()
     reward = CodeTests(CodeTestsConfig(timeout=timeout), book)
     gold = ADD.model_copy(update={"solution": solution})
     score = reward.score(replace(PROMPT, gold=gold.model_dump_json()), fenced(ENDLESS))
@@ -681,7 +681,7 @@ def test_with_a_fixed_limit_no_solution_is_executed() -> None:
 
 
 def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    reward = CodeTests(CodeTestsConfig(), TimeoutBook())
+    reward = CodeTests(CodeTestsConfig(), MeasuredTimes())
     monkeypatch.setattr("tasks.rewards.programs.sandbox.candidate_walls.CODE", ("no/such/path",))
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     assert (score.reward, score.outcome) == (None, Outcome.INFRA)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.scheduling.events import PromptRef, Quota
-from tasks.scheduling.quotas import Slots, domain_quotas
+from tasks.scheduling.quotas import RemainingQuotas, domain_quotas
 
 launched_domains = st.lists(st.sampled_from("abcd"), min_size=1, max_size=40)
 
@@ -28,7 +28,9 @@ def test_quotas_are_the_shares_of_the_launched_mix_rounded_either_way() -> None:
 
 def test_the_first_to_finish_has_its_share_rounded_up() -> None:
     # 4.8, 1.6, 1.6
-    slots = Slots(domain_quotas(prompts_of(["code"] * 6 + ["story"] * 2 + ["add"] * 2), 8), 8)
+    slots = RemainingQuotas(
+        domain_quotas(prompts_of(["code"] * 6 + ["story"] * 2 + ["add"] * 2), 8), 8
+    )
     assert (slots.num_free, slots.is_free("story")) == (8, True)
     for domain in ["story", "story", "add", "add"]:
         assert slots.is_free(domain)
@@ -46,7 +48,7 @@ def test_every_order_of_finishing_fills_the_round_within_the_quotas(
     prompts = prompts_of(domains)
     num_accepted = data.draw(st.integers(1, len(prompts)))
     quotas = domain_quotas(prompts, num_accepted)
-    slots, accepted = Slots(quotas, num_accepted), Counter[str]()
+    slots, accepted = RemainingQuotas(quotas, num_accepted), Counter[str]()
     for ref in data.draw(st.permutations(prompts)):
         if slots.is_free(ref.domain):
             slots.take(ref.domain)
@@ -65,7 +67,7 @@ def test_prompts_that_are_given_up_leave_as_many_slots_as_the_others_can_fill(
     prompts = prompts_of(domains)
     num_accepted = data.draw(st.integers(1, len(prompts)))
     slots, undecided, accepted = (
-        Slots(domain_quotas(prompts, num_accepted), num_accepted),
+        RemainingQuotas(domain_quotas(prompts, num_accepted), num_accepted),
         Counter(domains),
         0,
     )

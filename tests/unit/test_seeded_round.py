@@ -15,7 +15,7 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.report import RolloutReport
 from tasks.run.plan import StepPlan, journal_of
 from tasks.run.sample_buffer import GROUPED
-from tasks.scheduling.policies.base import Policy, Turn
+from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
@@ -30,7 +30,7 @@ Trained = list[Group | ScaleDown]  # what training is given, in its order
 
 
 def step_of(stage: Stage, policy: Policy, window: PlannedWindow | None) -> StepPlan:
-    turn = Turn(
+    turn = PlanningInputs(
         state=QueueState(),
         batch=BATCH,
         step=1,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from artifacts.records import Span
-from artifacts.reports.seeding_told import seeding_told
+from artifacts.reports.seeding_summary import seeding_summary
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from flows.seeding_windows import SeedingWindows, class_of
-from tasks.elastic.member_events import Guest
+from tasks.elastic.worker_events import AdmittedWorker
 from tasks.learner.stage_reports import GradientReport
 from tasks.metrics.report import StepReport
 from tasks.metrics.seeding_times import seeding_times
@@ -132,7 +132,7 @@ def opened(root: Path, commits: Sequence[object] = (), **seeding: object) -> Ope
 
 
 def window_of(
-    windows: SeedingWindows, guests: Sequence[Guest], kind: str = "short"
+    windows: SeedingWindows, guests: Sequence[AdmittedWorker], kind: str = "short"
 ) -> float | None:
     planned = windows.plan(guests, kind)
     assert planned is not None
@@ -208,6 +208,6 @@ def test_the_terminal_says_how_the_window_ended(
     tmp_path: Path, window: WindowRecord, told: str
 ) -> None:
     record = SeedingWindows(opened(tmp_path)).enter(make_commit(1), seeded(window), [GUEST])
-    assert told in seeding_told([{}, record.metrics])
-    assert "guests worth holding" in seeding_told([record.metrics])
-    assert seeding_told([record.metrics, {}]) == seeding_told([]) == ""
+    assert told in seeding_summary([{}, record.metrics])
+    assert "guests worth holding" in seeding_summary([record.metrics])
+    assert seeding_summary([record.metrics, {}]) == seeding_summary([]) == ""

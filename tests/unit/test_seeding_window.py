@@ -10,7 +10,7 @@ from round_factories import make_plan, play
 from test_guests import NUM_RESPONSES, assert_undisturbed
 
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.guests import EngineGone
+from tasks.rounds.elastic_engines import EngineGone
 from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.seeding_window import Closing, SeedingWindow
 from tasks.scheduling.stream_training import (

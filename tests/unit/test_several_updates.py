@@ -28,7 +28,6 @@ from artifacts.records import Group, pack, unpack
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.dealing import GroupPart, balance
-from tasks.learner.gate import DriftGate
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.cispo import CispoLoss
 from tasks.learner.losses.gspo import GspoLoss
@@ -47,6 +46,7 @@ from tasks.learner.reports import (
     update_figures,
 )
 from tasks.learner.samples import moments_of, training_set
+from tasks.learner.sequence_mask import DriftMask
 from tasks.learner.sharding import AdamWConfig, ShardedAdamW
 from tasks.learner.split import in_mini_batches
 from tasks.learner.token_loss import TokenBatch
@@ -251,7 +251,7 @@ OBJECTIVES = {
     "cispo": {"loss": CispoLoss(), "kl_coefficient": 0.1},
     "gated": {
         "loss": ReinforceLoss(level="geometric"),
-        "gate": DriftGate(statistic="geometric", bound=4.0),
+        "gate": DriftMask(statistic="geometric", bound=4.0),
         "kl_coefficient": 0.1,
         "kl_place": "reward",
     },

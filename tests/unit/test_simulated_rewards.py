@@ -16,22 +16,32 @@ import pytest
 
 from artifacts.records import CaseVerdict, Generated, Outcome, Score, VersionSpan
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, MeasuredTimes
 from tasks.simulation.reward_feed import Correctness, QueuedFeed
 from tasks.simulation.reward_queue import RewardQueue, RewardWorkers, Work
-from tasks.simulation.reward_times import Answer, JudgeTimes, ProgramTimes, RewardTimes, RuleTimes
+from tasks.simulation.reward_times import (
+    AnswerToScore,
+    JudgeTimes,
+    ProgramTimes,
+    RewardTimes,
+    RuleTimes,
+)
 from tasks.simulation.workloads import MATH, Workload, workload
 
 ONE_SECOND = RuleTimes(median_s=1.0, sigma=0.0)
 
 
-def answer(prompt: int = 0, index: int = 0, num_tokens: int = 1000, right: bool = True) -> Answer:
-    return Answer(prompt_id=f"0/{prompt}", index=index, num_tokens=num_tokens, is_right=right)
+def answer(
+    prompt: int = 0, index: int = 0, num_tokens: int = 1000, right: bool = True
+) -> AnswerToScore:
+    return AnswerToScore(
+        prompt_id=f"0/{prompt}", index=index, num_tokens=num_tokens, is_right=right
+    )
 
 
 def waits(times: RewardTimes, workers: RewardWorkers, arrivals_s: Sequence[float]) -> list[Work]:
     """The works of a queue to which answers come at these times."""
-    queue = RewardQueue(workers, TimeoutBook(), seed=0)
+    queue = RewardQueue(workers, MeasuredTimes(), seed=0)
     ends: list[tuple[float, int, Work]] = []
     done: list[Work] = []
 
@@ -71,7 +81,7 @@ def test_a_storm_of_equal_verdicts_ends_after_as_many_turns_as_it_takes(
 
 
 def test_programs_are_done_by_thirty_seconds_but_for_the_doomed() -> None:
-    times, book = ProgramTimes(timeout=AdaptiveTimeoutConfig(floor_s=30.0)), TimeoutBook()
+    times, book = ProgramTimes(timeout=AdaptiveTimeoutConfig(floor_s=30.0)), MeasuredTimes()
     cases = [times.case(answer(place), 0, book) for place in range(4000)]
     took_s = [times.seconds(case) for case in cases]
     killed = [case for case in cases if case.verdict is CaseVerdict.TIMEOUT]
@@ -81,7 +91,7 @@ def test_programs_are_done_by_thirty_seconds_but_for_the_doomed() -> None:
 
 
 def test_the_first_right_program_lowers_the_limit_of_those_behind_it() -> None:
-    times, book = ProgramTimes(), TimeoutBook()
+    times, book = ProgramTimes(), MeasuredTimes()
     queue = RewardQueue(RewardWorkers(num_workers=1), book, seed=0)
     first = next(
         index for index in range(50) if times.case(answer(1, index), 0, book).verdict == "pass"
@@ -117,7 +127,7 @@ def test_a_pipelined_judge_hides_its_copies_and_one_that_copies_first_does_not()
 
 
 def test_rules_do_not_wait_behind_programs() -> None:
-    queue = RewardQueue(RewardWorkers(num_workers=1), TimeoutBook(), seed=0)
+    queue = RewardQueue(RewardWorkers(num_workers=1), MeasuredTimes(), seed=0)
     assert len(queue.offer(answer(0), ProgramTimes(), 0.0)) == 1
     assert queue.offer(answer(1), ProgramTimes(), 0.0) == []
     assert len(queue.offer(answer(2), ONE_SECOND, 0.0)) == 1

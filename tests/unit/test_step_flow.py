@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows import rl_step as step_flow
-from flows.place import Place
+from flows.step_ordering import StepOrdering
 from flows.task_results import result_of
 from tasks.engines.base import EngineLost
 from tasks.run.sample_buffer import RoundAborted
@@ -84,7 +84,7 @@ def test_training_that_was_aborted_makes_no_update(monkeypatch: pytest.MonkeyPat
 async def test_the_update_waits_for_the_evaluation_of_the_weights_that_it_replaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place, told = Place(), list[str]()
+    place, told = StepOrdering(), list[str]()
     place.evaluation = asyncio.get_running_loop().create_future()
 
     async def update(plan: str, gradients: str) -> str:
@@ -109,7 +109,7 @@ async def test_no_update_follows_an_evaluation_that_failed(monkeypatch: pytest.M
         raise AssertionError("the weights are still to be evaluated")
 
     monkeypatch.setattr(step_flow, "update_policy", update)
-    place = Place()
+    place = StepOrdering()
     place.evaluation = asyncio.get_running_loop().create_future()
     place.evaluation.set_exception(EngineLost("engine-0 is gone"))
     with pytest.raises(RoundAborted, match="evaluation"):

@@ -11,7 +11,7 @@ import pytest
 from plan_factories import make_report, make_step_plan
 
 from artifacts.records import WeightsRef
-from flows.place import Place
+from flows.step_ordering import StepOrdering
 from flows.steps import Planned, Played, Steps
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -78,7 +78,7 @@ class Staged:
         others = ",".join(map(named, beside))
         self.say(f"open {named(plan)} attempt {plan.attempt} beside {others or 'none'}")
 
-    async def play(self, plan: StepPlan, place: Place) -> Played:
+    async def play(self, plan: StepPlan, place: StepOrdering) -> Played:
         rollout = replace(make_report(()).rollout, in_flight=LEFT)
         if self.overlaps:
             telling = asyncio.create_task(place.may_train(Answer(self._roll_out(plan, rollout))))
@@ -146,14 +146,14 @@ class Answer:
 def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits in a thread for Prefect waits in the loop here: its clock is virtual."""
 
-    async def tell(self: Place, rollout: Answer) -> None:
+    async def tell(self: StepOrdering, rollout: Answer) -> None:
         try:
             self.closed.set_result(await rollout.waited())
         except BaseException as error:
             self.closed.set_exception(error)
             self.closed.exception()
 
-    monkeypatch.setattr(Place, "_tell", tell)
+    monkeypatch.setattr(StepOrdering, "_tell", tell)
 
 
 def begin() -> WeightsRef:

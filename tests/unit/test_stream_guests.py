@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.cluster.actors import ActorLost
-from tasks.elastic.member_events import GivenUp
-from tasks.elastic.records import GuestTold
+from tasks.elastic.records import WorkerNotice
+from tasks.elastic.worker_events import GivenUp
 from tasks.elastic.workers import event_of
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
-from tasks.rounds.guests import EngineGone, EngineJoined, EngineLeaving
+from tasks.rounds.elastic_engines import EngineGone, EngineJoined, EngineLeaving
 from tasks.run.sample_buffer import GUESTS, RoundKey, SampleBuffer, Stage
 from tasks.run.sample_stream import CAPACITIES
-from tasks.run.stream_guests import StreamGuests
+from tasks.run.stream_workers import StreamWorkers
 
-JOINED = GuestTold(name="spot.g1", kind="joined", version=3, devices=("spot/cpu",))
-LEAVING = GuestTold(name="spot.g1", kind="leaving", reason="spot notice")
-GONE = GuestTold(name="spot.g1", kind="gone", reason="its worker is away")
+JOINED = WorkerNotice(name="spot.g1", kind="joined", version=3, devices=("spot/cpu",))
+LEAVING = WorkerNotice(name="spot.g1", kind="leaving", reason="spot notice")
+GONE = WorkerNotice(name="spot.g1", kind="gone", reason="its worker is away")
 FIRST, SECOND = RoundKey(1), RoundKey(2)
 
 
-async def tell(buffer: SampleBuffer, told: GuestTold) -> None:
+async def tell(buffer: SampleBuffer, told: WorkerNotice) -> None:
     await buffer.tell_guest(told)
 
 
@@ -51,7 +51,7 @@ async def test_rounds_that_open_later_hear_nothing_of_a_guest_that_leaves() -> N
 async def test_of_a_guest_that_is_there_a_later_round_hears_what_was_told_last() -> None:
     buffer = SampleBuffer(CAPACITIES)
     await buffer.open_round(FIRST)
-    newer = GuestTold(name="spot.g1", kind="joined", version=4, devices=("spot/cpu",))
+    newer = WorkerNotice(name="spot.g1", kind="joined", version=4, devices=("spot/cpu",))
     await tell(buffer, JOINED)
     await tell(buffer, newer)
     await buffer.open_round(SECOND)
@@ -61,12 +61,12 @@ async def test_of_a_guest_that_is_there_a_later_round_hears_what_was_told_last()
 class Told:
     """A stream with these in it."""
 
-    def __init__(self, *told: GuestTold) -> None:
+    def __init__(self, *told: WorkerNotice) -> None:
         self.told = list(told)
 
     async def take(
         self, stage: Stage[Any], max_items: int, wait_s: float
-    ) -> tuple[list[GuestTold], bool]:  # Any: of any record
+    ) -> tuple[list[WorkerNotice], bool]:  # Any: of any record
         assert stage == GUESTS
         return self.told, False
 
@@ -83,7 +83,7 @@ def connect(name: str) -> SimulatedEngine:
 
 async def test_a_round_gets_a_handle_on_who_joined_and_hears_who_goes() -> None:
     stream = Told(JOINED, LEAVING, GONE)
-    guests = StreamGuests(stream, connect, unheard, most_running=8)  # type: ignore[arg-type]
+    guests = StreamWorkers(stream, connect, unheard, most_running=8)  # type: ignore[arg-type]
     joined, leaving, gone = await guests.news(0.0)
     assert isinstance(joined, EngineJoined)
     assert joined.engine.name == "spot.g1"
@@ -93,8 +93,8 @@ async def test_a_round_gets_a_handle_on_who_joined_and_hears_who_goes() -> None:
 
 
 async def test_who_joined_and_is_gone_by_now_never_joined() -> None:
-    stream = Told(GuestTold(name="other.g1", kind="joined", version=3), GONE)
-    (gone,) = await StreamGuests(stream, connect, unheard).news(0.0)  # type: ignore[arg-type]
+    stream = Told(WorkerNotice(name="other.g1", kind="joined", version=3), GONE)
+    (gone,) = await StreamWorkers(stream, connect, unheard).news(0.0)  # type: ignore[arg-type]
     assert isinstance(gone, EngineGone)
 
 
@@ -106,7 +106,7 @@ async def test_a_guest_that_tells_of_newer_weights_is_looked_for_once() -> None:
         return connect(name)
 
     stream = Told(JOINED)
-    guests = StreamGuests(stream, connect_once, unheard)  # type: ignore[arg-type]
+    guests = StreamWorkers(stream, connect_once, unheard)  # type: ignore[arg-type]
     (first,) = await guests.news(0.0)
     (second,) = await guests.news(0.0)
     assert isinstance(first, EngineJoined)
@@ -123,10 +123,10 @@ class Giving:
     """A stream that says what it was told."""
 
     def __init__(self, *failures: Exception) -> None:
-        self.told: list[GuestTold] = []
+        self.told: list[WorkerNotice] = []
         self._failures = list(failures)
 
-    async def tell_guest(self, told: GuestTold) -> None:
+    async def tell_guest(self, told: WorkerNotice) -> None:
         if self._failures:
             raise self._failures.pop()
         self.told.append(told)
@@ -136,14 +136,14 @@ async def test_a_guest_that_a_round_gives_up_is_gone_for_later_rounds_and_its_ke
     None
 ):
     stream, heard_by_keeper = Giving(), list[dict[str, str]]()
-    guests = StreamGuests(stream, connect, heard_by_keeper.append)  # type: ignore[arg-type]
+    guests = StreamWorkers(stream, connect, heard_by_keeper.append)  # type: ignore[arg-type]
     await guests.give_up("spot.g1", "no answer")
-    assert stream.told == [GuestTold(name="spot.g1", kind="gone", reason="no answer")]
+    assert stream.told == [WorkerNotice(name="spot.g1", kind="gone", reason="no answer")]
     (message,) = heard_by_keeper
     assert event_of(message, 0.0) == GivenUp(guest="spot.g1", reason="no answer")
 
 
 async def test_a_round_goes_on_though_nobody_hears_what_it_gives_up() -> None:
     stream = Giving(ActorLost("no buffer"))
-    await StreamGuests(stream, connect, unheard).give_up("spot.g1", "no answer")  # type: ignore[arg-type]
+    await StreamWorkers(stream, connect, unheard).give_up("spot.g1", "no answer")  # type: ignore[arg-type]
     assert not stream.told

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tasks.engines.base import Attestation
-from tasks.learner.weight_sync import GateFailed, check_gate, mean_difference
+from tasks.learner.weight_check import WeightCheckFailed, check_weights, mean_difference
 
 TENSORS = {"embed.weight": 11, "layers.0.q.weight": 22, "norm.weight": 33}
 PROBES = ((-1.0, -2.0), (-0.5,))
@@ -26,23 +26,23 @@ def attest(
 def failure(
     attested: Attestation, expected: Attestation | None = None, tolerance_nats: float = 0.1
 ) -> str:
-    with pytest.raises(GateFailed) as caught:
-        check_gate("engine-3", attested, expected or attest(), tolerance_nats)
+    with pytest.raises(WeightCheckFailed) as caught:
+        check_weights("engine-3", attested, expected or attest(), tolerance_nats)
     return str(caught.value)
 
 
 def test_equal_attestations_pass_without_difference() -> None:
-    assert check_gate("engine-3", attest(), attest(), 0.1) == 0.0
+    assert check_weights("engine-3", attest(), attest(), 0.1) == 0.0
 
 
 def test_a_difference_within_the_tolerance_passes_and_is_told() -> None:
-    assert check_gate(
+    assert check_weights(
         "engine-3", attest(probes=((-1.1, -2.0), (-0.7,))), attest(), 0.11
     ) == pytest.approx(0.1)
 
 
 def test_an_engine_that_computes_no_logprobs_is_judged_by_its_tensors_alone() -> None:
-    assert check_gate("engine-3", attest(probes=None), attest(), 0.1) is None
+    assert check_weights("engine-3", attest(probes=None), attest(), 0.1) is None
     stale = attest(tensors=TENSORS | {"norm.weight": 0}, probes=None)
     assert "must hold the learner's norm.weight" in failure(stale)
 
@@ -67,7 +67,8 @@ def test_stale_tensors_are_named_and_counted() -> None:
 
 def test_tensors_that_only_the_engine_has_do_not_matter() -> None:
     assert (
-        check_gate("engine-3", attest(tensors=TENSORS | {"rotary.cache": 5}), attest(), 0.1) == 0.0
+        check_weights("engine-3", attest(tensors=TENSORS | {"rotary.cache": 5}), attest(), 0.1)
+        == 0.0
     )
 
 
@@ -90,5 +91,5 @@ def test_not_a_number_on_both_sides_fails_too() -> None:
 
 
 def test_without_probes_the_tensors_alone_decide() -> None:
-    assert check_gate("engine-3", attest(probes=()), attest(probes=()), 0.1) == 0.0
+    assert check_weights("engine-3", attest(probes=()), attest(probes=()), 0.1) == 0.0
     assert mean_difference((), ()) == 0.0

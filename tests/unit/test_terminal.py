@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from flows import terminal
-from flows.terminal import TerminalView, round_told
-from tasks.rounds.filling import Filling
+from flows.terminal import TerminalView, round_line
+from tasks.rounds.round_progress import RoundProgress
 
-FILLING = Filling(
+FILLING = RoundProgress(
     step=4,
     num_wanted=8,
     num_accepted=3,
@@ -62,7 +62,7 @@ async def test_a_scheduler_that_does_not_answer_once_freezes_no_picture(
     monkeypatch.setattr(terminal, "REDRAW_S", 0.0)
     asked: list[int] = []
 
-    def progress() -> list[Filling]:
+    def progress() -> list[RoundProgress]:
         asked.append(len(asked))
         if len(asked) == 1:
             raise OSError("the scheduler does not answer")
@@ -101,23 +101,23 @@ async def test_steps_that_overlap_tell_their_lag_and_who_waited(
 
 
 def test_the_line_of_a_round_tells_its_filling_and_who_waits_for_whom() -> None:
-    told = round_told(FILLING)
+    told = round_line(FILLING)
     expected = (
         "round 4: 3 of 8 groups accepted, 6 under way (1 carried), 2 complete and waiting,"
         " 14 responses running, lag 0.8"
     )
     assert told == expected
     quiet = replace(FILLING, num_running=0)
-    assert round_told(quiet).endswith("lag 0.8, engines wait for the weights after step 3")
+    assert round_line(quiet).endswith("lag 0.8, engines wait for the weights after step 3")
     served = replace(FILLING, version=3)
-    assert round_told(served).endswith("the learner waits for these groups")
+    assert round_line(served).endswith("the learner waits for these groups")
     full = replace(served, num_accepted=8)
-    assert "wait for" not in round_told(full)
+    assert "wait for" not in round_line(full)
     synchronous = replace(FILLING, version=None, lag=0.0, num_running=0)
-    assert "lag" not in round_told(synchronous)
-    assert "wait for" not in round_told(synchronous)
+    assert "lag" not in round_line(synchronous)
+    assert "wait for" not in round_line(synchronous)
     asked = replace(synchronous, is_evaluation=True)
-    assert round_told(asked).startswith("evaluation after step 4: 3 of 8 groups")
+    assert round_line(asked).startswith("evaluation after step 4: 3 of 8 groups")
 
 
 async def test_a_warning_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from round_factories import make_engines, simulate_run
 from artifacts.commit import StepCommit, commit_step, read_commits
 from artifacts.reports import canvas, plots
 from artifacts.store import Store
-from flows import course
+from flows import step_controller as course
 from flows.commands.algebra_rows import algebra_rows
 from flows.config.run_config import RunConfig
 from flows.engine_layout import demand_of
@@ -37,7 +37,7 @@ from tasks.scheduling.events import (
 )
 from tasks.scheduling.groups import GroupProgress
 from tasks.scheduling.parallelism import LayoutState, PlannerState, RoundReading, observe
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
@@ -63,7 +63,7 @@ class InTurnConfig(BaseModel):
         )
         return BatchAlgebra(rounds=(shape,), reserve_prompts=0, max_drain_steps=1)
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         queued, share = turn.state.queue, turn.batch.prompts_per_step
         if turn.is_after_last and not queued:
             return None

@@ -29,7 +29,7 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.split import one_shot, read_split, write_split
 from tasks.learner.stage_reports import GradientReport
-from tasks.learner.weight_sync import GateFailed
+from tasks.learner.weight_check import WeightCheckFailed
 from tasks.run.plan import StepPlan, store_of
 from tasks.run.sample_buffer import GROUPED, RoundAborted
 from tasks.run.sample_stream import (
@@ -383,7 +383,7 @@ def test_the_gate_sees_every_rank_and_asks_the_last_one_the_probes(
         element = learners[rank]._rank._policy.parameters.view("model.norm.weight")[3]
         kept = element.clone()
         element += 1
-        with pytest.raises(GateFailed, match=r"must hold the learner's model\.norm\.weight"):
+        with pytest.raises(WeightCheckFailed, match=r"must hold the learner's model\.norm\.weight"):
             publish_of(learners, tmp_path, monkeypatch)
         element.copy_(kept)
 
@@ -408,7 +408,7 @@ def test_a_rank_of_another_version_is_named(
 ) -> None:
     learners = [new_learner(model_path) for _ in range(3)]
     learners[1]._version = 4
-    with pytest.raises(GateFailed, match="learner-1 must hold version 0, it holds 4"):
+    with pytest.raises(WeightCheckFailed, match="learner-1 must hold version 0, it holds 4"):
         publish_of(learners, tmp_path, monkeypatch)
 
 

@@ -12,16 +12,16 @@ from turn_factories import as_episode, turn
 
 from artifacts.records import Group, pack
 from flows.config.run_config import RunConfig
+from tasks.learner.aggregation import TokenMean
 from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.policy_gradient import PolicyGradientLoss
-from tasks.learner.normalisation import TokenMean
 from tasks.learner.samples import advantages_of, training_set
 from tasks.learner.trainer import LearnerRank
 from tasks.learner.turn_advantage import (
     AnchorStateAdvantage,
-    Played,
     TurnReturnAdvantage,
+    TurnRewards,
     played,
     returns,
 )
@@ -29,10 +29,12 @@ from tasks.learner.turn_advantage import (
 EXACT = 1e-12  # for epsilon: deviations here are far larger
 
 
-def play(*turns: tuple[str, float]) -> Played:
+def play(*turns: tuple[str, float]) -> TurnRewards:
     """Of turns as (state, reward)."""
     rewards = tuple(reward for _, reward in turns)
-    return Played(reward=sum(rewards), rewards=rewards, states=tuple(state for state, _ in turns))
+    return TurnRewards(
+        reward=sum(rewards), rewards=rewards, states=tuple(state for state, _ in turns)
+    )
 
 
 def close(found: list[list[float]], expected: list[list[float]]) -> None:
@@ -104,7 +106,7 @@ def test_what_the_verdict_adds_is_paid_for_the_last_turn() -> None:
     assert played(second, 0.5).rewards == (1.0, -0.5)
     assert played(last, 0.0).rewards == (9.0, -9.0)
     plain = make_group((1,), [(2,)], [1.0]).responses[0].generated
-    assert played(plain, 0.7) == Played(reward=0.7, rewards=(0.7,), states=("",))
+    assert played(plain, 0.7) == TurnRewards(reward=0.7, rewards=(0.7,), states=("",))
 
 
 def test_a_turn_in_which_nothing_was_sampled_is_none() -> None:

@@ -17,7 +17,7 @@ from tasks.elastic.weights import server as server_module
 from tasks.elastic.weights.access import MOST_KNOCKS, Access
 from tasks.elastic.weights.held import HeldVersion
 from tasks.elastic.weights.server import WeightServer
-from tasks.elastic.weights.transfer import Connection, TransferBroken, WeightsRefused
+from tasks.elastic.weights.transfer import ServerConnection, TransferBroken, WeightsRefused
 from tasks.elastic.weights.weight_config import WeightServerConfig
 
 
@@ -25,7 +25,7 @@ async def ask(
     url: str, path: str, method: str = "GET", body: bytes | None = None, token: str = TOKEN
 ) -> bytes:
     def asked() -> bytes:
-        with closing(Connection(url, token, time.monotonic() + 20)) as connection:
+        with closing(ServerConnection(url, token, time.monotonic() + 20)) as connection:
             return connection.ask(method, path, body)
 
     return await asyncio.to_thread(asked)
@@ -34,7 +34,7 @@ async def ask(
 async def received(url: str, version: HeldVersion, index: int, start: int = 0) -> bytes:
     def asked() -> bytes:
         shard = version.manifest.shards[index]
-        with closing(Connection(url, TOKEN, time.monotonic() + 20)) as connection:
+        with closing(ServerConnection(url, TOKEN, time.monotonic() + 20)) as connection:
             return b"".join(map(bytes, connection.receive(version.manifest.name, shard, start)))
 
     return await asyncio.to_thread(asked)

@@ -9,7 +9,7 @@ import dask
 from distributed import Client, LocalCluster
 
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.elastic.workers import GuestWorkers
+from tasks.elastic.workers import JoinedWorkers
 
 
 def test_no_look_misses_a_worker_that_is_there() -> None:
@@ -26,7 +26,7 @@ def test_no_look_misses_a_worker_that_is_there() -> None:
 def test_a_scheduler_that_is_gone_says_nothing_of_guests() -> None:
     with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
         client = Client(cluster)
-        workers = GuestWorkers(client, token="")
+        workers = JoinedWorkers(client, token="")
         assert asyncio.run(workers.look()) is not None
         client.close()
         assert asyncio.run(workers.look()) is None

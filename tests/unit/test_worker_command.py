@@ -7,8 +7,8 @@ import os
 import pytest
 
 from flows.commands.worker import dask_command, environment_of, main, name_here, parser
-from tasks.elastic.guest_card import RESOURCE, TOKEN_VARIABLE
-from tasks.elastic.guest_process import dask_setup
+from tasks.elastic.worker_card import RESOURCE, TOKEN_VARIABLE
+from tasks.elastic.worker_process import dask_setup
 
 ADDRESS = "tcp://host:8786"
 SAFE = "tls://host:8786"
@@ -20,7 +20,7 @@ def test_it_becomes_a_worker_without_a_nanny_and_with_the_preload() -> None:
     assert command.startswith(f"dask worker {ADDRESS} --name spot-1 --no-nanny --nworkers 1")
     assert f"--resources {RESOURCE}=1 --worker-port 9000 --preload" in command
     assert command.endswith(
-        "--preload tasks.elastic.guest_process --price-class spot --drain-s 0.0 --lease-s 20.0"
+        "--preload tasks.elastic.worker_process --price-class spot --drain-s 0.0 --lease-s 20.0"
         " --grace-s 60.0 --cores 0"
     )
 

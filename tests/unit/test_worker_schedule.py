@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.commands.worker_schedule import (
-    Change,
-    Move,
+    WorkerCountChange,
+    WorkerMove,
     first_moves,
     moves,
     step_changes,
@@ -76,10 +76,10 @@ def test_a_wrong_trace_is_refused(lines: list[str], sentence: str) -> None:
 
 def test_processes_follow_a_schedule() -> None:
     planned = [
-        Move(at_s=0.0, kind="start", slot=0, present=1),
-        Move(at_s=0.05, kind="start", slot=1, present=2),
-        Move(at_s=0.1, kind="retire", slot=0, present=1),
-        Move(at_s=0.15, kind="retire", slot=1, present=0),
+        WorkerMove(at_s=0.0, kind="start", slot=0, present=1),
+        WorkerMove(at_s=0.05, kind="start", slot=1, present=2),
+        WorkerMove(at_s=0.1, kind="retire", slot=0, present=1),
+        WorkerMove(at_s=0.15, kind="retire", slot=1, present=0),
     ]
     crew = Crew(lambda slot: SLEEPS)
     assert follow(planned, crew, signal.SIGKILL) == 0
@@ -96,7 +96,7 @@ def test_a_worker_that_still_drains_makes_room_for_the_next_of_its_place() -> No
 
 
 def test_a_refused_worker_ends_the_schedule() -> None:
-    planned = moves([Change(at_s=0.0, by=1), Change(at_s=3600.0, by=1)])
+    planned = moves([WorkerCountChange(at_s=0.0, by=1), WorkerCountChange(at_s=3600.0, by=1)])
     assert follow(planned, Crew(ended_with(2)), signal.SIGKILL) == 2
 
 

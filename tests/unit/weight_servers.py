@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import describe
 from tasks.elastic.weights.client import Pull
-from tasks.elastic.weights.guest_weights import GuestWeights
 from tasks.elastic.weights.held import HeldVersion
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.weights.worker_weights import WorkerWeights
 
 TOKEN = "of-the-run"
 SHARD = 50_000  # bytes
@@ -50,11 +50,11 @@ async def serving(*versions: WeightsRef, deltas: bool = False) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def guest(folder: Path) -> AsyncIterator[GuestWeights]:
+async def guest(folder: Path) -> AsyncIterator[WorkerWeights]:
     """One that serves on what it has."""
     server = WeightServer(WeightServerConfig(), TOKEN)
     await server.start()
-    held = GuestWeights(folder, server)
+    held = WorkerWeights(folder, server)
     try:
         yield held
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from ipaddress import ip_address, ip_network
 
-from artifacts.reports.knocks import Knock
+from artifacts.reports.denied_requests import DeniedRequest
 from tasks.elastic.weights.request_proof import Ask, Proofs, plain_address
 
 logger = logging.getLogger(__name__)
@@ -29,10 +29,10 @@ class Access:
             raise ValueError("the run's token must not be empty, or everybody has it; set one")
         self._proofs = Proofs(token)
         self._networks = tuple(ip_network(network) for network in allowed_senders)
-        self._knocks: dict[tuple[str, str], Knock] = {}
+        self._knocks: dict[tuple[str, str], DeniedRequest] = {}
 
     @property
-    def knocks(self) -> tuple[Knock, ...]:
+    def knocks(self) -> tuple[DeniedRequest, ...]:
         """Who was refused, last first; the oldest are forgotten."""
         return tuple(reversed(tuple(self._knocks.values())))
 
@@ -65,7 +65,7 @@ class Access:
     def _remember(self, address: str, reason: str) -> None:
         known = self._knocks.pop((address, reason), None)
         count = known.count + 1 if known else 1
-        knock = Knock(address=address, reason=reason, count=count, last_s=time.time())
+        knock = DeniedRequest(address=address, reason=reason, count=count, last_s=time.time())
         self._knocks[address, reason] = knock
         if len(self._knocks) > MOST_KNOCKS:
             self._knocks.pop(next(iter(self._knocks)))

@@ -12,7 +12,7 @@ MOST_FAILED = 256  # addresses that a receiver reports at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class VersionReader:
     """Who asks for a version's bytes or has them all."""
 
     receiver: Annotated[str, Field(min_length=1, max_length=200)]  # its name within the run
@@ -22,15 +22,15 @@ class Asked:
     failed: Annotated[tuple[str, ...], Field(max_length=MOST_FAILED)] = ()
 
 
-_ASKED = TypeAdapter(Asked)
+_ASKED = TypeAdapter(VersionReader)
 
 
-def asked_from(sent: bytes) -> Asked:
+def asked_from(sent: bytes) -> VersionReader:
     """What was sent. Raises ValueError on anything else."""
     return _ASKED.validate_json(sent)
 
 
-def as_json(asked: Asked) -> bytes:
+def as_json(asked: VersionReader) -> bytes:
     """As it is sent."""
     return _ASKED.dump_json(asked)
 

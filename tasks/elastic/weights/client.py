@@ -27,8 +27,8 @@ from artifacts.records import WeightsRef
 from artifacts.weight_deltas import decode
 from artifacts.weight_shards import Manifest, Shard, from_json, read_shard, right_shards
 from tasks.elastic.weights.held import HeldVersion
-from tasks.elastic.weights.sources import Sources
-from tasks.elastic.weights.transfer import Connection, Lane, TransferBroken, WeightsRefused
+from tasks.elastic.weights.sources import TransferSources
+from tasks.elastic.weights.transfer import Lane, ServerConnection, TransferBroken, WeightsRefused
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _manifest(order: Pull, clock: _Deadline) -> Manifest:
     """The origin's. Asks again while it does not answer."""
     while True:
         try:
-            with closing(Connection(order.origin, order.token, clock.end_s)) as connection:
+            with closing(ServerConnection(order.origin, order.token, clock.end_s)) as connection:
                 manifest = from_json(connection.ask("GET", f"/versions/{order.name}"))
         except TransferBroken as error:
             clock.check(error.__str__)
@@ -136,7 +136,7 @@ class _Transfer:
     ) -> None:
         self._order = order
         self._version = version
-        self._sources = Sources(
+        self._sources = TransferSources(
             order.origin, order.token, order.name, order.receiver, port, clock.end_s
         )
         self._clock = clock

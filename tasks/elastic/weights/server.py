@@ -23,11 +23,11 @@ from pathlib import Path
 from aiohttp import web
 
 from artifacts.records import WeightsRef
-from artifacts.reports.knocks import Knock
+from artifacts.reports.denied_requests import DeniedRequest
 from artifacts.weight_deltas import encode
 from artifacts.weight_shards import MODEL, describe, describe_model, read_shard, to_json
 from tasks.elastic.weights.access import Access
-from tasks.elastic.weights.asking import Asked, asked_from, origin_url
+from tasks.elastic.weights.asking import VersionReader, asked_from, origin_url
 from tasks.elastic.weights.held import HeldVersion
 from tasks.elastic.weights.request_proof import SCHEME, Ask
 from tasks.elastic.weights.weight_config import WeightServerConfig
@@ -58,7 +58,7 @@ class WeightServer:
         self.url = ""
 
     @property
-    def knocks(self) -> tuple[Knock, ...]:
+    def knocks(self) -> tuple[DeniedRequest, ...]:
         """Who asked without a right, last first."""
         return self._access.knocks
 
@@ -232,7 +232,7 @@ async def _ask(request: web.Request) -> Ask:
     )
 
 
-async def _asked(request: web.Request) -> Asked:
+async def _asked(request: web.Request) -> VersionReader:
     try:
         return asked_from(await request.read())
     except ValueError as error:

@@ -8,13 +8,13 @@ import logging
 import threading
 from contextlib import closing
 
-from tasks.elastic.weights.asking import Asked, as_json
-from tasks.elastic.weights.transfer import Connection, TransferBroken, WeightsRefused
+from tasks.elastic.weights.asking import VersionReader, as_json
+from tasks.elastic.weights.transfer import ServerConnection, TransferBroken, WeightsRefused
 
 logger = logging.getLogger(__name__)
 
 
-class Sources:
+class TransferSources:
     """What the threads of one transfer have in common."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Sources:
         try:
             answer = json.loads(self._tell("source"))
             told = answer["source"] or self._origin
-            Connection(told, self._token, self._end_s)  # is it an address at all?
+            ServerConnection(told, self._token, self._end_s)  # is it an address at all?
             self._current = told
         except (TransferBroken, WeightsRefused, ValueError, KeyError, TypeError) as error:
             logger.info("pulling from the origin, which named no peer: %s", error)
@@ -68,6 +68,6 @@ class Sources:
             logger.info("the origin did not hear that version=%s is here: %s", self._name, error)
 
     def _tell(self, what: str) -> bytes:
-        asked = Asked(receiver=self._receiver, port=self._port, failed=tuple(self._failed))
-        with closing(Connection(self._origin, self._token, self._end_s)) as connection:
+        asked = VersionReader(receiver=self._receiver, port=self._port, failed=tuple(self._failed))
+        with closing(ServerConnection(self._origin, self._token, self._end_s)) as connection:
             return connection.ask("POST", f"/versions/{self._name}/{what}", as_json(asked))

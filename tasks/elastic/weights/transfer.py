@@ -43,7 +43,7 @@ class TransferBroken(OSError):
     better."""
 
 
-class Connection:
+class ServerConnection:
     """To one server, for one thread; opened when it is first needed."""
 
     def __init__(self, url: str, token: str, end_s: float) -> None:
@@ -135,7 +135,7 @@ class Lane:
         """end_s: as of a connection."""
         self._token = token
         self._end_s = end_s
-        self._connection: Connection | None = None
+        self._connection: ServerConnection | None = None
 
     @property
     def url(self) -> str:
@@ -147,11 +147,11 @@ class Lane:
         if self._connection is not None:
             self._connection.close()
 
-    def to(self, url: str) -> Connection:
+    def to(self, url: str) -> ServerConnection:
         """The connection to this server."""
         if self._connection is None or self._connection.url != url:
             self.close()
-            self._connection = Connection(url, self._token, self._end_s)
+            self._connection = ServerConnection(url, self._token, self._end_s)
         return self._connection
 
 

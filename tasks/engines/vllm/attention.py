@@ -20,7 +20,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from tasks.engines.vllm.workers import Workers
+from tasks.engines.vllm.workers import VllmWorkers
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -45,7 +45,7 @@ def may_use_tiles() -> bool:
     return not torch.cpu._is_amx_tile_supported() or torch.cpu._init_amx()
 
 
-def allow_tiles(workers: Workers, dtype: str) -> None:
+def allow_tiles(workers: VllmWorkers, dtype: str) -> None:
     """Ask in every process of a CPU engine. Raises ValueError where the tiles are needed and
     refused."""
     granted = workers.collective_rpc(_in_worker)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.engines.vllm.experts import are_experts
-from tasks.engines.vllm.model_parts import SHARDED, Part, kept_parts
+from tasks.engines.vllm.model_parts import SHARDED, TensorPart, kept_parts
 
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 _PLAIN_ATTENTION = "Attention"  # derives nothing from weights
@@ -45,7 +45,9 @@ def _is_plain_layer(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def load_parameter(module: Any, parameter: Tensor, parts: Sequence[Part], *, is_tied: bool) -> None:
+def load_parameter(
+    module: Any, parameter: Tensor, parts: Sequence[TensorPart], *, is_tied: bool
+) -> None:
     """One parameter of a plain layer.
 
     module: a vLLM layer, which has no useful type. is_tied: whether another module has loaded the
@@ -60,7 +62,7 @@ def load_parameter(module: Any, parameter: Tensor, parts: Sequence[Part], *, is_
         _repack(module, parameter, parts, is_kept=kept[0] is not None)
 
 
-def _repack(module: Any, parameter: Tensor, parts: Sequence[Part], *, is_kept: bool) -> None:
+def _repack(module: Any, parameter: Tensor, parts: Sequence[TensorPart], *, is_kept: bool) -> None:
     """Have the layer pack its weight anew as it did at its start. Its parameter stays the object
     that it is, empty unless the layer keeps it."""
     if not is_kept:

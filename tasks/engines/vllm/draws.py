@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from tasks.engines.noise import row_seeds
-from tasks.engines.vllm.workers import Workers
+from tasks.engines.vllm.workers import VllmWorkers
 
 SEED = "draw_seed"  # the name of a request's seed among its extra_args
 
 SeedArguments = Callable[[int], dict[str, Any]]  # Any: SamplingParams' arguments are of many types
 
 
-def own_draws(workers: Workers) -> SeedArguments:
+def own_draws(workers: VllmWorkers) -> SeedArguments:
     """Make every worker draw from the noise of the response.
 
     Returns how a request says its seed: arguments of SamplingParams.

@@ -28,7 +28,7 @@ SHARDED = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TensorPart:
     """A tensor of the file, and which of it lies in a parameter of this rank."""
 
     name: str  # in the checkpoint
@@ -66,12 +66,12 @@ def checkpoint_names(model: nn.Module) -> set[str]:
     return {name for _, _, names in parameters_of(model) for name in names}
 
 
-def parts_of(module: nn.Module, names: list[str], stream: Mapping[str, Tensor]) -> list[Part]:
+def parts_of(module: nn.Module, names: list[str], stream: Mapping[str, Tensor]) -> list[TensorPart]:
     """What a parameter of the module is made of, in its order."""
     return [_part(module, names, place, stream[name]) for place, name in enumerate(names)]
 
 
-def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> Part:
+def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> TensorPart:
     """What of a tensor this rank's module holds: all, unless the module is known to be sharded."""
     rows, columns = range(source.shape[0]), range(source.shape[-1])
     if type(module).__name__ in SHARDED:
@@ -84,7 +84,7 @@ def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> Pa
         if source.ndim > 1:
             width = getattr(module, "input_size_per_partition", len(columns))
             columns = _shard(module, len(columns), width)
-    return Part(name=names[place], source=source, rows=rows, columns=columns)
+    return TensorPart(name=names[place], source=source, rows=rows, columns=columns)
 
 
 def _shard(module: Any, total: int, size: int) -> range:  # Any: a vLLM layer
@@ -94,7 +94,7 @@ def _shard(module: Any, total: int, size: int) -> range:  # Any: a vLLM layer
     return range(start, start + size)
 
 
-def kept_parts(parameter: Tensor, parts: list[Part]) -> list[Tensor] | list[None]:
+def kept_parts(parameter: Tensor, parts: list[TensorPart]) -> list[Tensor] | list[None]:
     """The parts of a parameter as they lie in the engine; None when it was repacked away, or is an
     unknown shard."""
     sizes, source = [len(part.rows) for part in parts], parts[0].source

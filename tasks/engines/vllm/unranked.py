@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.engines.vllm.workers import Workers
+from tasks.engines.vllm.workers import VllmWorkers
 
 
-def leave_out_ranks(workers: Workers) -> None:
+def leave_out_ranks(workers: VllmWorkers) -> None:
     """From now on no worker counts them: they are told as 0. For workers on CPUs, which run vLLM's
     first model runner."""
     workers.collective_rpc(_take_over)

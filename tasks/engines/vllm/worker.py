@@ -37,7 +37,7 @@ from artifacts.weights import fingerprint, read_weights
 from tasks.engines.vllm.direct_load import is_plain, load_parameter
 from tasks.engines.vllm.experts import NAMES, are_experts, experts_held, forget_kernels
 from tasks.engines.vllm.model_parts import (
-    Part,
+    TensorPart,
     checkpoint_names,
     kept_parts,
     parameters_of,
@@ -167,7 +167,7 @@ def _is_map_proven(
 
 def _columns(
     module: nn.Module,
-    parts: list[Part],
+    parts: list[TensorPart],
     version: int,
 ) -> list[tuple[Tensor, Tensor] | None]:
     """For each part, (column indices among the rank's, those columns as the repacked product holds
@@ -186,7 +186,7 @@ def _columns(
     return [(columns, rows) for rows in torch.split(read[: sum(sizes)], sizes)]
 
 
-def _with_rows(part: Part, held: Tensor) -> Tensor:
+def _with_rows(part: TensorPart, held: Tensor) -> Tensor:
     """The file's tensor with what the rank holds of it; the file's own where they agree, a zero's
     sign aside. A whole tensor is taken as it is held."""
     if part.is_whole:
@@ -198,7 +198,7 @@ def _with_rows(part: Part, held: Tensor) -> Tensor:
     return copy
 
 
-def _with_columns(tensor: Tensor, part: Part, columns: Tensor, read: Tensor) -> Tensor:
+def _with_columns(tensor: Tensor, part: TensorPart, columns: Tensor, read: Tensor) -> Tensor:
     """The tensor itself if its columns agree (a zero's sign aside), else a copy with those read."""
     if torch.equal(part.of(tensor)[:, columns], read):
         return tensor

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 Told = TypeVar("Told")
 
 
-class Workers(Protocol):
+class VllmWorkers(Protocol):
     """As much of vLLM's `LLM` and `LLMEngine` as reaches all of them."""
 
     def collective_rpc(self, method: Callable[[Any], Told]) -> list[Told]:  # Any: vLLM's worker

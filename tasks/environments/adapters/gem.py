@@ -27,7 +27,7 @@ class GemGame(PackageGame):
 
     def begin(self, game: Any, seed: int) -> str:  # Any: of the package
         observation, info = game.reset(seed=seed)
-        first: str = told(observation, info)
+        first: str = observation_text(observation, info)
         return first
 
     def act(self, game: Any, text: str) -> Transition:  # Any: likewise
@@ -35,7 +35,7 @@ class GemGame(PackageGame):
         is_over = bool(terminated or truncated)
         is_cut = bool(truncated) and (not terminated or is_at_bound(game))
         return Transition(
-            observation=observation if is_over else told(observation, info),
+            observation=observation if is_over else observation_text(observation, info),
             reward=float(reward),
             terminated=bool(terminated) and not is_cut,
             truncated=is_cut,
@@ -43,7 +43,9 @@ class GemGame(PackageGame):
         )
 
 
-def told(observation: Any, info: Mapping[str, Any]) -> Any:  # Any: checked where it is read
+def observation_text(
+    observation: Any, info: Mapping[str, Any]
+) -> Any:  # Any: checked where it is read
     """What a model reads, as GEM's own wrapper puts it together."""
     if not info.get(SUFFIX):
         return observation

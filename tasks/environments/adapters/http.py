@@ -73,7 +73,7 @@ class HttpRecipe(NamedTuple):
     def build(self) -> Environment:
         """An environment without its token, for its pickles are kept."""
         _authorizations[self.config.url] = self.authorization
-        shape: Shape = Gem(self.config) if self.config.shape == "gem" else OpenEnv(self.config)
+        shape: HttpShape = Gem(self.config) if self.config.shape == "gem" else OpenEnv(self.config)
         return HttpEnvironment(shape, self.config.max_turns)
 
 
@@ -81,7 +81,7 @@ class HttpRecipe(NamedTuple):
 _authorizations: dict[str, dict[str, str]] = {}
 
 
-class Shape(Protocol):
+class HttpShape(Protocol):
     """How a server is asked."""
 
     def reset(self, seed: int) -> Json:
@@ -104,7 +104,7 @@ class Shape(Protocol):
 class HttpEnvironment:
     """One episode at a server. A copy by pickle goes on with the same episode there."""
 
-    def __init__(self, shape: Shape, max_turns: int) -> None:
+    def __init__(self, shape: HttpShape, max_turns: int) -> None:
         self._shape, self._max_turns = shape, max_turns
 
     def reset(self, seed: int) -> str:

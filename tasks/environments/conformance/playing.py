@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tasks.environments.adapters.adapter import ProtocolError
 from tasks.environments.base import Environment, Transition
-from tasks.environments.conformance.report import Broken, Rule
+from tasks.environments.conformance.report import Broken, ConformanceRule
 from tasks.rewards.base import checked_reward
 
 CUT = 60  # characters of a text that a sentence shows
@@ -20,7 +20,7 @@ RAISED = (Exception, SystemExit)  # by an environment: its own code may raise an
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class PlayedEpisode:
     """What was played, without the details of `info`."""
 
     seed: int
@@ -38,7 +38,7 @@ class Playing:
     ) -> None:
         """`observe`: what the model reads after this text, of what the environment answered."""
         self._clock, self._observe = clock, observe
-        self.tried: set[Rule] = set()
+        self.tried: set[ConformanceRule] = set()
         self.resets_s: list[float] = []
         self.steps_s: list[float] = []
 
@@ -48,11 +48,11 @@ class Playing:
         seed: int,
         act: Callable[[Sequence[str]], str],
         max_turns: int,
-    ) -> Episode:
+    ) -> PlayedEpisode:
         """An episode to its end, the actions as they are chosen."""
         observations, actions = [self._reset(environment, seed)], list[str]()
         turns = list[Transition]()
-        self.tried.add(Rule.ENDS)
+        self.tried.add(ConformanceRule.ENDS)
         while len(actions) < max_turns:
             actions.append(act(observations))
             turns.append(self._step(environment, actions[-1]))
@@ -60,21 +60,21 @@ class Playing:
             if turns[-1].terminated or turns[-1].truncated:
                 return episode(seed, actions, observations[0], turns)
         raise Broken(
-            Rule.ENDS,
+            ConformanceRule.ENDS,
             f"an episode must end within max_turns ({max_turns}), that of seed {seed} did not; have"
             " step give truncated=True by then, or raise max_turns",
         )
 
     def replay(
-        self, environment: Environment, played: Episode, *, over_pickles: bool = False
-    ) -> Episode:
+        self, environment: Environment, played: PlayedEpisode, *, over_pickles: bool = False
+    ) -> PlayedEpisode:
         """The same seed and actions again."""
         *_, again = self.growing(environment, played, over_pickles=over_pickles)
         return again
 
     def growing(
-        self, environment: Environment, played: Episode, *, over_pickles: bool = False
-    ) -> Iterator[Episode]:
+        self, environment: Environment, played: PlayedEpisode, *, over_pickles: bool = False
+    ) -> Iterator[PlayedEpisode]:
         """The same again, a turn whenever the next is asked for: the episode as far as it is."""
         first, turns = self._reset(environment, played.seed), list[Transition]()
         yield episode(played.seed, (), first, turns)
@@ -87,30 +87,31 @@ class Playing:
                 return
 
     def _reset(self, environment: Environment, seed: int) -> str:
-        self.tried.add(Rule.RESET)
+        self.tried.add(ConformanceRule.RESET)
         began_s = self._clock()
         try:
             observation = environment.reset(seed)
         except ProtocolError as error:
-            raise Broken(Rule.RESET, str(error)) from error
+            raise Broken(ConformanceRule.RESET, str(error)) from error
         except RAISED as error:
             raise Broken(
-                Rule.RESET, f"reset must not raise, reset({seed}) did: {described(error)}; mend it"
+                ConformanceRule.RESET,
+                f"reset must not raise, reset({seed}) did: {described(error)}; mend it",
             ) from error
         self.resets_s.append(self._clock() - began_s)
-        _check_text(Rule.RESET, observation)
+        _check_text(ConformanceRule.RESET, observation)
         return observation
 
     def _step(self, environment: Environment, text: str) -> Transition:
-        self.tried |= {Rule.STEP, Rule.VALUES}
+        self.tried |= {ConformanceRule.STEP, ConformanceRule.VALUES}
         began_s = self._clock()
         try:
             turn = environment.step(text)
         except ProtocolError as error:
-            raise Broken(Rule.VALUES, str(error)) from error
+            raise Broken(ConformanceRule.VALUES, str(error)) from error
         except RAISED as error:
             raise Broken(
-                Rule.STEP,
+                ConformanceRule.STEP,
                 f"step must not raise, step({shown(text)}) did: {described(error)}; answer such a"
                 " text, and count it as a turn",
             ) from error
@@ -120,21 +121,23 @@ class Playing:
         return turn
 
     def _pickled(self, environment: Environment) -> Environment:
-        self.tried.add(Rule.PICKLES)
+        self.tried.add(ConformanceRule.PICKLES)
         try:
             copy: Environment = pickle.loads(pickle.dumps(environment))
         except RAISED as error:
             raise Broken(
-                Rule.PICKLES,
+                ConformanceRule.PICKLES,
                 f"an environment must pickle between turns, it does not ({described(error)}); keep"
                 " plain values in it, no files, locks or lambdas",
             ) from error
         return copy
 
 
-def episode(seed: int, actions: Sequence[str], first: str, turns: Sequence[Transition]) -> Episode:
+def episode(
+    seed: int, actions: Sequence[str], first: str, turns: Sequence[Transition]
+) -> PlayedEpisode:
     """What reset and the steps gave, as a record."""
-    return Episode(
+    return PlayedEpisode(
         seed=seed,
         actions=tuple(actions),
         observations=(first, *(turn.observation for turn in turns)),
@@ -143,7 +146,7 @@ def episode(seed: int, actions: Sequence[str], first: str, turns: Sequence[Trans
     )
 
 
-def difference(first: Episode, again: Episode) -> str:
+def difference(first: PlayedEpisode, again: PlayedEpisode) -> str:
     """Where two plays of an episode part, in a few words; empty if they do not."""
     for turn, (one, other) in enumerate(zip(first.observations, again.observations, strict=False)):
         if one != other:
@@ -156,22 +159,28 @@ def difference(first: Episode, again: Episode) -> str:
 def _check_values(turn: object) -> None:
     """Broken for an answer that is not what a step gives."""
     if not isinstance(turn, Transition):
-        raise Broken(Rule.VALUES, f"step must give a Transition, got {shown(turn)}; make it one")
-    _check_text(Rule.VALUES, turn.observation)
+        raise Broken(
+            ConformanceRule.VALUES, f"step must give a Transition, got {shown(turn)}; make it one"
+        )
+    _check_text(ConformanceRule.VALUES, turn.observation)
     try:
         checked_reward(int(turn.reward) if isinstance(turn.reward, bool) else turn.reward)
     except ValueError as error:
-        raise Broken(Rule.VALUES, str(error)) from error
+        raise Broken(ConformanceRule.VALUES, str(error)) from error
     flags = (turn.terminated, turn.truncated)
     if not all(isinstance(flag, bool) for flag in flags):
-        raise Broken(Rule.VALUES, f"terminated and truncated must be bool, got {flags}; make it so")
+        raise Broken(
+            ConformanceRule.VALUES,
+            f"terminated and truncated must be bool, got {flags}; make it so",
+        )
     if not all(isinstance(word, str) for pair in turn.info.items() for word in pair):
         raise Broken(
-            Rule.VALUES, f"info must map texts to texts, got {shown(turn.info)}; make it so"
+            ConformanceRule.VALUES,
+            f"info must map texts to texts, got {shown(turn.info)}; make it so",
         )
 
 
-def _check_text(rule: Rule, observation: object) -> None:
+def _check_text(rule: ConformanceRule, observation: object) -> None:
     if not isinstance(observation, str):
         raise Broken(
             rule,

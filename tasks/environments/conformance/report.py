@@ -9,7 +9,7 @@ from typing import Literal
 Verdict = Literal["holds", "broken", "unknown"]  # unknown: an earlier rule kept it from being tried
 
 
-class Rule(StrEnum):
+class ConformanceRule(StrEnum):
     """The rules, in the order in which they are reported."""
 
     HEAD = "the head is a chat that a system turn begins"
@@ -25,7 +25,7 @@ class Rule(StrEnum):
 class Broken(Exception):
     """A rule that does not hold."""
 
-    def __init__(self, rule: Rule, why: str) -> None:
+    def __init__(self, rule: ConformanceRule, why: str) -> None:
         super().__init__(why)
         self.rule = rule
         self.why = why  # the rule, the value and the cure in a sentence
@@ -35,7 +35,7 @@ class Broken(Exception):
 class Check:
     """One rule."""
 
-    rule: Rule
+    rule: ConformanceRule
     verdict: Verdict
     why: str  # what broke it; empty where nothing did
 

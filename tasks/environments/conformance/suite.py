@@ -17,8 +17,8 @@ from functools import partial
 
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.conformance.players import Player, players
-from tasks.environments.conformance.playing import Episode, Playing, difference
-from tasks.environments.conformance.report import Broken, Check, ConformanceReport, Rule
+from tasks.environments.conformance.playing import PlayedEpisode, Playing, difference
+from tasks.environments.conformance.report import Broken, Check, ConformanceReport, ConformanceRule
 from tasks.environments.tools.program_runner import ProgramRunner
 from tasks.isolation.isolation import Isolation
 
@@ -47,8 +47,8 @@ class _Suite:
 
     def __init__(self, settings: EnvironmentSettings, playing: Playing) -> None:
         self._settings, self._playing = settings, playing
-        self._failures: dict[Rule, str] = {}
-        self._episodes: list[Episode] = []
+        self._failures: dict[ConformanceRule, str] = {}
+        self._episodes: list[PlayedEpisode] = []
 
     def attempt(self, check: Callable[[], None]) -> None:
         """Run a check; it ends at the first rule that it finds broken."""
@@ -58,10 +58,12 @@ class _Suite:
             self._failures.setdefault(broken.rule, broken.why)
 
     def check_head(self) -> None:
-        self._playing.tried.add(Rule.HEAD)
+        self._playing.tried.add(ConformanceRule.HEAD)
         head = self._settings.head()
         if not head or head[0].role != "system":
-            raise Broken(Rule.HEAD, "head() must begin with a system turn; put one first")
+            raise Broken(
+                ConformanceRule.HEAD, "head() must begin with a system turn; put one first"
+            )
 
     def check_episode(self, seed: int, name: str, player: Player) -> None:
         """An episode of this player; the same in a new environment, in the used one, and over
@@ -71,10 +73,12 @@ class _Suite:
             used, seed, lambda observations: player(observations, rng), self._settings.max_turns
         )
         self._episodes.append(played)
-        self._compare(Rule.REPEATS, played, self._playing.replay(self._settings.build(), played))
-        self._compare(Rule.REPEATS, played, self._playing.replay(used, played))
+        self._compare(
+            ConformanceRule.REPEATS, played, self._playing.replay(self._settings.build(), played)
+        )
+        self._compare(ConformanceRule.REPEATS, played, self._playing.replay(used, played))
         again = self._playing.replay(self._settings.build(), played, over_pickles=True)
-        self._compare(Rule.PICKLES, played, again)
+        self._compare(ConformanceRule.PICKLES, played, again)
 
     def check_side_by_side(self) -> None:
         """Neighbouring episodes take turns in one process: what one does to random sources or
@@ -85,9 +89,9 @@ class _Suite:
             for grown in itertools.zip_longest(*plays):
                 latest = [new or old for new, old in zip(grown, latest, strict=True)]
             for played, again in zip(pair, latest, strict=True):
-                self._compare(Rule.ALONE, played, again)
+                self._compare(ConformanceRule.ALONE, played, again)
 
-    def _compare(self, rule: Rule, first: Episode, again: Episode) -> None:
+    def _compare(self, rule: ConformanceRule, first: PlayedEpisode, again: PlayedEpisode) -> None:
         self._playing.tried.add(rule)
         if parts := difference(first, again):
             raise Broken(
@@ -99,7 +103,7 @@ class _Suite:
     def report(self) -> ConformanceReport:
         example = self._episodes[:1]
         return ConformanceReport(
-            checks=tuple(self._checked(rule) for rule in Rule),
+            checks=tuple(self._checked(rule) for rule in ConformanceRule),
             num_episodes=len(self._episodes),
             num_steps=len(self._playing.steps_s),
             reset_s=_percentiles(self._playing.resets_s),
@@ -111,7 +115,7 @@ class _Suite:
             ),
         )
 
-    def _checked(self, rule: Rule) -> Check:
+    def _checked(self, rule: ConformanceRule) -> Check:
         if rule in self._failures:
             return Check(rule=rule, verdict="broken", why=self._failures[rule])
         tried = rule in self._playing.tried

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from artifacts.datasets.rows import Message
 from tasks.engines.chat_tokens import ChatTokens, Decode, Encode
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
-from tasks.environments.episodes.rewriting import Exchange, Rewriting
-from tasks.environments.episodes.written_episode import (
+from tasks.environments.episodes.rendered_episode import (
     ACTIONS,
     CURE,
     OBSERVATIONS,
@@ -35,6 +34,7 @@ from tasks.environments.episodes.written_episode import (
     keeps_thoughts,
     write_episode,
 )
+from tasks.environments.episodes.rewriting import Exchange, Rewriting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

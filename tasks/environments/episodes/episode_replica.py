@@ -1,7 +1,7 @@
 """An engine that plays episodes: a Replica around a Replica.
 
-    submit ─▶ request with an environment ─▶ a `Play` each ─▶ turns ─▶ `TurnDesk` ─▶ inner replica
-           └▶ any other ─────────────────────────────────────────────────▶ inner replica
+    submit ─▶ request with an environment ─▶ a `Play` each ─▶ `TurnBatcher` ─▶ inner replica
+           └▶ any other ─────────────────────────────────────────▶ inner replica
     collect ◀─ whole episodes, stopped ones, and what the inner replica has for others
 
 Whoever drives engines sees ordinary requests and responses. The inner engine sees turns, each a
@@ -32,7 +32,7 @@ from tasks.environments.base import EnvironmentHosts, EnvironmentSettings
 from tasks.environments.episodes.bridge import Bridge
 from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.environments.episodes.play import Means, Play
-from tasks.environments.episodes.turn_desk import TurnDesk
+from tasks.environments.episodes.turn_batcher import TurnBatcher
 
 
 class EpisodeReplica(Replica):
@@ -56,7 +56,7 @@ class EpisodeReplica(Replica):
         self._hosts = hosts
         self._max_model_len = max_model_len
         self._done = Mailbox[News]()
-        self._desk = TurnDesk(inner, self._done.put, self._lose)
+        self._desk = TurnBatcher(inner, self._done.put, self._lose)
         self._lost: EngineLost | ValueError | None = None
         self._log = log
         self._plays: dict[str, tuple[Play, asyncio.Task[Generated]]] = {}  # by response id

@@ -30,7 +30,7 @@ from tasks.environments.episodes.bridge import Bridge
 from tasks.environments.episodes.episode import EpisodeSoFar
 from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.environments.episodes.episode_end import STOPPED, End
-from tasks.environments.episodes.led_environment import LedEnvironment
+from tasks.environments.episodes.resumed_environment import ResumedEnvironment
 from tasks.scheduling.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Play:
         self._submitted_s = means.clock()
         self._begin_s: float | None = None  # of its first turn here, on the event loop's clock
         self._first_token_s: float | None = None
-        self._environment = LedEnvironment(request, means.hosts, means.settings, means.clock)
+        self._environment = ResumedEnvironment(request, means.hosts, means.settings, means.clock)
         self._num_written = 0  # turns
 
     async def run(self) -> Generated:

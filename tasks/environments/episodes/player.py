@@ -15,9 +15,9 @@ from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episodes.bridge import Bridge, read_bridge
 from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.environments.episodes.episode_replica import EpisodeReplica
-from tasks.environments.hosts.bulletin import ToldHosts
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.hosts.remote_hosts import RemoteHosts
+from tasks.environments.hosts.status_board import ReportingHosts
 from tasks.environments.tools.tool_hosts import ToolHosts
 from tasks.isolation.isolation import Isolation
 
@@ -52,7 +52,7 @@ class EpisodePlayer:
         hosts = self.config.hosts
         if self.workers:
             return RemoteHosts.of(self.run_id, engine, self.workers, hosts)
-        return ToldHosts(HostPool(hosts, self.environments.values()), self.run_id, engine)
+        return ReportingHosts(HostPool(hosts, self.environments.values()), self.run_id, engine)
 
 
 @lru_cache(maxsize=16)

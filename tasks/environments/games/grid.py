@@ -24,8 +24,8 @@ RULES = (
     "You walk on a square of {size} by {size} fields. right and left change the first number by 1,"
     " up and down the second. Go to the goal. Reply with one word only: left, right, down or up."
 )
-Place = tuple[int, int]
-SHOTS: tuple[tuple[Place, Place], ...] = (((0, 2), (2, 1)), ((2, 0), (1, 2)))
+Square = tuple[int, int]
+SHOTS: tuple[tuple[Square, Square], ...] = (((0, 2), (2, 1)), ((2, 0), (1, 2)))
 
 
 class GridConfig(StyledGameConfig):
@@ -40,7 +40,7 @@ class GridConfig(StyledGameConfig):
         walks = [turn for start, goal in SHOTS for turn in self._walk(start, goal)]
         return head(RULES.format(size=self.size), walks)
 
-    def _walk(self, start: Place, goal: Place) -> list[tuple[str, str]]:
+    def _walk(self, start: Square, goal: Square) -> list[tuple[str, str]]:
         """A shortest way: to the side first, then up or down."""
         turns, (x, y) = list[tuple[str, str]](), start
         while (x, y) != goal:
@@ -51,13 +51,13 @@ class GridConfig(StyledGameConfig):
             x, y = x + step[0], y + step[1]
         return turns
 
-    def told(self, place: Place, goal: Place) -> str:
+    def told(self, place: Square, goal: Square) -> str:
         """What a player sees."""
         if self.style == "terse":
             return "".join(map(str, (*place, *goal)))
         return f"At {place[0]} {place[1]}, goal {goal[0]} {goal[1]}."
 
-    def words(self) -> dict[str, Place]:
+    def words(self) -> dict[str, Square]:
         """The moves as they are said."""
         return {word[0]: move for word, move in MOVES.items()} if self.style == "terse" else MOVES
 
@@ -99,7 +99,7 @@ class Grid:
             info={"action": "valid" if move else "invalid"},
         )
 
-    def _inside(self, x: int, y: int) -> Place:
+    def _inside(self, x: int, y: int) -> Square:
         last = self._config.size - 1
         return min(max(x, 0), last), min(max(y, 0), last)
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from artifacts.episodes import Ending
 from artifacts.records import pack, unpack
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
-from tasks.environments.hosts.bulletin import ToldHosts
 from tasks.environments.hosts.pool import HostPool
 from tasks.environments.hosts.report import PoolLoad
+from tasks.environments.hosts.status_board import ReportingHosts
 from tasks.environments.processes.config import HostConfig
 
 ENDED = "its episode was ended"
@@ -31,7 +31,7 @@ NUM_ENDED = 1000  # episodes that are remembered because their end came first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CallResult:
     """What became of a call."""
 
     # None where the call failed, and of a reset that goes on from a state
@@ -51,7 +51,7 @@ class HostActor:
     ) -> None:
         """settings: of the environments that are to come. name: of the worker."""
         self._pool = HostPool(config, settings)
-        self._hosts = ToldHosts(self._pool, run_id, name)
+        self._hosts = ReportingHosts(self._pool, run_id, name)
         self._heard_s: dict[str, float] = {}  # when each caller was heard of last
         self._open: dict[str, set[str]] = {}  # episodes by caller
         self._calls: dict[str, asyncio.Future[str | Transition | None]] = {}  # that are made
@@ -75,22 +75,22 @@ class HostActor:
 
     async def reset(self, caller: str, episode_id: str, payload: bytes) -> bytes:
         """Begin an episode or go on from a state; payload: its settings, seed and state. An
-        `Answer`."""
+        `CallResult`."""
         settings, seed, state = unpack(payload)
         self._heard_s[caller] = time.monotonic()
         name = _name(caller, episode_id)
         if name in self._ended_first:
-            return pack(Answer(ending=Ending.CRASHED, detail=ENDED, load=self._pool.load))
+            return pack(CallResult(ending=Ending.CRASHED, detail=ENDED, load=self._pool.load))
         self._open.setdefault(caller, set()).add(episode_id)
         return await self._answer(
             caller, episode_id, self._hosts.reset(name, settings, seed, state)
         )
 
     async def step(self, caller: str, episode_id: str, text: str) -> bytes:
-        """Take a turn. An `Answer`."""
+        """Take a turn. An `CallResult`."""
         self._heard_s[caller] = time.monotonic()
         if episode_id not in self._open.get(caller, ()):
-            return pack(Answer(is_unknown=True, load=self._pool.load))
+            return pack(CallResult(is_unknown=True, load=self._pool.load))
         step = self._hosts.step(_name(caller, episode_id), text)
         return await self._answer(caller, episode_id, step)
 
@@ -122,7 +122,7 @@ class HostActor:
         call = self._calls[name] = asyncio.ensure_future(work)
         try:
             value, state = await call, self._hosts.snapshot(name)
-            return pack(Answer(value=value, state=state, load=self._pool.load))
+            return pack(CallResult(value=value, state=state, load=self._pool.load))
         except EnvironmentFailed as error:
             ending, detail = error.ending, error.detail
         except asyncio.CancelledError:
@@ -131,7 +131,7 @@ class HostActor:
             if self._calls.get(name) is call:
                 del self._calls[name]
         self._open.get(caller, set()).discard(episode_id)
-        return pack(Answer(ending=ending, detail=detail, load=self._pool.load))
+        return pack(CallResult(ending=ending, detail=detail, load=self._pool.load))
 
     async def _end(self, caller: str, episode_id: str) -> None:
         self._open.get(caller, set()).discard(episode_id)

@@ -19,17 +19,17 @@ from typing import TypeVar
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.hosts.admission import AdmissionSlots
 from tasks.environments.hosts.descriptors import have_descriptors
-from tasks.environments.hosts.places import Places
 from tasks.environments.hosts.report import HostRecord, HostReport, PoolLoad
 from tasks.environments.hosts.restarts import Restarts
-from tasks.environments.hosts.slot import Slots
+from tasks.environments.hosts.slot import ProcessSlots
 from tasks.environments.hosts.tally import Tally
 from tasks.environments.processes.config import HostConfig
-from tasks.environments.processes.host import Host, told_end
+from tasks.environments.processes.fork_server_process import ForkServerProcess
+from tasks.environments.processes.fork_servers import ForkServers
+from tasks.environments.processes.host import Host, end_text
 from tasks.environments.processes.host_state import HostState
-from tasks.environments.processes.origin_process import OriginProcess
-from tasks.environments.processes.origins import Origins
 
 LOG = logging.getLogger(__name__)
 GRACE_S = 5.0  # for the origin to tell the end of a process that it was told to kill
@@ -43,14 +43,14 @@ class HostPool:
         """`settings`: of environments that are to come; what they import slowly is imported once,
         for all processes."""
         self._config = config
-        self._places = Places(config.num_hosts, config.place_s)
+        self._places = AdmissionSlots(config.num_hosts, config.place_s)
         self._alive: dict[int, Host] = {}  # by number, from the order to fork until the end
         self._free: list[Host] = []  # the one that is free for the longest time first
         self._episodes: dict[str, Host] = {}
         self._permitted: set[Host] = set()  # whose end, or end of episode, frees a place
-        self._slots = Slots()
+        self._slots = ProcessSlots()
         self._restarts: list[Restarts] = []
-        self._origins = Origins(config, settings, self._bury, self._bury_all)
+        self._origins = ForkServers(config, settings, self._bury, self._bury_all)
         self._tally = Tally()
         self._num_started = 0
         self._is_closed = False
@@ -263,12 +263,12 @@ class HostPool:
         slot.leave(host)
         if host in self._free:
             self._free.remove(host)
-            slot.failed(told_end(code))
+            slot.failed(end_text(code))
         if not host.is_killed:
             slot.must_replace |= host in self._permitted
         self._release(host)
 
-    def _bury_all(self, origin: OriginProcess) -> None:
+    def _bury_all(self, origin: ForkServerProcess) -> None:
         for host in [host for host in self._alive.values() if host.origin is origin]:
             self._bury(host.number, None)
 

@@ -26,7 +26,7 @@ from tasks.environments.base import (
     EnvironmentSettings,
     Transition,
 )
-from tasks.environments.hosts.host_actor import Answer
+from tasks.environments.hosts.host_actor import CallResult
 from tasks.environments.hosts.host_workers import (
     HEAR_WITHIN_S,
     HostWorker,
@@ -134,7 +134,7 @@ class RemoteHosts:
             payload = await worker.call(method, seat.name, told, deadline_s=limit_s + EXTRA_S)
         except WorkerLost as error:
             raise self._lost(episode_id, str(error)) from error
-        answer: Answer = unpack(payload)
+        answer: CallResult = unpack(payload)
         worker.view = worker.view.told(answer.load)
         if answer.is_unknown:
             raise self._lost(episode_id, f"{worker.name} has begun anew and knows nothing of it")

@@ -9,7 +9,7 @@ from tasks.environments.processes.host import Host
 from tasks.environments.processes.host_state import HostState
 
 
-class Slot:
+class ProcessSlot:
     """Holds one process, or none; counts go on when another one takes it."""
 
     def __init__(self, number: int) -> None:
@@ -70,13 +70,13 @@ class Slot:
         )
 
 
-class Slots:
+class ProcessSlots:
     """Those of a pool that ever had a process."""
 
     def __init__(self) -> None:
-        self._slots: list[Slot] = []  # by number
+        self._slots: list[ProcessSlot] = []  # by number
 
-    def of(self, host: Host) -> Slot:
+    def of(self, host: Host) -> ProcessSlot:
         """Where it is, or was."""
         return self._slots[host.slot - 1]
 
@@ -85,7 +85,7 @@ class Slots:
         replaced."""
         empty = [slot for slot in self._slots if slot.host is None or slot.host.is_killed]
         if not empty:
-            self._slots.append(Slot(len(self._slots) + 1))
+            self._slots.append(ProcessSlot(len(self._slots) + 1))
             return len(self._slots)
         return next((slot for slot in empty if slot.must_replace), empty[0]).number
 

@@ -24,6 +24,7 @@ from tasks.environments.processes.answers import (
     read_transition,
 )
 from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.fork_server_process import ForkServerProcess
 from tasks.environments.processes.host_link import HostLink, LinkLost, Unanswered
 from tasks.environments.processes.host_process import (
     CONFINED,
@@ -34,7 +35,6 @@ from tasks.environments.processes.host_process import (
     framed,
 )
 from tasks.environments.processes.host_state import HostState
-from tasks.environments.processes.origin_process import OriginProcess
 from tasks.environments.processes.states import parted
 
 WALLS_S = 30.0  # to a process whose walls stand
@@ -48,7 +48,7 @@ class Host:
         self,
         number: int,
         settings: EnvironmentSettings,
-        origin: OriginProcess,
+        origin: ForkServerProcess,
         slot: int,
         config: HostConfig,
         *,
@@ -170,10 +170,10 @@ class Host:
         await asyncio.wait((self.ended,), timeout=DYING_S)
         if not self.ended.done():
             return "its process closed the stream"
-        return told_end(self.ended.result())
+        return end_text(self.ended.result())
 
 
-def told_end(code: int | None) -> str:
+def end_text(code: int | None) -> str:
     """How a process ended, in a few words; None: nobody is left to tell."""
     return "its fork server was lost" if code is None else f"its process {manner(code)}"
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tasks.environments.episodes.transition import Unusable
 from tasks.environments.processes.states import States, with_state
 from tasks.isolation.confinement import confine, connect, limit
-from tasks.isolation.seccomp import Filter
+from tasks.isolation.seccomp import SystemCallFilter
 
 if TYPE_CHECKING:  # another interpreter may lack what these import
     from tasks.environments.base import Environment, Recipe
@@ -39,12 +39,12 @@ RECIPE, MAKE, RESET, STEP, RESTORE = b"B", b"M", b"R", b"S", b"L"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ProcessLimits:
     """What a process gets."""
 
     memory_bytes: int  # address space, all that it shares included
     tmp_bytes: int  # its /tmp; 0 without namespaces
-    calls: Filter
+    calls: SystemCallFilter
     keeps_state: bool  # whether its environment is all there is of an episode
 
 
@@ -53,7 +53,7 @@ def framed(message: bytes) -> bytes:
     return LENGTH.pack(len(message)) + message
 
 
-def run_host(stream: int, bounds: Bounds) -> None:
+def run_host(stream: int, bounds: ProcessLimits) -> None:
     """Never returns. Builds the walls and obeys until the caller is gone."""
     try:
         confine(bounds.tmp_bytes)

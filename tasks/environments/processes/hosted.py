@@ -26,6 +26,13 @@ from tasks.environments.processes.answers import (
     read_transition,
 )
 from tasks.environments.processes.config import HostConfig
+from tasks.environments.processes.fork_server_process import ForkServerProcess
+from tasks.environments.processes.fork_servers import (
+    Surroundings,
+    shared_imports,
+    start_fork_server,
+    surroundings,
+)
 from tasks.environments.processes.host import WALLS_S, as_crash, crashed, pickled_recipe
 from tasks.environments.processes.host_process import (
     CONFINED,
@@ -36,18 +43,11 @@ from tasks.environments.processes.host_process import (
     STEP,
     framed,
 )
-from tasks.environments.processes.origin_process import OriginProcess
-from tasks.environments.processes.origins import (
-    Surroundings,
-    shared_imports,
-    start_origin,
-    surroundings,
-)
 from tasks.environments.processes.states import parted
 
 CONFIG = HostConfig()
 _numbers = itertools.count(1)
-_origins: dict[tuple[Surroundings, tuple[str, ...]], OriginProcess] = {}
+_origins: dict[tuple[Surroundings, tuple[str, ...]], ForkServerProcess] = {}
 
 
 class HostedEnvironment:
@@ -143,15 +143,15 @@ class _Line:
         return bytes(found)
 
 
-def _forked(settings: EnvironmentSettings, number: int, stream: socket.socket) -> OriginProcess:
+def _forked(settings: EnvironmentSettings, number: int, stream: socket.socket) -> ForkServerProcess:
     """The origin of the process at the other end of this stream; one for all of a kind."""
     place, imports = surroundings(settings), shared_imports(settings)
     origin = _origins.get((place, imports))
     if origin is None:
-        origin = OriginProcess(
+        origin = ForkServerProcess(
             CONFIG, imports, has_network=place.has_network, interpreter=place.interpreter
         )
-        start_origin(origin, CONFIG)
+        start_fork_server(origin, CONFIG)
         _origins[place, imports] = origin
     try:
         origin.forget_ends()
@@ -162,7 +162,7 @@ def _forked(settings: EnvironmentSettings, number: int, stream: socket.socket) -
     return origin
 
 
-def _end(origin: OriginProcess, number: int, stream: socket.socket) -> None:
+def _end(origin: ForkServerProcess, number: int, stream: socket.socket) -> None:
     stream.close()
     origin.kill(number)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pydantic
 
 from tasks.environments.processes.config import HostConfig
-from tasks.environments.processes.origin import OriginOrders
+from tasks.environments.processes.fork_server import ForkOrders
 from tasks.isolation.interpreter import Interpreter, is_below_tmp, own
 from tasks.isolation.isolation import (
     RESOLVING,
@@ -37,7 +37,7 @@ ENTRY = (  # what is installed editable is found by code in the directories of p
     " import json, site; orders = json.loads(sys.argv[1]);"
     " sys.path[:] = paths = orders['search_path']; sys.prefix = sys.exec_prefix = orders['prefix'];"
     " [site.addsitedir(path) for path in paths if path.endswith('-packages')];"
-    " from tasks.environments.processes.origin import main; main(sys.argv[1])"
+    " from tasks.environments.processes.fork_server import main; main(sys.argv[1])"
 )
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -65,7 +65,7 @@ def command(
     has_namespaces = isolation is Isolation.NAMESPACES
     check_seen(config, interpreter)
     paths = _paths(config, interpreter, has_network=has_network)
-    orders = OriginOrders(
+    orders = ForkOrders(
         socket_fd=socket_fd,
         search_path=_search_path(interpreter),
         prefix=interpreter.prefix,

@@ -13,11 +13,16 @@ from pathlib import Path
 from queue import LifoQueue
 
 from artifacts.episodes import Ending
-from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Program, Transition
+from tasks.environments.base import (
+    EnvironmentFailed,
+    EnvironmentSettings,
+    RequestedProgram,
+    Transition,
+)
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import CURES, Isolation
 from tasks.isolation.limits import SandboxLimits
-from tasks.rewards.programs.sandbox.reply import Reply
+from tasks.rewards.programs.sandbox.reply import CommandReply
 from tasks.rewards.programs.sandbox.sandbox import (
     LostUnderProgram,
     Sandbox,
@@ -54,7 +59,7 @@ class ProgramRunner:
         program = settings.program_in(text)
         return transition._replace(observation=self.run(program)) if program else transition
 
-    def run(self, program: Program) -> str:
+    def run(self, program: RequestedProgram) -> str:
         """What the model reads of it. Raises EnvironmentFailed where the sandbox fails, and
         ValueError, with the cure, on a machine that has none."""
         if reason := holds(self._isolation):
@@ -83,7 +88,7 @@ class ProgramRunner:
             sandbox.close()
             self._free.put(sandbox)  # interrupted for ever, for who waits for one
 
-    def _said(self, sandbox: Sandbox, program: Program) -> str:
+    def _said(self, sandbox: Sandbox, program: RequestedProgram) -> str:
         for is_last in (False, True):
             try:
                 (reply,) = sandbox.start(SHELL, limit_s=program.limit_s, stdin=program.text)
@@ -96,7 +101,7 @@ class ProgramRunner:
         return KILLED  # with its sandbox, and again with a fresh one: its own doing
 
 
-def _words(reply: Reply, limit_s: float) -> str:
+def _words(reply: CommandReply, limit_s: float) -> str:
     """What came of a program, as the model is told."""
     match reply.kind:
         case "timeout":

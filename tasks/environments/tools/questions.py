@@ -19,7 +19,7 @@ SHOTS = (-1, -2, -3, -4)  # seeds of the questions shown as examples, which no r
 LARGEST_EXPONENT = 1_000
 
 
-class Question(NamedTuple):
+class ToolQuestion(NamedTuple):
     """A question and its answer."""
 
     text: str  # as a person would ask
@@ -53,7 +53,7 @@ class Arithmetic(BaseModel):
             raise ValueError(f"one of term_weights must be > 0, got {weights}; raise one")
         return weights
 
-    def draw(self, seed: int) -> Question:
+    def draw(self, seed: int) -> ToolQuestion:
         """The question of a seed."""
         rng = random.Random(f"arithmetic/{seed}")
         num_terms = 2 + rng.choices(range(len(self.term_weights)), self.term_weights)[0]
@@ -62,7 +62,7 @@ class Arithmetic(BaseModel):
             parts += [rng.choice(self.signs), str(rng.randint(10, self.largest_term))]
         return _of_expression(" ".join(parts))
 
-    def shown(self) -> list[Question]:
+    def shown(self) -> list[ToolQuestion]:
         """Questions to show as examples."""
         return [self.draw(seed) for seed in SHOTS]
 
@@ -77,7 +77,7 @@ class Counting(BaseModel):
         200, ge=50, le=4_000, description="Largest number that is counted to; the least is 20."
     )
 
-    def draw(self, seed: int) -> Question:
+    def draw(self, seed: int) -> ToolQuestion:
         """The question of a seed."""
         rng = random.Random(f"counting/{seed}")
         sort, factor, last = rng.randrange(3), rng.randint(3, 9), rng.randint(20, self.largest)
@@ -85,7 +85,7 @@ class Counting(BaseModel):
             return _primes(last)
         return _multiples(factor, last) if sort == 1 else _digits(factor, last)
 
-    def shown(self) -> list[Question]:
+    def shown(self) -> list[ToolQuestion]:
         """Questions to show as examples."""
         return [self.draw(seed) for seed in SHOTS]
 
@@ -119,8 +119,8 @@ def _first_sign(parts: Sequence[str]) -> int:
     return parts.index("*") if "*" in parts else 1
 
 
-def _of_expression(expression: str) -> Question:
-    return Question(
+def _of_expression(expression: str) -> ToolQuestion:
+    return ToolQuestion(
         text=f"{ASKING}{expression}?",
         gold=result_of(expression),
         expression=expression,
@@ -128,9 +128,9 @@ def _of_expression(expression: str) -> Question:
     )
 
 
-def _primes(last: int) -> Question:
+def _primes(last: int) -> ToolQuestion:
     primes = [n for n in range(2, last + 1) if all(n % d for d in range(2, isqrt(n) + 1))]
-    return Question(
+    return ToolQuestion(
         text=f"How many primes are there up to {last}?",
         gold=str(len(primes)),
         expression="",
@@ -138,8 +138,8 @@ def _primes(last: int) -> Question:
     )
 
 
-def _multiples(factor: int, last: int) -> Question:
-    return Question(
+def _multiples(factor: int, last: int) -> ToolQuestion:
+    return ToolQuestion(
         text=f"What is the sum of the multiples of {factor} from 1 to {last}?",
         gold=str(sum(range(factor, last + 1, factor))),
         expression="",
@@ -147,9 +147,9 @@ def _multiples(factor: int, last: int) -> Question:
     )
 
 
-def _digits(base: int, last: int) -> Question:
+def _digits(base: int, last: int) -> ToolQuestion:
     exponent = min(last, LARGEST_EXPONENT)
-    return Question(
+    return ToolQuestion(
         text=f"What is the sum of the digits of {base} to the power of {exponent}?",
         gold=str(sum(map(int, str(base**exponent)))),
         expression="",

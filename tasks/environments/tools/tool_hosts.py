@@ -16,7 +16,7 @@ from tasks.environments.base import (
     EnvironmentFailed,
     EnvironmentHosts,
     EnvironmentSettings,
-    Program,
+    RequestedProgram,
     Transition,
 )
 from tasks.environments.tools.program_runner import NUM_SANDBOXES, ProgramRunner
@@ -73,7 +73,7 @@ class ToolHosts:
             self._runner.close()
         self._inner.close()
 
-    async def _said(self, program: Program) -> str:
+    async def _said(self, program: RequestedProgram) -> str:
         if self._is_closed:
             raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
         self._runner = self._runner or ProgramRunner(self._isolation)

@@ -18,7 +18,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import Environment, Program, Transition
+from tasks.environments.base import Environment, RequestedProgram, Transition
 from tasks.environments.episodes.head import head
 from tasks.environments.games.game import StyledGameConfig
 from tasks.environments.tools.calculator import CannotCompute, calculate, written
@@ -34,8 +34,8 @@ from tasks.environments.tools.grammar import (
 )
 from tasks.environments.tools.questions import (
     Arithmetic,
-    Question,
     Questions,
+    ToolQuestion,
     asked_expression,
     result_of,
     worked_out,
@@ -96,7 +96,7 @@ class ToolsConfig(StyledGameConfig):
         shots = enumerate(self.questions.shown())
         return head(rules, [turn for place, shot in shots for turn in self._shot(place, shot)])
 
-    def _shot(self, place: int, question: Question) -> list[tuple[str, str]]:
+    def _shot(self, place: int, question: ToolQuestion) -> list[tuple[str, str]]:
         """A question worked out: every observation with its action."""
         fit = [tool for tool in self.tools if tool == "python" or question.expression]
         calls = [question.program]
@@ -114,10 +114,10 @@ class ToolsConfig(StyledGameConfig):
         action = read_action(text, self.style)
         return action if action.kind in (*self.tools, "answer") else INVALID
 
-    def program_in(self, text: str) -> Program | None:
+    def program_in(self, text: str) -> RequestedProgram | None:
         kind, body = self.read(text)
         is_program = kind == "python"
-        return Program(body, self.program_s, self.max_result_chars) if is_program else None
+        return RequestedProgram(body, self.program_s, self.max_result_chars) if is_program else None
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
         """The next call, or an answer with what was said last: either as often."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from artifacts.judgements import Judgement, Question
+from artifacts.judgements import Judgement, JudgeQuestion
 from artifacts.records import Generated
 from tasks.rewards.judges.tokens import QuestionEncoder, verdict_tokens
 
@@ -46,7 +46,7 @@ class JudgeCore:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
-    def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
+    def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
         """A judgement for each question, in order. ValueError when yes and no cannot be told apart
         in the judge's vocabulary."""
         if self._asleep:
@@ -68,7 +68,7 @@ class JudgeCore:
             self._asleep = True
 
     def _ask(
-        self, questions: Sequence[Question], params: Callable[[Question], SamplingParams]
+        self, questions: Sequence[JudgeQuestion], params: Callable[[JudgeQuestion], SamplingParams]
     ) -> list[Judgement]:
         from vllm.inputs.engine import tokens_input
 
@@ -80,7 +80,7 @@ class JudgeCore:
         entering = [
             (question, tokens, params(question)) for question, tokens in prompts
         ]  # before any is inside the engine
-        asked: dict[str, Question] = {}
+        asked: dict[str, JudgeQuestion] = {}
         for question, tokens, wanted in entering:
             self._num_asked += 1
             name = f"judge:{self._num_asked}"
@@ -97,7 +97,7 @@ class JudgeCore:
             for question in questions
         ]
 
-    def _judgement(self, question: Question, output: RequestOutput) -> Judgement:
+    def _judgement(self, question: JudgeQuestion, output: RequestOutput) -> Judgement:
         written = output.outputs[0]
         p_yes = (
             self._probability(question, written.logprobs)
@@ -113,7 +113,7 @@ class JudgeCore:
         )
 
     def _probability(
-        self, question: Question, logprobs: Any
+        self, question: JudgeQuestion, logprobs: Any
     ) -> float:  # Any: vLLM's mapping from token to Logprob, by position
         yes, no = verdict_tokens(self._tokenizer, question.yes, question.no)
         first = logprobs[0]
@@ -122,7 +122,7 @@ class JudgeCore:
         )
         return for_yes / (for_yes + for_no)
 
-    def _verdict(self, question: Question, token_ids: Sequence[int]) -> float | None:
+    def _verdict(self, question: JudgeQuestion, token_ids: Sequence[int]) -> float | None:
         """What the judge's own output says, exactly; None for anything else."""
         try:
             told = json.loads(self._tokenizer.decode(token_ids, skip_special_tokens=True))
@@ -133,7 +133,7 @@ class JudgeCore:
             {question.yes: 1.0, question.no: 0.0}.get(verdict) if isinstance(verdict, str) else None
         )
 
-    def _verdict_params(self, question: Question) -> SamplingParams:
+    def _verdict_params(self, question: JudgeQuestion) -> SamplingParams:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -149,11 +149,13 @@ class JudgeCore:
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 
-    def _retry_params(self, question: Question) -> SamplingParams:
+    def _retry_params(self, question: JudgeQuestion) -> SamplingParams:
         return _structured(question, {})
 
 
-def _structured(question: Question, first: dict[str, Any]) -> SamplingParams:  # Any: JSON schema
+def _structured(
+    question: JudgeQuestion, first: dict[str, Any]
+) -> SamplingParams:  # Any: JSON schema
     """Greedy decoding into {first ..., "verdict": yes or no}."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -185,5 +187,5 @@ def _together(first: Judgement, second: Judgement | None) -> Judgement:
     )
 
 
-def _no_verdict(question: Question, detail: str) -> Judgement:
+def _no_verdict(question: JudgeQuestion, detail: str) -> Judgement:
     return Judgement(key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail)

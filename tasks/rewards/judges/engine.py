@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.judgements import Judgement, Question
-from artifacts.models.choice import ModelConfig
+from artifacts.judgements import Judgement, JudgeQuestion
+from artifacts.models.registry import ModelConfig
 from tasks.engines.model_files import check_model_directory, read_tokenizer
 from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.engine import VllmEngineConfig
@@ -31,7 +31,7 @@ class Judge(Protocol):
 
     name: str
 
-    async def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
+    async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
         """A judgement for each question, in order. TimeoutError when it takes too long; ActorLost
         or EngineLost when the judge is gone."""
         ...
@@ -147,7 +147,7 @@ class JudgeEngine(Judge):
         """Build the engine in its thread and wait for it."""
         self._thread.start(deadline_s)
 
-    async def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
+    async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
         batch = tuple(questions)
         return await self._thread.call(
             "decide", lambda core: core.decide(batch), self._config.call_deadline_s

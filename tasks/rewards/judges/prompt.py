@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
-from artifacts.judgements import JudgeMode, Question
+from artifacts.judgements import JudgeMode, JudgeQuestion
 from artifacts.records import Prompt
 from tasks.rewards.maths.final_answer import answer_tail, find_answer, visible_text
 
@@ -53,7 +53,7 @@ def make_question(
     yes: str,
     no: str,
     max_new_tokens: int,
-) -> Question:
+) -> JudgeQuestion:
     """The question about one answer. `judge` names the model and how it runs, which the kept
     verdicts belong to."""
     asked = (
@@ -82,7 +82,7 @@ def make_question(
         if mode == "yes_no"
         else f'Reply with a JSON object whose "verdict" is {yes} or {no}.'
     )
-    return Question(
+    return JudgeQuestion(
         key=digest,
         before=f"{rubric}\n\nQuestion:\n{prompt.text}\n{reference}\n{told}\n<{fence}>\n",
         answer=_writable(answer),

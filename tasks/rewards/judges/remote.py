@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from artifacts.judgements import Judgement, Question
+from artifacts.judgements import Judgement, JudgeQuestion
 from artifacts.records import pack, unpack
 from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
@@ -59,7 +59,7 @@ class RemoteJudge(Judge):
         """The current generation of a run's judge. Raises ActorLost if it is gone."""
         return cls(Remote.connect(run_id, name), deadline_s)
 
-    async def decide(self, questions: Sequence[Question]) -> tuple[Judgement, ...]:
+    async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
         judged: tuple[Judgement, ...] = unpack(
             await self._remote.call("decide", pack(tuple(questions)), deadline_s=self._deadline_s)
         )

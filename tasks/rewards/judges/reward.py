@@ -18,7 +18,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from artifacts.judgements import Judgement, JudgeMode, Question
+from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, wrong
 from tasks.rewards.judges.engine import JudgeEngineConfig
@@ -26,7 +26,7 @@ from tasks.rewards.judges.prompt import Shown, make_question, shown_part, stated
 from tasks.rewards.maths.exact_number import exact_number, plain
 from tasks.rewards.maths.final_answer import answer_tail, find_answer
 from tasks.rewards.maths.math_answer import read_gold
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 JUDGE = "judge"  # scorer of every judged response
 TOO_LONG, VETOED = "answer_too_long", "another_number"  # details of verdicts without a judge
@@ -132,12 +132,12 @@ class JudgeConfig(BaseModel):
             f"{self.engine.model.model_dump_json()} {self.engine.dtype} {self.engine.max_model_len}"
         )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """Its verdicts come from the judges, who are asked elsewhere."""
-        return JudgedAtTheDesk()
+        return BatchedJudgeReward()
 
 
-class JudgedAtTheDesk:
+class BatchedJudgeReward:
     """Stands for a judge among the rewards that score in this process: it has nothing to start, and
     is never asked."""
 
@@ -162,13 +162,13 @@ def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -
     return None
 
 
-def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Question:
+def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> JudgeQuestion:
     """What the judge is asked about a response."""
     answer = shown_part(config.shown, generated.text, config.max_answer_chars)
     return question_about(config, prompt, answer)
 
 
-def question_about(config: JudgeConfig, prompt: Prompt, answer: str) -> Question:
+def question_about(config: JudgeConfig, prompt: Prompt, answer: str) -> JudgeQuestion:
     """What the judge is asked about an answer, whichever response it is from."""
     return make_question(
         judge=config.judge, rubric=config.rubric, prompt=prompt, answer=answer,

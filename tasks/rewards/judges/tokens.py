@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from artifacts.judgements import Question
+from artifacts.judgements import JudgeQuestion
 from tasks.engines.chat_tokens import chat_tokens
 
 PLACE = "\x00question\x00"  # never in a template; replaced before anything is encoded
@@ -31,7 +31,7 @@ class QuestionEncoder:
         self._closing = tokenizer.encode(closing, add_special_tokens=False)
         self._gap = self._plain(GAP)
 
-    def encode(self, question: Question) -> list[int] | None:
+    def encode(self, question: JudgeQuestion) -> list[int] | None:
         """The prompt; None when even without the answer it does not fit."""
         before = [*self._opening, *self._plain(question.before)]
         after = [*self._plain(question.after), *self._closing]

@@ -40,8 +40,8 @@ from tasks.rewards.maths.exact_number import (
     too_complex,
 )
 from tasks.rewards.maths.final_answer import answer_tail, find_answer, fold
-from tasks.rewards.maths.same_answer import Rules, is_readable, same_answer, same_number
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.maths.same_answer import ComparisonRules, is_readable, same_answer, same_number
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
 
 RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
@@ -102,7 +102,7 @@ class MathAnswerConfig(BaseModel):
         ),
     )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """It executes no programs and needs no time limits."""
         return MathAnswer(self)
 
@@ -116,7 +116,7 @@ class MathAnswer(ProcessReward):
     def __init__(self, config: MathAnswerConfig) -> None:
         self.num_verified = 0  # answers that math-verify was asked about
         self._unevaluated_is_wrong = config.unevaluated == "wrong"
-        self._rules = Rules(
+        self._rules = ComparisonRules(
             percent_is_hundredth=config.percent == "hundredth",
             number_wants_number=self._unevaluated_is_wrong,
         )

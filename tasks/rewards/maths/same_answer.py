@@ -34,14 +34,14 @@ _ROUNDED = re.compile(r"-?[0-9]*\.[0-9]{6,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class ComparisonRules:
     """What counts as the same."""
 
     percent_is_hundredth: bool  # 50% is 0.5; otherwise both must have the sign or neither
     number_wants_number: bool  # for a number, an expression to be worked out is wrong
 
 
-def same_answer(gold: str, answer: str, rules: Rules) -> bool | None:
+def same_answer(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
     """Whether two answers in `plain` form are the same; None if that is not decided here."""
     return _same(_read(gold), _read(answer), rules)
 
@@ -70,7 +70,9 @@ def _read(text: str) -> Form:
     return read_form(uniform(text))
 
 
-def _same(gold: Form, answer: Form, rules: Rules, *, is_part: bool = False) -> bool | None:
+def _same(
+    gold: Form, answer: Form, rules: ComparisonRules, *, is_part: bool = False
+) -> bool | None:
     if gold == answer and gold.kind != "false":
         return True if _says_something(gold) else None
     if "choice" in (gold.kind, answer.kind):
@@ -97,7 +99,7 @@ def _same(gold: Form, answer: Form, rules: Rules, *, is_part: bool = False) -> b
     return _same_parts(gold.parts, answer.parts, rules)
 
 
-def _same_choice(gold: Form, answer: Form, rules: Rules) -> bool | None:
+def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | None:
     """Whether a choice with its text is the other one, or its letter or its text is."""
     if gold.kind == answer.kind and gold.mark != answer.mark:
         return False
@@ -194,7 +196,9 @@ def _column_as_tuple(form: Form) -> Form:
     return Form(kind="tuple", parts=tuple(row.parts[0] for row in form.parts))
 
 
-def _same_parts(gold: Sequence[Form], answer: Sequence[Form], rules: Rules) -> bool | None:
+def _same_parts(
+    gold: Sequence[Form], answer: Sequence[Form], rules: ComparisonRules
+) -> bool | None:
     if len(gold) != len(answer):
         return False
     pairs = zip(gold, answer, strict=True)
@@ -202,7 +206,9 @@ def _same_parts(gold: Sequence[Form], answer: Sequence[Form], rules: Rules) -> b
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _same_unordered(gold: Sequence[Form], answer: Sequence[Form], rules: Rules) -> bool | None:
+def _same_unordered(
+    gold: Sequence[Form], answer: Sequence[Form], rules: ComparisonRules
+) -> bool | None:
     """Whether every part has its own counterpart."""
     if len(gold) != len(answer):
         return False
@@ -238,7 +244,7 @@ def _same_congruence(gold: Form, answer: Form) -> bool | None:
     return modulus == other and (wanted.value - given.value) % modulus.value == 0
 
 
-def _same_scalar(gold: str, answer: str, rules: Rules) -> bool | None:
+def _same_scalar(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
     if "\\degree" in gold + answer and "\\pi" in gold + answer:  # 45 degrees are a quarter of pi
         return same_function(gold, answer)
     (gold, wanted_unit), (answer, given_unit) = split_unit(gold), split_unit(answer)
@@ -260,6 +266,6 @@ def _same_scalar(gold: str, answer: str, rules: Rules) -> bool | None:
     return verdict
 
 
-def same_number(gold: ExactNumber, answer: ExactNumber, rules: Rules) -> bool:
+def same_number(gold: ExactNumber, answer: ExactNumber, rules: ComparisonRules) -> bool:
     """Whether two numbers are equal, by the rule for percent signs."""
     return gold.amount == answer.amount if rules.percent_is_hundredth else gold == answer

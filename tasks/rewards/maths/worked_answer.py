@@ -22,7 +22,7 @@ from artifacts.records import Generated, Prompt
 from tasks.rewards.base import Reward, Verdict
 from tasks.rewards.maths.final_answer import find_answer, visible_text
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
-from tasks.rewards.programs.adaptive_timeout import TimeoutBook
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 
 class WorkedAnswerConfig(BaseModel):
@@ -46,7 +46,7 @@ class WorkedAnswerConfig(BaseModel):
         MathAnswerConfig(), description="How the final answer is compared."
     )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """It executes no programs and needs no time limits."""
         return WorkedAnswer(self)
 

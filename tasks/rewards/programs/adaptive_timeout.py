@@ -12,7 +12,7 @@ An anchor is what is known of a test case's running times. One that was set by a
 would kill every slower correct answer, and so never grow. Hence the second look (`second_look`):
 when a round is decided, some of the programs that were killed early run once more, up to the
 ceiling. One that passes mends the anchor for the rounds to come; its own verdict stays what it was.
-A case on which second looks have found nothing gets no further ones. Pure but for `TimeoutBook`,
+A case on which second looks have found nothing gets no further ones. Pure but for `MeasuredTimes`,
 which holds the state of a run.
 """
 
@@ -158,7 +158,7 @@ def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
     }
 
 
-class TimeoutBook:
+class MeasuredTimes:
     """The anchors of a run while it goes on; read and written by several threads, one dict
     operation at a time."""
 

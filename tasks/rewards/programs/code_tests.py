@@ -26,7 +26,7 @@ from tasks.isolation.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
 from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,
-    TimeoutBook,
+    MeasuredTimes,
     is_early_kill,
     observed,
 )
@@ -62,7 +62,7 @@ class CodeTestsConfig(BaseModel):
         default_factory=AdaptiveTimeoutConfig, description="Time limits of the test cases."
     )
 
-    def build_reward(self, book: TimeoutBook) -> Reward:
+    def build_reward(self, book: MeasuredTimes) -> Reward:
         """`book` has the time limits that the run has learned."""
         return CodeTests(self, book)
 
@@ -77,7 +77,7 @@ class CodeTests(ProcessReward):
 
     name = "code"
 
-    def __init__(self, config: CodeTestsConfig, book: TimeoutBook, *, niceness: int = 0) -> None:
+    def __init__(self, config: CodeTestsConfig, book: MeasuredTimes, *, niceness: int = 0) -> None:
         """ValueError if the machine does not allow this isolation. `book` has the run's anchors;
         who scores tells it the results.
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from artifacts.records import Generated, Prompt, Score
 from tasks.rewards.programs.adaptive_timeout import (
     Anchor,
-    TimeoutBook,
+    MeasuredTimes,
     merged,
     observed,
     second_looks,
@@ -31,7 +31,7 @@ LOWEST_PRIORITY = 19  # as `nice` counts
 class SecondLooks:
     """Executes programs of one configuration again, one after the other; ends with its run."""
 
-    def __init__(self, config: CodeTestsConfig, book: TimeoutBook, most: int) -> None:
+    def __init__(self, config: CodeTestsConfig, book: MeasuredTimes, most: int) -> None:
         """At most `most` programs wait or run at a time; more are not looked at. ValueError if the
         machine has no such isolation."""
         self.config = config

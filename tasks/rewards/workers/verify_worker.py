@@ -32,7 +32,7 @@ from tasks.isolation.frames import Json, receive_frame, send_frame
 from tasks.isolation.interpreter import own
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
-from tasks.rewards.workers.reply import Reply, cause_of_death, read_reply
+from tasks.rewards.workers.reply import WorkerReply, cause_of_death, read_reply
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0
@@ -54,7 +54,7 @@ class WorkerSlow(WorkerStartError):
     """The worker did not load its scorer in time."""
 
 
-def without_value(reply: Reply) -> Verdict:
+def without_value(reply: WorkerReply) -> Verdict:
     """The verdict where a trusted scorer gave no value.
 
     It is the text's fault, unless the worker was lost.
@@ -124,7 +124,7 @@ class VerifyWorker:
         if self._process is None:
             self._start()
 
-    def call(self, *arguments: Json, limit_s: float | None = None) -> Reply:
+    def call(self, *arguments: Json, limit_s: float | None = None) -> WorkerReply:
         """One call within the limit, the worker's own if none is given; the start is not counted.
 
         A worker that dies or is lost is replaced once, and after two that were killed a third must
@@ -149,7 +149,7 @@ class VerifyWorker:
         process, self._process = self._process, None
         process.kill()
 
-    def _call_once(self, arguments: tuple[Json, ...], limit_s: float) -> Reply:
+    def _call_once(self, arguments: tuple[Json, ...], limit_s: float) -> WorkerReply:
         self.warm()
         self._num_calls += 1
         return self._ask(arguments, limit_s, self._clock)
@@ -220,7 +220,7 @@ class VerifyWorker:
             self.close()
             raise kind(f"the verify worker of {self.scorer} did not start: {problem}")
 
-    def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> Reply:
+    def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> WorkerReply:
         assert self._process is not None
         process = self._process
         latest_s = time.monotonic() + limit_s + STANDSTILL_S
@@ -233,7 +233,7 @@ class VerifyWorker:
             self.close()
             raise
         except TimeoutError:
-            reply = Reply(kind="lost", value=None, detail="it takes and gives no frames")
+            reply = WorkerReply(kind="lost", value=None, detail="it takes and gives no frames")
         except OSError:
             reply = cause_of_death(process.popen)
         if reply.kind not in ("value", "raised"):
@@ -245,7 +245,7 @@ class VerifyWorker:
         process: ChildProcess,
         limit_s: float,
         computed_s: float | None,
-    ) -> Reply | None:
+    ) -> WorkerReply | None:
         """Wait for the reply to a call: None once it is there, else why there will be none.
 
         `computed_s`: processor time of the worker before the call, None for a limit by the wall
@@ -256,13 +256,15 @@ class VerifyWorker:
         while not self._is_ready(process, min(WATCH_S, max(0.01, left_s))):
             elapsed_s = time.monotonic() - started_s
             if process.is_stopped():
-                return Reply(kind="lost", value=None, detail="it was stopped by a signal")
+                return WorkerReply(kind="lost", value=None, detail="it was stopped by a signal")
             if elapsed_s > limit_s + (0.0 if computed_s is None else STANDSTILL_S):
-                return Reply(kind="lost", value=None, detail=f"no reply after {elapsed_s:.3g} s")
+                return WorkerReply(
+                    kind="lost", value=None, detail=f"no reply after {elapsed_s:.3g} s"
+                )
             taken_s = elapsed_s if computed_s is None else _computed_s(process) - computed_s
             left_s = limit_s - taken_s
             if left_s <= 0:
-                return Reply(kind="timeout", value=None, detail=f"killed after {limit_s:g} s")
+                return WorkerReply(kind="timeout", value=None, detail=f"killed after {limit_s:g} s")
         return None
 
     def _is_ready(self, process: ChildProcess, limit_s: float) -> bool:

@@ -29,7 +29,7 @@ from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
     RESPONSE_OVERPROVISION,
-    Turn,
+    PlanningInputs,
 )
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -107,7 +107,7 @@ class AsynchronousConfig(BaseModel):
             at_update=self._at_update,
         )
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """What is undecided, then parked prompts if they fill a step, then new ones; after the last
         step what is still parked, and what a run that now has fewer steps left undecided."""
         if turn.is_after_last:
@@ -163,7 +163,7 @@ class AsynchronousConfig(BaseModel):
         is_unbounded = self.at_deadline == "train_anyway"
         return None if is_unbounded else math.ceil(self.async_ratio) + self.extra_lag
 
-    def _admission(self, turn: Turn) -> Admission:
+    def _admission(self, turn: PlanningInputs) -> Admission:
         prompts_per_step = turn.batch.prompts_per_step
         return Admission(
             async_ratio=self.async_ratio,
@@ -177,7 +177,7 @@ class AsynchronousConfig(BaseModel):
         )
 
 
-def _returning(turn: Turn, admission: Admission) -> tuple[PromptRef, ...]:
+def _returning(turn: PlanningInputs, admission: Admission) -> tuple[PromptRef, ...]:
     """A step's worth of parked prompts, as soon as there are so many, or as the run has left."""
     num_groups = turn.batch.prompts_per_step
     num_left = turn.num_steps * num_groups - admission.num_before
@@ -185,7 +185,7 @@ def _returning(turn: Turn, admission: Admission) -> tuple[PromptRef, ...]:
     return turn.state.queue[:num_groups] if has_enough else ()
 
 
-def _returned_round(turn: Turn) -> RoundPlan | None:
+def _returned_round(turn: PlanningInputs) -> RoundPlan | None:
     """One of the rounds after the last planned step: waiting prompts, all waited for."""
     prompts = turn.state.waiting[: turn.batch.prompts_per_step]
     if not prompts:

@@ -47,7 +47,7 @@ RESPONSE_OVERPROVISION = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class PlanningInputs:
     """What the round of a step is planned from."""
 
     state: QueueState  # where the drawn prompts are
@@ -106,7 +106,7 @@ class Policy(Protocol):
         """The counts of its rounds, known before anything is started."""
         ...
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """The round of a step; None when the run is over.
 
         ValueError if the dataset is too small for it.

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.longest_first import LongestFirst
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -66,7 +66,7 @@ class LongestFirstConfig(BaseModel):
             ),
         )
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """New prompts in every step, with what earlier epochs know of them."""
         plan = SyncConfig(dynamic_sampling=self.dynamic_sampling).plan_round(turn)
         if plan is None:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs
 from tasks.scheduling.policies.queue_rounds import LONG, SHORT, drain_round, queue_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
@@ -85,7 +85,7 @@ class MultilevelBatchingConfig(BaseModel):
             max_drain_steps=(math.ceil(most_waiting / batch.prompts_per_step) if self.drain else 0),
         )
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """The highest level whose queue can fill a round, else new prompts; after the last step the
         drain."""
         if turn.is_after_last:
@@ -106,7 +106,7 @@ class MultilevelBatchingConfig(BaseModel):
         chooses = plan.accept_prompts < len(plan.prompts)
         return ShortRoundScheduler(plan) if chooses else WaitForAll(plan)
 
-    def _level(self, turn: Turn, ref: PromptRef) -> int:
+    def _level(self, turn: PlanningInputs, ref: PromptRef) -> int:
         return min(turn.state.times_deferred(ref), self.num_levels - 1)
 
     def _shape(self, batch: BatchConfig, level: int) -> RoundShape:
@@ -127,7 +127,9 @@ class MultilevelBatchingConfig(BaseModel):
         num_between = self.num_levels - 2 - level
         return batch.prompts_per_step / deferred * (asked / deferred) ** num_between
 
-    def _round(self, turn: Turn, shape: RoundShape, waiting: tuple[PromptRef, ...]) -> RoundPlan:
+    def _round(
+        self, turn: PlanningInputs, shape: RoundShape, waiting: tuple[PromptRef, ...]
+    ) -> RoundPlan:
         num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
         chooses = shape.accept_prompts < shape.launch_prompts
         return queue_round(turn, shape, waiting, num_reserve, chooses=chooses)

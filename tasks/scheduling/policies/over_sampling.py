@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, Turn
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs
 from tasks.scheduling.policies.queue_rounds import queue_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 
@@ -54,7 +54,7 @@ class OverSamplingConfig(BaseModel):
             dropped_prompts=shape.launch_prompts - shape.accept_prompts,
         )
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """New prompts in every step; nothing is left after the last."""
         if turn.is_after_last:
             return None

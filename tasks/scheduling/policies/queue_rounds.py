@@ -8,14 +8,14 @@ import math
 
 from tasks.scheduling.batch import RoundShape
 from tasks.scheduling.events import PromptRef, RoundPlan
-from tasks.scheduling.policies.base import Turn
+from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.quotas import domain_quotas
 
 SHORT, LONG, DRAIN = "short", "long", "drain"
 
 
 def queue_round(
-    turn: Turn,
+    turn: PlanningInputs,
     shape: RoundShape,
     waiting: tuple[PromptRef, ...],
     num_reserve: int,
@@ -42,7 +42,7 @@ def queue_round(
     )
 
 
-def drain_round(turn: Turn, queue: tuple[PromptRef, ...]) -> RoundPlan:
+def drain_round(turn: PlanningInputs, queue: tuple[PromptRef, ...]) -> RoundPlan:
     """The next of as few rounds as possible over this order of the queue, all of about the same
     size: a tiny last one would make a noisy update. It loads the engines like a long one.
 

@@ -15,8 +15,8 @@ from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
     REWARD_TIMING,
     STREAMING_NEEDS_VERDICTS,
+    PlanningInputs,
     RewardTiming,
-    Turn,
 )
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -42,7 +42,7 @@ class SyncConfig(BaseModel):
             streaming_needs=STREAMING_NEEDS_VERDICTS if is_timed_last else "",
         )
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """New prompts in every step; nothing is left after the last."""
         if turn.is_after_last:
             return None

@@ -25,8 +25,8 @@ from tasks.scheduling.policies.base import (
     RESPONSE_OVERPROVISION,
     REWARD_TIMING,
     STREAMING_NEEDS_VERDICTS,
+    PlanningInputs,
     RewardTiming,
-    Turn,
 )
 from tasks.scheduling.policies.queue_rounds import LONG, SHORT, drain_round, queue_round
 from tasks.scheduling.scored_last import ScoredLast
@@ -102,7 +102,7 @@ class TailBatchingConfig(BaseModel):
             streaming_needs=STREAMING_NEEDS_VERDICTS if self._scores_last else "",
         )
 
-    def plan_round(self, turn: Turn) -> RoundPlan | None:
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """A long round as soon as the queue can fill one, else a short one; after the last step the
         drain."""
         plan = self._planned(turn)
@@ -119,7 +119,7 @@ class TailBatchingConfig(BaseModel):
     def _scores_last(self) -> bool:
         return self.reward_timing == "after_rollout"
 
-    def _planned(self, turn: Turn) -> RoundPlan | None:
+    def _planned(self, turn: PlanningInputs) -> RoundPlan | None:
         if turn.is_after_last:
             queue = turn.state.queue
             return drain_round(turn, queue) if self.drain and queue else None

@@ -25,7 +25,7 @@ from typing import Any
 
 from artifacts.datasets.plain_values import from_json, to_json
 from tasks.isolation.confinement import confine, connect, limit
-from tasks.isolation.seccomp import Filter
+from tasks.isolation.seccomp import SystemCallFilter
 
 Message = dict[str, Any]  # Any: JSON values
 
@@ -42,7 +42,7 @@ CONFINED = b""  # the first message, before there is a program; why not, if it i
 
 
 def run_program(
-    memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: Filter
+    memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: SystemCallFilter
 ) -> None:
     """Never returns. Builds the walls, waits for its program, runs it.
 

@@ -26,7 +26,13 @@ from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.candidate import CONFINED, LENGTH
 from tasks.rewards.programs.sandbox.command import Command, framed
 from tasks.rewards.programs.sandbox.fork_server import END, FORK, STATUS
-from tasks.rewards.programs.sandbox.reply import GOES_ON, MAX_REPLY_BYTES, Kind, Reply, read_reply
+from tasks.rewards.programs.sandbox.reply import (
+    GOES_ON,
+    MAX_REPLY_BYTES,
+    CommandReply,
+    Kind,
+    read_reply,
+)
 
 WALLS_S = 30.0  # to a process whose walls stand
 WATCH_S = 0.1  # between two looks at an origin that is slow to fork
@@ -35,7 +41,7 @@ GRACE_S = 5.0  # for the origin to tell an end
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
 
 
-class OriginLost(ConnectionError):
+class ForkServerLost(ConnectionError):
     """The process that forks candidates is gone, or does not answer."""
 
 
@@ -48,7 +54,7 @@ class CandidateDead(Exception):
 
 
 class CandidateProcess:
-    """One program's process, for one caller. OriginLost where the fault is the origin's.
+    """One program's process, for one caller. ForkServerLost where the fault is the origin's.
 
     Every wait for it raises Interrupted once the interrupt is set.
     """
@@ -86,22 +92,22 @@ class CandidateProcess:
             os.close(take_commands)
             os.close(give_replies)
 
-    def start(self, message: dict[str, Json], stdin: str, limit_s: float) -> Reply:
+    def start(self, message: dict[str, Json], stdin: str, limit_s: float) -> CommandReply:
         """Hand the program over, with its input as standard input, and await the end of its text.
 
-        Unconfined, or OriginLost, if the process is not fit for a program.
+        Unconfined, or ForkServerLost, if the process is not fit for a program.
         """
         self._await_walls()
         self.has_program = True
         os.pwrite(self._stdin, stdin.encode("utf-8", "surrogatepass"), 0)
         return self._timed(framed(message), limit_s)
 
-    def obey(self, commands: Sequence[Command]) -> list[Reply]:
+    def obey(self, commands: Sequence[Command]) -> list[CommandReply]:
         """The replies to commands, in order; none after the one that ended the program."""
         bodies = [framed(command.message) for command in commands]
         if sum(map(len, bodies)) <= PIPE_BYTES:  # then it need not wait for us between two commands
             bodies = [b"".join(bodies), *[b""] * len(bodies)][: len(bodies)]
-        replies: list[Reply] = []
+        replies: list[CommandReply] = []
         for body, command in zip(bodies, commands, strict=True):
             if not self.is_running:
                 break
@@ -134,30 +140,30 @@ class CandidateProcess:
         told = self._hear_walls()
         while told == "timeout" and time.monotonic() < deadline_s:
             if self._is_stopped():
-                raise OriginLost("the process that forks candidates was stopped")
+                raise ForkServerLost("the process that forks candidates was stopped")
             told = self._hear_walls()
         if not isinstance(told, bytes):
-            raise OriginLost(f"a candidate's walls did not stand after {WALLS_S:.0f} s")
+            raise ForkServerLost(f"a candidate's walls did not stand after {WALLS_S:.0f} s")
         if told != CONFINED:
             raise Unconfined(told.decode("utf-8", "replace"))
         self._await_end(0.0)  # it may have been ended since, which is no program's doing
         if self._exit_code is not None:
-            raise OriginLost("a candidate was ended before it had a program")
+            raise ForkServerLost("a candidate was ended before it had a program")
 
     def _hear_walls(self) -> bytes | Kind:
         try:
             return self._receive(time.monotonic() + WATCH_S)
         except CandidateDead:
             cause = self._cause_of_death().detail
-            raise OriginLost(f"a candidate ended before it had a program: {cause}") from None
+            raise ForkServerLost(f"a candidate ended before it had a program: {cause}") from None
 
-    def _timed(self, body: bytes, limit_s: float) -> Reply:
+    def _timed(self, body: bytes, limit_s: float) -> CommandReply:
         """Send something and await the reply to it, stamped with the time both took."""
         started_s = time.monotonic()
         deadline_s = started_s + limit_s
         try:
             is_sent = self._send(body, deadline_s)
-            reply = self._await_reply(deadline_s) if is_sent else Reply(kind="timeout")
+            reply = self._await_reply(deadline_s) if is_sent else CommandReply(kind="timeout")
         except CandidateDead:
             reply = self._cause_of_death()
         self.is_running = reply.kind in GOES_ON
@@ -176,10 +182,10 @@ class CandidateProcess:
                 raise CandidateDead from None
         return True
 
-    def _await_reply(self, deadline_s: float) -> Reply:
+    def _await_reply(self, deadline_s: float) -> CommandReply:
         """The reply that the candidate's next message is."""
         told = self._receive(deadline_s)
-        return read_reply(told) if isinstance(told, bytes) else Reply(kind=told)
+        return read_reply(told) if isinstance(told, bytes) else CommandReply(kind=told)
 
     def _receive(self, deadline_s: float) -> bytes | Kind:
         """The candidate's next message; "timeout" past the deadline, "too_long" if it is."""
@@ -219,15 +225,15 @@ class CandidateProcess:
             raise CandidateDead
         return bool(ready)
 
-    def _cause_of_death(self) -> Reply:
+    def _cause_of_death(self) -> CommandReply:
         """The end that its origin saw; one that is not seen soon is brought about."""
         self._await_end(DYING_S)
         if self._exit_code is None:
             _tell_origin(self._control)
             self._await_end(GRACE_S)
         if self._exit_code is None:
-            raise OriginLost(f"no end of a candidate told for {GRACE_S:.0f} s")
-        return Reply(kind="died", detail=manner(self._exit_code))
+            raise ForkServerLost(f"no end of a candidate told for {GRACE_S:.0f} s")
+        return CommandReply(kind="died", detail=manner(self._exit_code))
 
     def _await_end(self, limit_s: float) -> None:
         poller = select.poll()
@@ -242,7 +248,7 @@ class CandidateProcess:
         """One end, told in full: this candidate's, or an earlier one's that nobody waited for."""
         told = self._control.recv(STATUS.size, socket.MSG_WAITALL)
         if len(told) < STATUS.size:
-            raise OriginLost("the process that forks candidates is gone")
+            raise ForkServerLost("the process that forks candidates is gone")
         number, code = STATUS.unpack(told)
         if number == self._number:
             self._exit_code = code

@@ -23,7 +23,7 @@ from tasks.isolation.interrupt import Interrupt
 from tasks.isolation.isolation import Isolation
 from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.reply import Kind, Reply
+from tasks.rewards.programs.sandbox.reply import CommandReply, Kind
 from tasks.rewards.programs.sandbox.sandbox import (
     START_S,
     LostUnderProgram,
@@ -246,7 +246,7 @@ class CaseRunner:
         return _judge_statement(reply, raised, spent_s), reply.kind in ("value", "raised")
 
 
-def _judge_statement(reply: Reply, raised: str, wall_s: float) -> CaseRun:
+def _judge_statement(reply: CommandReply, raised: str, wall_s: float) -> CaseRun:
     """The tests' own reply decides; `raised`: what the program raised last, in words."""
     if reply.kind == "value":
         return CaseRun(verdict=CaseVerdict.PASS, wall_s=wall_s)
@@ -255,18 +255,18 @@ def _judge_statement(reply: Reply, raised: str, wall_s: float) -> CaseRun:
     return CaseRun(verdict=verdict, wall_s=wall_s, detail=raised or _words(reply))
 
 
-def _judge_call(case: CallCase, reply: Reply) -> CaseRun:
+def _judge_call(case: CallCase, reply: CommandReply) -> CaseRun:
     if reply.kind != "value":
         return _ended(reply)
     right = same(case.expected, reply.value, case.tolerance)
     return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
 
 
-def _ended(reply: Reply) -> CaseRun:
+def _ended(reply: CommandReply) -> CaseRun:
     return CaseRun(verdict=ENDINGS[reply.kind], wall_s=reply.wall_s, detail=_words(reply))
 
 
-def _words(reply: Reply) -> str:
+def _words(reply: CommandReply) -> str:
     name = f"{reply.value} " if reply.kind == "raised" else ""
     return f"{name}{reply.detail}".strip()
 

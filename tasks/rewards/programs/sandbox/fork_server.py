@@ -25,7 +25,7 @@ from collections.abc import Callable
 from tasks.isolation.frames import send_frame
 from tasks.isolation.landlock import restrict_to_reading
 from tasks.isolation.namespaces import Fork, become_nobody, forking_apart, settle
-from tasks.isolation.seccomp import Filter
+from tasks.isolation.seccomp import SystemCallFilter
 from tasks.rewards.programs.sandbox.candidate import run_program
 
 PRELOADED = (
@@ -94,7 +94,7 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     try:
-        calls = Filter(has_files=tmp_bytes > 0)
+        calls = SystemCallFilter(has_files=tmp_bytes > 0)
         fork = _confine(sys.argv[4:])
     except (OSError, ValueError) as error:
         send_frame(control, {"unavailable": str(error)})

@@ -18,7 +18,7 @@ GOES_ON: frozenset[Kind] = frozenset({"value", "raised", "ask"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class CommandReply:
     """What came of one command, and how long it took by the host's clock. All but `kind` and
     `wall_s` may be invented."""
 
@@ -29,7 +29,7 @@ class Reply:
     wall_s: float = 0.0  # seconds
 
 
-def read_reply(body: bytes) -> Reply:
+def read_reply(body: bytes) -> CommandReply:
     """A candidate's message: known shapes with plain values pass, all else is "forged".
 
     The work is linear in the bytes: values stay JSON, and no number that a program chose is hashed.
@@ -38,26 +38,28 @@ def read_reply(body: bytes) -> Reply:
         message = _DECODER.decode(body.decode("ascii"))
         return _read(tuple(message.items()) if isinstance(message, dict) else ())
     except (ValueError, RecursionError):  # no JSON, or no plain value; or nested without end
-        return Reply(kind="forged")
+        return CommandReply(kind="forged")
 
 
-def _read(message: tuple[tuple[str, Any], ...]) -> Reply:  # Any: JSON
+def _read(message: tuple[tuple[str, Any], ...]) -> CommandReply:  # Any: JSON
     match message:
         case (("value", value),):
             check(value)
-            return Reply(kind="value", value=value)
+            return CommandReply(kind="value", value=value)
         case (("raised", str() as name), ("message", str() as words)):
-            return Reply(kind="raised", value=name[:80], detail=words[:200])
+            return CommandReply(kind="raised", value=name[:80], detail=words[:200])
         case (("ask", {"arguments": [*arguments], "named": {"dict": [*named]}}),):
             check(arguments)
             check({"dict": named})
-            return Reply(kind="ask", value={"arguments": arguments, "named": {"dict": named}})
+            return CommandReply(
+                kind="ask", value={"arguments": arguments, "named": {"dict": named}}
+            )
         case (("memory", True),):
-            return Reply(kind="memory")
+            return CommandReply(kind="memory")
         case (("exited", True),):
-            return Reply(kind="exited")
+            return CommandReply(kind="exited")
         case _:
-            return Reply(kind="forged")
+            return CommandReply(kind="forged")
 
 
 def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON

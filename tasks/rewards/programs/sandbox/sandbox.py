@@ -22,7 +22,7 @@ from tasks.rewards.base import RewardUnavailable
 from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
 from tasks.rewards.programs.sandbox.candidate_walls import ENVIRONMENT, command
 from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.reply import Reply
+from tasks.rewards.programs.sandbox.reply import CommandReply
 
 START_S = 30.0  # to a fork server that answers
 
@@ -95,7 +95,7 @@ class Sandbox:
         asks: str = "",
         commands: Sequence[Command] = (),
         keep: bool = False,
-    ) -> list[Reply]:
+    ) -> list[CommandReply]:
         """Execute a program's text, then commands: the replies to them, none after a program's end.
 
         With `stdin` it is a whole program whose output is kept; without, its functions are called.
@@ -114,10 +114,10 @@ class Sandbox:
             lambda candidate: self._begin(candidate, message, stdin, limit_s), commands, keep=keep
         )
 
-    def send(self, command: Command) -> Reply:
+    def send(self, command: Command) -> CommandReply:
         """A command to the running program; "not_run" if it has ended."""
         if self._candidate is None or not self._candidate.is_running:
-            return Reply(kind="not_run")
+            return CommandReply(kind="not_run")
         (reply,) = self._ask(lambda _: None, (command,), keep=True)
         return reply
 
@@ -132,7 +132,7 @@ class Sandbox:
         message: dict[str, Json],
         stdin: str | None,
         limit_s: float,
-    ) -> Reply:
+    ) -> CommandReply:
         if candidate.has_program:  # kept and never ended: no process sees two
             candidate = self._next_candidate()
         reply = candidate.start(message, stdin or "", limit_s)
@@ -144,11 +144,11 @@ class Sandbox:
 
     def _ask(
         self,
-        begin: Callable[[CandidateProcess], Reply | None],
+        begin: Callable[[CandidateProcess], CommandReply | None],
         commands: Sequence[Command],
         *,
         keep: bool,
-    ) -> list[Reply]:
+    ) -> list[CommandReply]:
         assert self._candidate is not None
         try:
             first = begin(self._candidate)

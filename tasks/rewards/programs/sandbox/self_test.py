@@ -16,7 +16,7 @@ from tasks.isolation.interpreter import below_tmp, own
 from tasks.isolation.isolation import CURES, Isolation, hidden_packages
 from tasks.isolation.limits import SandboxLimits
 from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.reply import Reply
+from tasks.rewards.programs.sandbox.reply import CommandReply
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
 
 LIMIT_S = 10.0
@@ -101,7 +101,9 @@ def _try_out(sandbox: Sandbox) -> str:
             limit_s=LIMIT_S,
             commands=[Command.call("add", [2, 3], {"dict": []}, LIMIT_S), attempts],
         )
-    if len(replies) != 3 or replies[1] != Reply(kind="value", value=5, wall_s=replies[1].wall_s):
+    if len(replies) != 3 or replies[1] != CommandReply(
+        kind="value", value=5, wall_s=replies[1].wall_s
+    ):
         return (
             f"a right program must give its result, the sandbox says {replies[-1].kind}"
             f" {replies[-1].value} {replies[-1].detail}"
@@ -119,7 +121,7 @@ def _try_out(sandbox: Sandbox) -> str:
     )
 
 
-def _got_through(reply: Reply) -> list[str]:
+def _got_through(reply: CommandReply) -> list[str]:
     if reply.kind != "value" or not isinstance(reply.value, dict):
         return [f"not be tried out ({reply.kind} {reply.value} {reply.detail})"]
     attempts = dict(reply.value["dict"])

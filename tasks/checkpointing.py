@@ -1,0 +1,84 @@
+"""What makes a run survive: the learner restored from the last checkpoint, and training replayed
+from recorded groups.
+
+    checkpoint of step 20, groups of steps 21 to 27
+    ─▶ the weights of step 27, bit by bit, without generating a token
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from artifacts import layout
+from artifacts.checkpoint import Checkpoints
+from artifacts.records import WeightsRef
+from tasks.learner.replay import check_digest, replay_training, versions_of
+from tasks.learner.stage_reports import PublishReport
+from tasks.run.actor_handles import learners_of, sleep_engines
+from tasks.run.run_context import RunContext
+from tasks.train import publish
+
+# of files of weights, in whatever format
+WEIGHT_ENDINGS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ot", ".onnx",
+)  # fmt: skip
+
+
+@task(
+    name="restore-policy",
+    task_run_name="restore-to-step-{step}",
+    cache_policy=NO_CACHE,
+)
+async def restore_policy(
+    run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None
+) -> PublishReport:
+    """Bring the learners to this step, unless they have come so far, and the engines to what the
+    learners hold; checks the digest of the step's weights against the commit's."""
+    learners = learners_of(run)
+    if min(await versions_of(learners)) < step:
+        store = run.open_store()
+        await sleep_engines(run, run.engines)
+        await replay_training(
+            learners,
+            store,
+            Checkpoints(store, keep_checkpoints),
+            step,
+            scratch=Path(run.weights_dir),
+            config=run.learner,
+        )
+    report = await publish(run)
+    if report.weights.version == step and committed is not None:
+        check_digest(report.weights, committed)
+    return report
+
+
+async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
+    """Every rank's shard, complete or absent; the store path."""
+    checkpoints = Checkpoints(run.open_store(), keep)
+    with checkpoints.aside(Path(run.weights_dir)) as aside:
+        saving = (learner.save_checkpoint(str(aside)) for learner in learners_of(run))
+        await asyncio.gather(*saving)
+        return await asyncio.to_thread(checkpoints.commit, step, aside)
+
+
+def export_model(run: RunContext, weights: WeightsRef) -> str:
+    """The trained model as a Hugging Face directory in the run's folder: the weights, and all but
+    the weights of the first model."""
+    store = run.open_store()
+    with tempfile.TemporaryDirectory(prefix="rollflow-model-") as aside:
+        for path in Path(run.model_path).iterdir():
+            if (
+                path.is_file()
+                and path.suffix not in WEIGHT_ENDINGS
+                and not path.name.endswith(".index.json")
+            ):
+                shutil.copy2(path, aside)
+        shutil.copy2(weights.path, Path(aside) / "model.safetensors")
+        store.upload(Path(aside), layout.MODEL)
+    return f"{store.url}/{layout.MODEL}"

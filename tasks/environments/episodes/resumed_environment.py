@@ -1,0 +1,104 @@
+"""The environment of one episode, and how it comes to where the episode is.
+
+    led_to ─▶ reset ─▶ restored from the snapshot, or led through the recorded actions ─▶ step, ...
+                                                       └▶ says something else: forget, and again
+
+Counts what that takes, for the records. Leaves out the turns themselves, and what is done when an
+environment is lost (`play`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from artifacts.episodes import Episode
+from artifacts.records import Request
+from tasks.environments.base import EnvironmentHosts, EnvironmentSettings, Transition
+from tasks.environments.episodes.episode import EpisodeSoFar
+
+logger = logging.getLogger(__name__)
+
+
+class ResumedEnvironment:
+    """One episode's. Calls raise EnvironmentFailed."""
+
+    def __init__(
+        self,
+        request: Request,
+        hosts: EnvironmentHosts,
+        settings: EnvironmentSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        """clock: in seconds."""
+        # what is counted of the episode from its first reset on; its turns are not kept here
+        self.counted = request.kept_episode or Episode(turns=(), ending=None)
+        self._name = request.response_id
+        self._domain, self._seed = request.environment, request.episode_seed
+        self._hosts, self._settings, self._clock = hosts, settings, clock
+
+    async def led_to(self, so_far: EpisodeSoFar) -> str | None:
+        """Have an environment where the episode is: what it has said there. None, and no
+        environment, if it does not repeat what is recorded."""
+        snapshot = so_far.snapshot
+        observation = await self._reset(snapshot.state if snapshot else b"")
+        if observation is None:
+            assert snapshot is not None, "nothing else restores an environment"
+            observation = snapshot.observation
+        else:
+            observation = await self._replayed(so_far, observation)
+        if observation is None:
+            await self.end()
+        elif so_far.turns:
+            self.counted = replace(self.counted, num_resumed=self.counted.num_resumed + 1)
+        return observation
+
+    def forget(self, so_far: EpisodeSoFar) -> None:
+        """The episode begins again: what is kept is not what its environment would go on from."""
+        logger.warning(
+            "episode=%s begins again: its environment %s does not repeat itself",
+            self._name,
+            self._domain,
+        )
+        self.counted = replace(
+            self.counted,
+            num_restarted=self.counted.num_restarted + 1,
+            num_forgotten=self.counted.num_forgotten + so_far.num_sampled,
+        )
+
+    async def step(self, action: str) -> Transition:
+        """Take a turn."""
+        return await self._hosts.step(self._name, action)
+
+    def snapshot(self) -> bytes:
+        """Its state after the last step; empty where there is none."""
+        return self._hosts.snapshot(self._name)
+
+    async def end(self) -> None:
+        """Nobody goes on with it."""
+        await self._hosts.end(self._name)
+
+    async def _reset(self, state: bytes) -> str | None:
+        """The first observation of an environment; None if it goes on from this state instead."""
+        began_s = self._clock()
+        observation = await self._hosts.reset(self._name, self._settings, self._seed, state)
+        took_s = self._clock() - began_s
+        self.counted = replace(self.counted, reset_s=self.counted.reset_s + took_s)
+        return observation
+
+    async def _replayed(self, so_far: EpisodeSoFar, observation: str) -> str | None:
+        """Lead an environment, which begins with this, through the recorded actions: what it says
+        after them; None if it says anything else than before."""
+        for turn in so_far.turns:
+            if observation != turn.observation:
+                return None
+            if turn.answered_s is None:
+                break
+            transition = await self.step(turn.action)
+            self.counted = replace(self.counted, num_replayed=self.counted.num_replayed + 1)
+            is_over = transition.terminated or transition.truncated
+            if is_over or transition.reward != turn.reward:
+                return None
+            observation = transition.observation
+        return observation

@@ -1,0 +1,132 @@
+"""The desk between episodes and their engine: turns go in together, answers go to who asked.
+
+    turn(request) ─▶ outbox ─▶ (end of the loop's tick) ─▶ engine.submit, all of them
+    engine.collect ─▶ a turn's answer wakes its episode; what is no episode's is handed on
+
+The engine is asked for answers only while it has something to answer. Leaves out what a turn is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+
+from artifacts.new_tokens import News, NewTokens, parted
+from artifacts.records import Generated, Request
+from tasks.engines.base import Engine, EngineLost
+
+POLL_S = 5.0  # longest single wait; it ends earlier when something is finished
+
+
+class TurnBatcher:
+    """One engine's. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        hand_on: Callable[[News], None],
+        lose: Callable[[EngineLost], None],
+    ) -> None:
+        """hand_on: hears of what is said of responses that are no turns. lose: hears once that the
+        engine is gone, and has who waits for a turn cancelled."""
+        self._engine = engine
+        self._hand_on = hand_on
+        self._lose = lose
+        self._outbox: list[Request] = []
+        self._waiting: dict[str, asyncio.Future[Generated]] = {}  # episodes, by response id
+        self._inside: set[str] = set()  # response ids that the engine has to answer
+        self._sending: set[asyncio.Task[None]] = set()
+        self._collecting: asyncio.Task[None] | None = None
+
+    async def turn(self, request: Request) -> Generated:
+        """The engine's answer to this turn, whole or aborted."""
+        loop = asyncio.get_running_loop()
+        if not self._outbox:
+            loop.call_soon(self._send)
+        self._outbox.append(request)
+        answer: asyncio.Future[Generated] = loop.create_future()
+        self._waiting[request.response_id] = answer
+        return await answer
+
+    async def pass_on(self, requests: Sequence[Request]) -> None:
+        """Submit what is no episode, all or none."""
+        await self._engine.submit(requests)
+        self._note_inside(requests)
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        """Stop what the engine has of these; it answers each."""
+        self._send()
+        await asyncio.gather(*self._sending)
+        inside = [name for name in response_ids if name in self._inside]
+        if inside:
+            await self._engine.abort(inside)
+
+    async def clear(self) -> None:
+        """Forget what is asked: whoever waits for it is gone."""
+        tasks = [*self._sending, *([self._collecting] if self._collecting else [])]
+        self.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        for task in self._sending:
+            task.cancel()
+        if self._collecting is not None:
+            self._collecting.cancel()
+        for answer in self._waiting.values():
+            answer.cancel()
+        self._collecting = None
+        self._outbox.clear()
+        self._waiting.clear()
+        self._inside.clear()
+
+    # --- to and from the engine ----------------------------------------------------------------
+
+    def _send(self) -> None:
+        batch, self._outbox = self._outbox, []
+        if batch:
+            self._note_inside(batch)
+            sending = asyncio.create_task(self._guarded(partial(self._engine.submit, batch)))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+
+    def _note_inside(self, requests: Sequence[Request]) -> None:
+        self._inside.update(request.response_id for request in requests)
+        if self._collecting is None and self._inside:
+            self._collecting = asyncio.create_task(self._guarded(self._collect))
+
+    async def _collect(self) -> None:
+        while self._inside:
+            over, told = parted(await self._engine.collect(POLL_S))
+            for new in told:
+                self._note(new)
+            for generated in over:
+                self._arrive(generated)
+        self._collecting = None
+
+    def _note(self, new: NewTokens) -> None:
+        """Of a turn that is being said nobody wants to hear: it is kept when the environment has
+        answered it."""
+        if new.response_id not in self._waiting:
+            self._hand_on(new)
+
+    def _arrive(self, generated: Generated) -> None:
+        self._inside.discard(generated.response_id)
+        answer = self._waiting.pop(generated.response_id, None)
+        if answer is None:
+            self._hand_on(generated)
+        elif not answer.done():
+            answer.set_result(generated)
+
+    async def _guarded(self, call: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Whatever goes wrong here, no episode could go on. Called only if the task begins: a
+        coroutine that waits in a cancelled one is never awaited, which Python warns of."""
+        try:
+            await call()
+        except EngineLost as error:
+            self._lose(error)
+        except Exception as error:
+            cause = "".join(traceback.format_exception(error))
+            self._lose(EngineLost(f"{self._engine.name}'s episodes cannot go on\n{cause}"))

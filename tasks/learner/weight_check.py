@@ -1,0 +1,96 @@
+"""The sync gate: after every publication, do learner ranks and engines hold the same weights?
+
+Two comparisons, because each catches what the other cannot: exact checksums name the tensor that is
+stale, missing or transposed; log-probabilities of fixed probe prompts show that the engine computes
+with what it holds. An engine that says it computes no log-probabilities is judged by its tensors
+alone. An engine samples nothing for training before it has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.engines.base import Attestation
+
+
+class WeightCheckConfig(BaseModel):
+    """The check after every weight publication that the engines sample with the learner's
+    weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(
+        True,
+        description=(
+            "Compare engines and learner after every publication and stop the run on a mismatch."
+        ),
+    )
+    num_probes: int = Field(
+        2, ge=1, description="Fixed probe prompts whose log-probabilities are compared."
+    )
+    probe_tokens: int = Field(
+        40, ge=2, description="Length to which a probe prompt is cut, in tokens."
+    )
+    tolerance_nats: float = Field(
+        0.15,
+        gt=0,
+        description=(
+            "Largest mean absolute difference of a probe token's log-probability; bf16 noise is"
+            " about 0.04."
+        ),
+    )
+
+
+class WeightCheckFailed(RuntimeError):
+    """An engine or a learner rank does not hold the learner's weights.
+
+    The run must stop: its rollouts would come from another policy, or its gradients be another's.
+    """
+
+
+def check_weights(
+    engine: str, attested: Attestation, expected: Attestation, tolerance_nats: float
+) -> float | None:
+    """The mean absolute difference of the probes' log-probabilities, None if either side computes
+    none. Raises WeightCheckFailed with the tensor's name or the difference."""
+    check_tensors(engine, attested, expected)
+    if attested.probe_logprobs is None or expected.probe_logprobs is None:
+        return None
+    difference = mean_difference(attested.probe_logprobs, expected.probe_logprobs)
+    if not difference <= tolerance_nats:  # not-a-number fails, too
+        raise WeightCheckFailed(
+            f"{engine} must give the probes the learner's log-probabilities within {tolerance_nats}"
+            f" nats, they differ by {difference:.3f} on average; its tensors are right, so look at"
+            " what it computes (dtype, attention backend, position limits), or raise"
+            " gate.tolerance_nats"
+        )
+    return difference
+
+
+def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> None:
+    """Raises WeightCheckFailed unless the holder has every expected tensor, of the expected
+    version."""
+    if attested.version != expected.version:
+        told = f"{holder} must hold version {expected.version}, it holds {attested.version}"
+        raise WeightCheckFailed(f"{told}; its loading was skipped")
+    missing = expected.fingerprints.keys() - attested.fingerprints.keys()
+    if missing:
+        told = f"{holder} must hold every tensor of version {expected.version}"
+        raise WeightCheckFailed(f"{told}, {min(missing)} never reached it")
+    held, wanted = attested.fingerprints, expected.fingerprints
+    wrong = [name for name, value in wanted.items() if held[name] != value]
+    if wrong:
+        told = f"{holder} must hold the learner's {wrong[0]} of version {expected.version}"
+        raise WeightCheckFailed(f"{told}, it does not; tensors that differ: {len(wrong)}")
+
+
+def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    """Mean absolute difference over all probe tokens, nats; 0 without probes."""
+    pairs = [
+        (a, b)
+        for ours, theirs in zip(first, second, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return sum(abs(a - b) for a, b in pairs) / len(pairs) if pairs else 0.0

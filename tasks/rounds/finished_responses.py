@@ -1,0 +1,165 @@
+"""What a round has got so far: responses by id, their verdicts, what became of its prompts. Pure.
+
+    recorded by an earlier attempt ─┐
+    finished on an engine ──────────┴▶ held ─▶ unscored (the feed has it) ─▶ scored ─▶ in a group
+
+The driver's memory. Leaves out what is asked of whom; that is `dispatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from artifacts.records import Generated, Group, Response, Score, response_id
+from tasks.rounds.records import RoundInputs, RoundResult
+from tasks.scheduling.events import AcceptGroup, Carry, Decision, Defer, Drop, Filter
+
+
+class FinishedResponses:
+    """Keeps what one round has got."""
+
+    def __init__(self, inputs: RoundInputs) -> None:
+        self._prompts = inputs.prompts
+        self._mixes_versions = inputs.plan.mixes_versions
+        self._recorded: dict[str, Response] = {}
+        self._generated: dict[str, Generated] = {}
+        self._scores: dict[str, Score] = {}
+        self._unscored: set[str] = set()
+        self._held: list[Generated] = []
+        self._stale_tokens = 0
+        self._groups: list[Group] = []
+        self._deferred: list[str] = []
+        self._dropped: list[str] = []
+        self._filtered: list[str] = []
+        self._late: list[str] = []
+        self._carried: list[Carry] = []
+        for response in inputs.recorded:
+            self._keep_recorded(response, inputs)
+
+    def _keep_recorded(self, response: Response, inputs: RoundInputs) -> None:
+        """A whole response of allowed weights to a prompt that the round may ask stands in for its
+        launch, and one that was stopped is gone on with (`generation`); others count as stale."""
+        generated = response.generated
+        if not inputs.goes_on_with(generated):
+            self.refuse(generated.num_sampled + generated.num_forgotten)
+        elif generated.finish_reason != "aborted":
+            self._recorded[generated.response_id] = response
+
+    @property
+    def num_groups(self) -> int:
+        """Accepted groups."""
+        return len(self._groups)
+
+    @property
+    def num_unscored(self) -> int:
+        """Responses that the feed has and has not scored."""
+        return len(self._unscored)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether responses wait to be handed to the feed."""
+        return bool(self._held)
+
+    def take_recorded(self, name: str) -> Response | None:
+        """The recorded response that stands in for this launch, once."""
+        return self._recorded.pop(name, None)
+
+    def finish(self, generated: Generated) -> None:
+        """A response is home, whole or as far as it came when the round gave it up."""
+        self._generated[generated.response_id] = generated
+
+    def refuse(self, num_tokens: int) -> None:
+        """So many sampled tokens came of which nothing can be trained."""
+        self._stale_tokens += num_tokens
+
+    def hold(self, generated: Iterable[Generated]) -> None:
+        """These whole responses are to be scored."""
+        self._held += generated
+
+    def hand_over(self) -> list[Generated]:
+        """What is to be scored; the feed has it from now on."""
+        held, self._held = self._held, []
+        self._unscored |= {generated.response_id for generated in held}
+        return held
+
+    def score(self, score: Score) -> None:
+        """A verdict is there."""
+        name = response_id(score.prompt_id, score.index)
+        self._unscored.discard(name)
+        self._scores[name] = score
+
+    def accept(self, decision: AcceptGroup) -> Group:
+        """The group as it is trained."""
+        names = [response_id(decision.prompt_id, index) for index in decision.indices]
+        known, scores = self._generated, self._scores
+        responses = tuple(Response(generated=known[name], score=scores[name]) for name in names)
+        group = Group(prompt=self._prompts[decision.prompt_id], responses=responses)
+        self._groups.append(group)
+        return group
+
+    def note(self, decision: Decision) -> None:
+        """Remember what became of a prompt that is not trained; other decisions change nothing."""
+        match decision:
+            case Defer(prompt_id=late, is_late=True) | Drop(prompt_id=late, is_late=True):
+                self._late.append(late)
+        match decision:
+            case Defer(prompt_id=prompt_id):
+                self._deferred.append(prompt_id)
+                self._forget_held(prompt_id)
+            case Drop(prompt_id=prompt_id):
+                self._dropped.append(prompt_id)
+                self._forget_held(prompt_id)
+            case Filter(prompt_id=prompt_id):
+                self._filtered.append(prompt_id)
+            case Carry():
+                self._carried.append(decision)
+
+    def _forget_held(self, prompt_id: str) -> None:
+        """Nobody needs verdicts on a prompt that is not trained."""
+        self._held = [generated for generated in self._held if generated.prompt_id != prompt_id]
+
+    def describe(self) -> str:
+        """One sentence for the deadline's error message: what has come so far."""
+        tokens = sum(generated.num_sampled for generated in self._generated.values())
+        come = f"{len(self._generated)} responses with {tokens} tokens have come"
+        return f"{come}, {len(self._unscored)} of them wait for a verdict"
+
+    def result(self, kept: Iterable[Generated], migrated: Iterable[Generated]) -> RoundResult:
+        """What the round brings home; `kept`: partial responses that nobody went on with."""
+        unasked = self._recorded
+        home = self._generated | {generated.response_id: generated for generated in kept}
+        home |= {name: response.generated for name, response in unasked.items()}
+        carried = {decision.prompt_id: decision for decision in self._carried}
+        later = {
+            name: generated
+            for name, generated in home.items()
+            if generated.prompt_id in carried and self._is_of_use(generated, carried)
+        }
+        scores = self._scores
+        scored = {name: response.score for name, response in unasked.items()} | scores
+        return RoundResult(
+            groups=tuple(self._groups),
+            deferred=tuple(self._deferred),
+            dropped=tuple(self._dropped),
+            filtered=tuple(self._filtered),
+            late=tuple(self._late),
+            generated=tuple(each for name, each in home.items() if name not in later),
+            migrated=tuple(migrated),
+            scores=tuple(score for name, score in scores.items() if name not in later),
+            stale_tokens=self._stale_tokens,
+            carried=tuple(self._carried),
+            carried_responses=tuple(
+                Response(generated=generated, score=scored.get(name))
+                for name, generated in later.items()
+            ),
+        )
+
+    def _is_of_use(self, generated: Generated, carried: Mapping[str, Carry]) -> bool:
+        """Whether the next round can do something with a response of a carried prompt: it is whole,
+        or has tokens that newer weights may go on from, and its prompt is not complete without
+        it. Whole ones stay until their prompt is decided, asked for or not: a later round may ask
+        for them, and books them once."""
+        is_whole = generated.finish_reason != "aborted"
+        has_begun = bool(generated.token_ids) or generated.episode is not None
+        may_go_on = self._mixes_versions and not carried[generated.prompt_id].indices
+        return is_whole or (has_begun and may_go_on)

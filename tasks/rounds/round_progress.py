@@ -1,0 +1,147 @@
+"""How a round fills while it runs, told by what its scheduler hears and answers. Pure.
+
+driver ── events ──▶ ObservedScheduler ──▶ scheduler
+       ◀─ decisions ──      │        ◀──
+                            └─▶ Filling: what is accepted, what waits, what runs
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tasks.scheduling.events import (
+    Abort,
+    AcceptGroup,
+    Carry,
+    Decision,
+    Defer,
+    Drop,
+    Event,
+    Filter,
+    Finished,
+    Launch,
+    Lost,
+    OverlappedScheduler,
+    Published,
+    RoundPlan,
+    RoundScheduler,
+    Scored,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundProgress:
+    """How far a round has come."""
+
+    step: int  # the step that it belongs to
+    num_wanted: int  # groups that it takes
+    num_accepted: int  # groups that it has taken
+    num_complete: int  # groups that have all verdicts which they need, and wait for a slot
+    num_undecided: int  # dispatched groups that are neither taken nor given up, these included
+    num_carried: int  # of the undecided, groups that an earlier round began
+    num_running: int  # responses on the engines
+    num_unscored: int  # finished responses that wait for their verdict
+    # the newest version in all engines; None of a round during which none is published
+    version: int | None = None
+    is_evaluation: bool = False  # whether it asks held-out prompts, after the step
+    lag: float | None = None  # mean lag of the accepted responses, versions; None before there are
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has all of its groups."""
+        return self.num_accepted >= self.num_wanted
+
+    @property
+    def do_engines_wait(self) -> bool:
+        """Whether nothing more happens in it until newer weights are published."""
+        is_quiet = not (self.num_running or self.num_unscored or self.is_full)
+        return is_quiet and self.version is not None and self.version < self.step - 1
+
+    @property
+    def does_learner_wait(self) -> bool:
+        """Whether all earlier steps are trained and published, and its own groups are missing."""
+        return self.version == self.step - 1 and not self.is_full
+
+
+class ObservedScheduler:
+    """A scheduler that decides as it would, and remembers where the round stands."""
+
+    def __init__(self, scheduler: RoundScheduler, plan: RoundPlan) -> None:
+        self._scheduler = scheduler
+        self._plan = plan
+        self._version = plan.admission.version if plan.admission else None
+        self._earlier = {ref.prompt_id for ref in plan.prompts[: plan.num_carried]}
+        self._num_accepted = 0
+        self._undecided: set[str] = set()
+        self._num_valid: Counter[str] = Counter()  # verdicts with a reward, by prompt
+        self._running: set[tuple[str, int]] = set()
+        self._unscored: set[tuple[str, int]] = set()
+
+    def start(self) -> list[Decision]:
+        return self._note(self._scheduler.start())
+
+    def handle(self, event: Event) -> list[Decision]:
+        self._hear(event)
+        return self._note(self._scheduler.handle(event))
+
+    def publish(self, event: Published) -> list[Decision]:
+        assert isinstance(self._scheduler, OverlappedScheduler), "the round overlaps"
+        self._version = event.version
+        return self._note(self._scheduler.publish(event))
+
+    def waiting_for(self) -> str:
+        return self._scheduler.waiting_for()
+
+    @property
+    def filling(self) -> RoundProgress:
+        """Where the round stands; it knows of no lag."""
+        plan = self._plan
+        complete = [
+            name for name in self._undecided if self._num_valid[name] >= plan.accept_per_prompt
+        ]
+        return RoundProgress(
+            step=plan.step,
+            num_wanted=plan.accept_prompts,
+            num_accepted=self._num_accepted,
+            num_complete=len(complete),
+            num_undecided=len(self._undecided),
+            num_carried=len(self._undecided & self._earlier),
+            num_running=len(self._running),
+            num_unscored=len(self._unscored),
+            version=self._version,
+            is_evaluation=plan.is_evaluation,
+        )
+
+    def _hear(self, event: Event) -> None:
+        name = event.prompt_id, event.index
+        match event:
+            case Finished():
+                self._running.discard(name)
+                self._unscored.add(name)
+            case Scored(reward=reward):
+                self._unscored.discard(name)
+                self._num_valid[event.prompt_id] += reward is not None
+            case Lost():
+                self._running.discard(name)
+
+    def _note(self, decisions: list[Decision]) -> list[Decision]:
+        for decision in decisions:
+            match decision:
+                case Launch(prompt_id=prompt_id, index=index):
+                    self._undecided.add(prompt_id)
+                    self._running.add((prompt_id, index))
+                case Abort(prompt_id=prompt_id, indices=indices):
+                    self._running -= {(prompt_id, index) for index in indices}
+                case AcceptGroup(prompt_id=prompt_id):
+                    self._num_accepted += 1
+                    self._decide(prompt_id)
+                case Defer() | Drop() | Filter() | Carry():
+                    self._decide(decision.prompt_id)
+        return decisions
+
+    def _decide(self, prompt_id: str) -> None:
+        """Nothing more is awaited of this prompt; what runs of it is no longer this round's."""
+        self._undecided.discard(prompt_id)
+        for left in (self._running, self._unscored):
+            left -= {name for name in left if name[0] == prompt_id}

@@ -1,0 +1,49 @@
+"""The engines and learner ranks of a run as its tasks reach them: by name, as they are now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tasks.cluster.actors import ActorLost
+from tasks.engines.base import EngineLost
+from tasks.engines.remote import RemoteEngine
+from tasks.engines.response_mux import EngineClient
+from tasks.learner.remote import RemoteLearner
+from tasks.run.run_context import RunContext
+
+logger = logging.getLogger(__name__)
+
+
+def learners_of(run: RunContext) -> list[RemoteLearner]:
+    """The learner's ranks, in order. Raises ActorLost if one is gone."""
+    deadline_s = run.deadlines.learner_call_s
+    return [RemoteLearner.connect(run.run_id, name, deadline_s) for name in run.learners]
+
+
+def engines_of(
+    run: RunContext, names: Sequence[str], asker: EngineClient = EngineClient.ROUND
+) -> list[RemoteEngine]:
+    """These engines of the run, as this asker sees them. Raises ActorLost if one is gone."""
+    deadline_s = run.deadlines.engine_call_s
+    return [RemoteEngine.connect(run.run_id, name, deadline_s, asker) for name in names]
+
+
+async def sleep_engines(run: RunContext, names: Sequence[str]) -> None:
+    """Have these engines give their GPUs to the learners until the next load, where the run says
+    so."""
+    if run.engine.rests:
+        await asyncio.gather(*(_rest_engine(run, name) for name in names))
+
+
+async def _rest_engine(run: RunContext, name: str) -> None:
+    """One whose worker is gone holds no GPU; the next load hears of it. Raises EngineLost for one
+    that is there and does not rest."""
+    try:
+        (engine,) = engines_of(run, (name,))
+        await engine.rest()
+    except (ActorLost, EngineLost) as error:
+        if not isinstance(error, ActorLost) and not isinstance(error.__cause__, ActorLost):
+            raise
+        logger.warning("engine=%s has nothing to give back: %s", name, error)

