@@ -165,7 +165,7 @@ class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
         keep_private()
 
 
-class DirectHosts(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
+class AsksDirectly(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
     """Every worker of a joined cluster asks its own machine, and the flow's, without a proxy; those
     that a run starts inherit that."""
 
@@ -204,7 +204,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
         ) from error
     with client:
         client.register_plugin(PrivateFiles())
-        client.register_plugin(DirectHosts())
+        client.register_plugin(AsksDirectly())
         wait_for_workers(client, config)
         _check_versions(client, config)
         yield client

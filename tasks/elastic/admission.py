@@ -56,7 +56,7 @@ class AdmissionRules:
     price_classes: frozenset[str] | None = None  # that have a price; None for any
 
 
-class Admission:
+class WorkerAdmission:
     """The guests of one run."""
 
     def __init__(self, rules: AdmissionRules, generations: Mapping[str, int] | None = None) -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from artifacts.records import Running
 from artifacts.reports.denied_requests import DeniedRequest
 from tasks.cluster.actors import ActorLost
-from tasks.elastic.admission import Admission
+from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.engine import shown_devices
 from tasks.elastic.protocols import ElasticEngineOps, WorkerSource
 from tasks.elastic.publications import ElasticPublications
@@ -61,7 +61,7 @@ class ElasticKeeper:
 
     def __init__(
         self,
-        membership: Admission,
+        membership: WorkerAdmission,
         workers: WorkerSource,
         engines: ElasticEngineOps,
         tell: Callable[[WorkerNotice], Awaitable[None]],

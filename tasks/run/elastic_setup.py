@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distributed import Client
 
-from tasks.elastic.admission import Admission, AdmissionRules
+from tasks.elastic.admission import AdmissionRules, WorkerAdmission
 from tasks.elastic.config import ElasticConfig
 from tasks.elastic.engines import ElasticEngines
 from tasks.elastic.keeper import ElasticKeeper
@@ -80,7 +80,7 @@ def worker_line(address: str, config: ElasticConfig, certificate: Path | None = 
     return " ".join(words)
 
 
-def admission_of(run: RunContext, generations: Mapping[str, int]) -> Admission:
+def admission_of(run: RunContext, generations: Mapping[str, int]) -> WorkerAdmission:
     """The rules of a run; names that an earlier attempt at it gave are not given again."""
     config = run.guests
     rules = AdmissionRules(
@@ -90,4 +90,4 @@ def admission_of(run: RunContext, generations: Mapping[str, int]) -> Admission:
         ready_s=config.limits.ready_s,
         price_classes=frozenset(run.prices.classes) if run.prices.are_set else None,
     )
-    return Admission(rules, generations)
+    return WorkerAdmission(rules, generations)

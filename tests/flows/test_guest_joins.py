@@ -17,7 +17,7 @@ from round_factories import ENGINE, make_plan, play
 
 from artifacts.records import Request, WeightsRef
 from tasks.cluster.actors import Remote
-from tasks.elastic.admission import Admission
+from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.config import ElasticConfig
 from tasks.elastic.engines import ElasticEngines
 from tasks.elastic.keeper import ElasticKeeper
@@ -75,7 +75,7 @@ class SlowEngine(SimulatedEngine):
 class House:
     """A run's side of its guests, without the flow."""
 
-    def __init__(self, client: Client, run: RunContext, membership: Admission) -> None:
+    def __init__(self, client: Client, run: RunContext, membership: WorkerAdmission) -> None:
         self.buffer = SampleBuffer(CAPACITIES)
         self.engines = ElasticEngines(client, guest_run_of(run))
         workers = JoinedWorkers(client, token="secret")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from artifacts.records import Span
 from artifacts.reports.holding import IDLE, LENT_USES, USES, Window, held_seconds, used_seconds
-from tasks.elastic.admission import Admission
+from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.worker_events import (
     Emptied,
     Failed,
@@ -50,9 +50,9 @@ def events(at_s: float) -> st.SearchStrategy[WorkerEvent | str]:
 
 
 @st.composite
-def memberships(draw: st.DrawFn) -> Admission:
+def memberships(draw: st.DrawFn) -> WorkerAdmission:
     """Two workers after whatever happened."""
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     for at_s in sorted(draw(st.lists(times, max_size=25))):
         event = draw(events(at_s))
         known = {guest.name for guest in members.guests}
@@ -83,7 +83,7 @@ windows = st.builds(
 
 @given(memberships(), st.lists(spans, max_size=6), st.sets(st.sampled_from(NAMES)), windows, times)
 def test_the_uses_of_guests_sum_to_what_was_held(
-    members: Admission,
+    members: WorkerAdmission,
     worked: list[Span],
     interrupted: set[str],
     window: Window,

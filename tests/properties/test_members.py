@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.elastic.admission import Admission
+from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.worker_events import (
     Admit,
     CardRead,
@@ -63,7 +63,7 @@ def at(event: WorkerEvent, now_s: float) -> WorkerEvent:
     return replace(event, at_s=now_s) if hasattr(event, "at_s") else event
 
 
-def told(members: Admission, event: WorkerEvent) -> list[MemberDecision]:
+def told(members: WorkerAdmission, event: WorkerEvent) -> list[MemberDecision]:
     """What follows; the keeper only speaks of guests that were admitted."""
     about = getattr(event, "guest", None)
     known = {guest.name for guest in members.guests}
@@ -72,7 +72,7 @@ def told(members: Admission, event: WorkerEvent) -> list[MemberDecision]:
 
 @given(HISTORIES)
 def test_guests_come_once_and_go_once(history: list[tuple[WorkerEvent, float]]) -> None:
-    members, now_s = Admission(RULES), 0.0
+    members, now_s = WorkerAdmission(RULES), 0.0
     admitted, gone, drained = Counter[str](), Counter[str](), set[str]()
     for event, later_s in history:
         now_s += later_s
@@ -104,7 +104,7 @@ def test_guests_come_once_and_go_once(history: list[tuple[WorkerEvent, float]]) 
 def test_after_a_look_everybody_is_there_and_has_a_lease(
     history: list[tuple[WorkerEvent, float]],
 ) -> None:
-    members, now_s = Admission(RULES), 0.0
+    members, now_s = WorkerAdmission(RULES), 0.0
     for event, later_s in history:
         now_s += later_s
         told(members, at(event, now_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.elastic.admission import Admission, AdmissionRules
+from tasks.elastic.admission import AdmissionRules, WorkerAdmission
 from tasks.elastic.worker_events import (
     Admit,
     AdmittedWorker,
@@ -29,7 +29,7 @@ APPLICANT = Applicant(
 
 
 def comes(
-    members: Admission, address: str, name: str = "spot", at_s: float = 0.0
+    members: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
 ) -> list[MemberDecision]:
     """A worker without fault shows its card."""
     applicant = replace(APPLICANT, name=name)
@@ -37,7 +37,7 @@ def comes(
 
 
 def present(
-    members: Admission, address: str, name: str = "spot", at_s: float = 0.0
+    members: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
 ) -> AdmittedWorker:
     """A guest with the weights of version 1."""
     members.handle(Looked(at_s=at_s, workers=frozenset({address})))

@@ -12,7 +12,7 @@ import pytest
 from artifacts.records import Running, WeightsRef
 from tasks.cluster.actors import ActorLost
 from tasks.elastic import keeper
-from tasks.elastic.admission import Admission
+from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.keeper import ElasticKeeper
 from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_events import (
@@ -143,7 +143,7 @@ async def keeping(
     rounds: Rounds,
     keep_names: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[ElasticKeeper]:
-    keeper = ElasticKeeper(Admission(RULES), workers, engines, rounds.tell, keep_names)
+    keeper = ElasticKeeper(WorkerAdmission(RULES), workers, engines, rounds.tell, keep_names)
     await keeper.start()
     await keeper.start()  # harmless
     try:

@@ -9,7 +9,7 @@ import pytest
 from artifacts.records import Span
 from artifacts.reports.holding import IDLE, Window, used_seconds
 from flows.commands.compared_uses import use_lines
-from tasks.elastic.admission import Admission
+from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.worker_events import (
     AdmittedWorker,
     Emptied,
@@ -40,7 +40,7 @@ def generated(start_s: float, end_s: float) -> Span:
 
 def lived(*events: Looked | Loaded | Leaves | Emptied | Renewed) -> tuple[AdmittedWorker, ...]:
     """The guest after these, from its admission on."""
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     members.handle(JOINED[0])
     comes(members, "a", at_s=10.0)
     for event in (JOINED[1], *events):
@@ -91,7 +91,7 @@ def test_one_that_died_idle_is_lost_from_its_last_sign_of_life() -> None:
 
 
 def test_one_that_never_came_up_was_starting() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     members.handle(JOINED[0])
     comes(members, "a", at_s=10.0)
     members.handle(Looked(at_s=30.0, workers=frozenset()))

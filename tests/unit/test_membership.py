@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.elastic.admission import MAX_FAILURES, Admission
+from tasks.elastic.admission import MAX_FAILURES, WorkerAdmission
 from tasks.elastic.worker_events import (
     Admit,
     Applicant,
@@ -35,7 +35,7 @@ def looked(at_s: float, *workers: str) -> Looked:
 
 
 def test_a_worker_is_asked_once_who_it_is() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     asked = [AskCard(address="a"), AskCard(address="b")]
     assert members.handle(looked(0, "b", "a")) == asked
     assert members.handle(looked(1, "a", "b")) == []
@@ -44,7 +44,7 @@ def test_a_worker_is_asked_once_who_it_is() -> None:
 
 
 def test_an_admitted_worker_joins_when_it_has_the_weights() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     (admitted,) = comes(members, "a", at_s=5.0)
     assert isinstance(admitted, Admit)
     guest = admitted.guest
@@ -54,7 +54,7 @@ def test_an_admitted_worker_joins_when_it_has_the_weights() -> None:
 
 
 def test_later_weights_are_told_again() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     guest = present(members, "a")
     (told,) = members.handle(Loaded(at_s=2.0, guest=guest.name, version=2))
     assert isinstance(told, Join)
@@ -73,7 +73,7 @@ def test_later_weights_are_told_again() -> None:
     ],
 )
 def test_who_may_not_come_is_told_why(applicant: Applicant, sentence: str) -> None:
-    members = Admission(replace(RULES, price_classes=frozenset({"spot", "reserved"})))
+    members = WorkerAdmission(replace(RULES, price_classes=frozenset({"spot", "reserved"})))
     comes(members, "h", "here")
     (refused,) = members.handle(CardRead(at_s=0.0, address="a", applicant=applicant))
     assert isinstance(refused, Refuse)
@@ -83,7 +83,7 @@ def test_who_may_not_come_is_told_why(applicant: Applicant, sentence: str) -> No
 
 def test_a_guest_that_leaves_while_it_is_built_is_let_go() -> None:
     """Its loop would start it again if it ended as a failure does."""
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     comes(members, "a")
     gone, dismissed = members.handle(Leaves(worker="spot", reason="SIGTERM"))
     assert isinstance(gone, Forget)
@@ -92,7 +92,7 @@ def test_a_guest_that_leaves_while_it_is_built_is_let_go() -> None:
 
 
 def test_a_price_class_becomes_part_of_a_metric_s_name() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     applicant = replace(APPLICANT, price_class="p4d@eu")
     (refused,) = members.handle(CardRead(at_s=0.0, address="a", applicant=applicant))
     assert isinstance(refused, Refuse)
@@ -100,7 +100,7 @@ def test_a_price_class_becomes_part_of_a_metric_s_name() -> None:
 
 
 def test_there_are_no_more_guests_than_allowed() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     comes(members, "a", "one")
     comes(members, "b", "two")
     (refused,) = comes(members, "c", "three")
@@ -110,19 +110,19 @@ def test_there_are_no_more_guests_than_allowed() -> None:
 
 def test_a_worker_that_cannot_say_who_it_is_is_refused() -> None:
     unread = CardUnread(address="a", reason="no such module", may_try_again=False)
-    (refused,) = Admission(RULES).handle(unread)
+    (refused,) = WorkerAdmission(RULES).handle(unread)
     assert refused == Refuse(address="a", reason="its card must be readable: no such module")
 
 
 def test_a_worker_that_did_not_answer_may_come_again() -> None:
     unread = CardUnread(address="a", reason="TimeoutError", may_try_again=True)
-    (renewed,) = Admission(RULES).handle(unread)
+    (renewed,) = WorkerAdmission(RULES).handle(unread)
     assert isinstance(renewed, Renew)
 
 
 def test_a_process_that_has_held_an_engine_is_ended_and_not_refused() -> None:
     """Its loop starts another, which is admitted."""
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     used = replace(APPLICANT, has_served=True)
     (renewed,) = members.handle(CardRead(at_s=0.0, address="a", applicant=used))
     assert isinstance(renewed, Renew)
@@ -130,7 +130,7 @@ def test_a_process_that_has_held_an_engine_is_ended_and_not_refused() -> None:
 
 
 def test_a_worker_that_comes_back_is_another_guest() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     present(members, "a")
     (gone, asked) = members.handle(looked(1, "b"))
     assert isinstance(gone, Forget)
@@ -142,14 +142,14 @@ def test_a_worker_that_comes_back_is_another_guest() -> None:
 
 
 def test_names_of_earlier_attempts_are_not_used_again() -> None:
-    members = Admission(RULES, {"spot": 4})
+    members = WorkerAdmission(RULES, {"spot": 4})
     (admitted,) = comes(members, "a")
     assert isinstance(admitted, Admit)
     assert admitted.guest.name == "spot.g5"
 
 
 def test_a_silent_guest_is_gone_when_its_lease_is_over() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     guest = present(members, "a")
     members.handle(Renewed(at_s=9.0, worker="spot"))
     assert members.handle(looked(10.0, "a")) == members.handle(looked(19.0, "a")) == []
@@ -163,7 +163,7 @@ def test_a_silent_guest_is_gone_when_its_lease_is_over() -> None:
 
 @pytest.mark.parametrize("set_to_s", [5_000.0, -5_000.0])
 def test_no_lease_is_over_because_a_clock_was_set_or_nobody_looked(set_to_s: float) -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     present(members, "a")
     assert members.handle(looked(set_to_s, "a")) == []
     members.handle(Renewed(at_s=set_to_s + 1.0, worker="spot"))
@@ -173,7 +173,7 @@ def test_no_lease_is_over_because_a_clock_was_set_or_nobody_looked(set_to_s: flo
 
 
 def test_an_engine_that_is_being_built_has_longer_than_the_lease() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     members.handle(looked(0.0, "a"))
     comes(members, "a")
     assert members.handle(looked(59.0, "a")) == []
@@ -183,7 +183,7 @@ def test_an_engine_that_is_being_built_has_longer_than_the_lease() -> None:
 
 
 def test_a_guest_that_leaves_is_drained_then_dismissed() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     present(members, "a")
     (drained,) = members.handle(Leaves(worker="spot", reason="SIGTERM"))
     assert isinstance(drained, Drain)
@@ -197,7 +197,7 @@ def test_a_guest_that_leaves_is_drained_then_dismissed() -> None:
 
 
 def test_a_guest_that_leaves_and_is_away_is_gone_for_the_reason_it_gave() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     present(members, "a")
     members.handle(Leaves(worker="spot", reason="spot notice"))
     (gone,) = members.handle(looked(1.0))
@@ -206,7 +206,7 @@ def test_a_guest_that_leaves_and_is_away_is_gone_for_the_reason_it_gave() -> Non
 
 
 def test_a_worker_whose_engines_fail_is_refused_in_the_end() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     for number in range(MAX_FAILURES):
         members.handle(looked(number, f"a{number}"))
         (admitted,) = comes(members, f"a{number}")
@@ -220,7 +220,7 @@ def test_a_worker_whose_engines_fail_is_refused_in_the_end() -> None:
 
 
 def test_what_is_away_has_not_failed() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     for number in range(2 * MAX_FAILURES):
         present(members, f"a{number}")
         members.handle(looked(number + 0.5))
@@ -229,7 +229,7 @@ def test_what_is_away_has_not_failed() -> None:
 
 
 def test_a_guest_that_a_round_gave_up_begins_anew_and_comes_back_under_another_name() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     guest = present(members, "a")
     given_up = GivenUp(guest=guest.name, reason="no answer for 60 s")
     gone, renewed = members.handle(given_up)
@@ -240,7 +240,7 @@ def test_a_guest_that_a_round_gave_up_begins_anew_and_comes_back_under_another_n
 
 
 def test_a_guest_that_leaves_and_is_given_up_is_dismissed() -> None:
-    members = Admission(RULES)
+    members = WorkerAdmission(RULES)
     guest = present(members, "a")
     members.handle(Leaves(worker="spot", reason="spot notice"))
     _, dismissed = members.handle(GivenUp(guest=guest.name, reason="no answer for 60 s"))
