@@ -228,6 +228,12 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
             shutil.rmtree(HANDOVER)
 
 
+def booked_as_trained(metrics: Mapping[str, float]) -> float:
+    """Tokens of the groups that a step accepted: those of one without an update have a column of
+    their own."""
+    return metrics["ledger/trained_tokens"] + metrics["ledger/no_update_tokens"]
+
+
 def wait_for(found: Path, process: Train, deadline_s: float = 300.0) -> None:
     """Until a file is there; fails with the run's own words when it ends before."""
     ends = time.monotonic() + deadline_s

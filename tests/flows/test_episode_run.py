@@ -13,7 +13,7 @@ from artifacts.journal import Journal
 from artifacts.records import Fate, Outcome
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from tests.flows.conftest import Finished, Launcher
+from tests.flows.conftest import Finished, Launcher, booked_as_trained
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
@@ -60,4 +60,4 @@ def test_only_sampled_tokens_are_in_the_ledger(finished: tuple[Finished, Path]) 
     _, run = finished
     sampled = sum(row.response.generated.num_sampled for row in rows_of(run))
     commits = [json.loads(path.read_text()) for path in sorted((run / "steps").glob("*.json"))]
-    assert sum(commit["metrics"]["ledger/trained_tokens"] for commit in commits) == sampled
+    assert sum(booked_as_trained(commit["metrics"]) for commit in commits) == sampled
