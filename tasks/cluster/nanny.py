@@ -35,6 +35,8 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
     gives up without a word where a process cannot be forked.
     """
 
+    process: Any  # Any: Dask's record of the worker's process, None where there is none
+
     def __init__(
         self, *args: Any, output: WorkerOutput, **options: Any
     ) -> None:  # Any: Dask's options
@@ -85,7 +87,8 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
                 return status
             if keep_fork_server() == server and (failure or not self._is_killed):
                 await self._count_failure(failure)
-            if failure is None and self.status not in BEGINNING:
+            is_ending = self.status not in (*BEGINNING, Status.running)
+            if is_ending or (failure is None and self.status not in BEGINNING):
                 return status
 
     @property
@@ -112,7 +115,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
             await super().kill(timeout=timeout, reason=reason)
         except TimeoutError:
             async with asyncio.timeout(KILLED_WITHIN_S):
-                await self.process.stopped.wait()  # type: ignore[attr-defined]
+                await self.process.stopped.wait()
 
 
 def nanny_of(
