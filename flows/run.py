@@ -227,8 +227,12 @@ def _tracked(run: OpenRun) -> Iterator[None]:
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         raise
     finally:
-        if not run.tracker.end(status):
-            say(run.untracked)
+        _end_tracking(run, status)
+
+
+def _end_tracking(run: OpenRun, status: RunStatus) -> None:
+    if not run.tracker.end(status):
+        say(run.untracked)
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:

@@ -59,7 +59,7 @@ def played(
 ) -> tuple[StepPlan, RolloutReport, Trained]:
     async def play() -> tuple[StepPlan, RolloutReport, Trained]:
         door = Door(*map(joined, guests))
-        monkeypatch.setattr(rollout, "guests_of", lambda run, stream, asker: door)
+        monkeypatch.setattr(rollout, "workers_of_round", lambda run, stream, asker: door)
         stage = Stage(root, monkeypatch)
         plan = step_of(stage, policy or SyncConfig(), window)
         report = await stage.play(plan)

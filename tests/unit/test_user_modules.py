@@ -37,6 +37,7 @@ CALLS = {
     "ask": ("nobody question", 2),
     "episodes": ("nobody", 2),
     "compare": ("one two", 2),
+    "track": ("nobody", 2),
     "ui": ("", 2),
     "completion": ("bash", 0),
 }
