@@ -192,7 +192,7 @@ class RunTracker:
     def end(self, status: RunStatus, at_s: float | None = None) -> bool:
         """Close the run, if there is one. What still waits is given a last try, then counted in a
         warning. at_s: when it ended, Unix seconds; now without."""
-        if not self.run_id:
+        if not (self.run_id or self._outbox.waiting):
             return True
         at_ms = None if at_s is None else int(1000 * at_s)
         self._outbox.put(
