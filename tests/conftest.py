@@ -23,6 +23,7 @@ SLOW = (
     "engine/test_attention.py",
     "flows/test_joined_cluster.py",
     "flows/test_guest_runs.py",
+    "flows/test_kills.py",
     "flows/test_simulated_run.py",
     "flows/test_asynchronous_recovery.py",
     "flows/test_elastic_injections.py",

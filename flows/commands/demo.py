@@ -33,7 +33,7 @@ from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
 from flows.stopping import told_stopping
 from tasks.cluster.deaths import account
-from tasks.cluster.parent import kill_descendants
+from tasks.cluster.parent import kill_descendants, kill_group
 from tasks.cluster.ports import held_port
 from tasks.cluster.process_environment import python_path
 
@@ -180,8 +180,7 @@ def attended(
             kill_descendants(child.pid)
             child.kill()
             child.wait()
-        with suppress(ProcessLookupError):  # what it has left behind
-            os.killpg(child.pid, signal.SIGKILL)
+        kill_group(child.pid)  # what it has left behind
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from research.kills.descendants import descendants, worker_name
 from tasks.cluster.process_environment import python_path
 
 BEFORE = "before the first step"  # a stage
+TRAIN = ("flows.commands.train", "--parent", str(os.getpid()))
 LAST_WORDS = 3  # lines of the flow's log that an account of a hang holds
 
 
@@ -31,6 +32,7 @@ class RunOrder:
     name: str  # its folder there
     preset: str  # its configuration
     settings: tuple[str, ...]  # FIELD=VALUE, what differs from the preset
+    command: tuple[str, ...] = TRAIN  # module that is called, and words before the others
 
 
 class InjectedRun:
@@ -46,22 +48,21 @@ class InjectedRun:
         that are none of the run's."""
         self.name = order.name
         self.folder = order.root / order.name
-        self.num_attempts = 0
+        self.attempts: list[subprocess.Popen[bytes]] = []
         self._order = order
         self._environment = os.environ | python_path() | dict(environment)
         self._others = others
         self._processes: list[psutil.Process] = []
-        self._flow: subprocess.Popen[bytes] | None = None
         self._records: dict[str, int] = {}  # the files seen last, with their times
         self._written_s = time.monotonic()
 
     def begin(self) -> None:
         """Start it, or go on with it where it has got as far as a manifest."""
         with (self._order.root / f"{self.name}.txt").open("ab") as output:
-            self._flow = subprocess.Popen(
+            attempt = subprocess.Popen(
                 self.command(), env=self._environment, stdout=output, stderr=output
             )
-        self.num_attempts += 1
+        self.attempts.append(attempt)
         self._written_s = time.monotonic()
 
     def command(self) -> list[str]:
@@ -72,14 +73,12 @@ class InjectedRun:
         else:
             for setting in (f'run_name="{self.name}"', *self._order.settings):
                 words += ["--set", setting]
-        words += ["--parent", str(os.getpid())]
-        return [sys.executable, "-m", "flows.commands.train", *words]
+        return [sys.executable, "-m", *self._order.command, *words]
 
     @property
     def flow(self) -> subprocess.Popen[bytes]:
-        """The process of the flow, of this attempt."""
-        assert self._flow is not None, "the run has begun"
-        return self._flow
+        """The process of the command, of this attempt: the flow's own, but for `demo`."""
+        return self.attempts[-1]
 
     def look(self) -> list[psutil.Process]:
         """All processes of this attempt, and what is left of earlier ones."""
@@ -97,7 +96,7 @@ class InjectedRun:
         return [
             process
             for process, name in named.items()
-            if name.startswith(f"{role}-") and named.get(_parent(process), "") != name
+            if name.partition("-")[0] == role and named.get(_parent(process), "") != name
         ]
 
     @property
@@ -137,15 +136,16 @@ class InjectedRun:
         )
 
     def last_words(self) -> str:
-        """What the flow told its user last."""
+        """What the flow told its user last, but for where its log is."""
         told = (self._order.root / f"{self.name}.txt").read_text(errors="replace").split("\n")
-        return next((line for line in reversed(told) if line.strip()), "nothing")
+        words = (line for line in reversed(told) if line.strip() and not line.startswith("log: "))
+        return next(words, "nothing")
 
     def stop(self) -> None:
         """End the flow, unless it has ended; all else ends with it."""
-        if self._flow is not None and self._flow.poll() is None:
-            self._flow.kill()
-            self._flow.wait()
+        if self.attempts and self.flow.poll() is None:
+            self.flow.kill()
+            self.flow.wait()
 
     def _written(self) -> dict[str, int]:
         told = self._order.root / f"{self.name}.txt"

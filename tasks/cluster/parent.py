@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from runpy import run_module
 from typing import NoReturn
@@ -21,6 +22,7 @@ import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 LOOK_S = 0.5
 ORPHANED = 1  # exit status, which nobody reads
+TRACKER = "multiprocessing.resource_tracker"  # module of Python's that each runs
 WATCH = "parent"  # name of the thread
 
 
@@ -57,9 +59,26 @@ def end_process(code: int) -> NoReturn:
 def kill_descendants(pid: int) -> None:
     """Kill all that a process has started, in sessions of their own, too; nothing if it is gone."""
     with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # it has just ended by itself
-                child.kill()
+        _kill(psutil.Process(pid).children(recursive=True))
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of the process group that this process led."""
+    members = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == pid:
+                members.append(process)
+    _kill(members)
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes, but for trackers of shared memory: each ends by itself after all that used
+    the memory, and removes what those have left there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # it has just ended by itself
+            if TRACKER not in " ".join(process.cmdline()):
+                process.kill()
 
 
 def main() -> None:

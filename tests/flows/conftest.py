@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO
 
 import psutil
@@ -128,78 +127,7 @@ class Launcher:
         return Finished(code=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
-Process = Forked | subprocess.Popen[bytes]
-Start = Callable[..., Process]  # ...: as subprocess.Popen takes them
 WORKERS = ("control", "engine-0", "engine-1", "learner-0", "learner-1")  # those of the tiny preset
-DASK_SETTINGS = {
-    "DASK_DISTRIBUTED__WORKER__DAEMON": "False",
-    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "null",
-    "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-
-
-class JoinedCluster:
-    """A Dask cluster that no run starts or ends, as docs/operations.md has it; `near` starts its
-    processes, `far` those of its workers that are on other hosts."""
-
-    def __init__(
-        self,
-        environment: dict[str, str],
-        scratch: Path,
-        workers: Sequence[str],
-        host: str,
-        near: Start,
-        far: Mapping[str, Start],
-    ) -> None:
-        port = free_port()
-        self.address = f"tcp://{host}:{port}"
-        self._environment, self._scratch = os.environ | environment | DASK_SETTINGS, scratch
-        self.scheduler = self._start(near, "scheduler", "--host", host, "--port", str(port))
-        starts = dict.fromkeys(workers, near) | far
-        self._workers = [self._worker(start, name) for name, start in starts.items()]
-
-    def _worker(self, start: Start, name: str) -> Process:
-        role = name.partition("-")[0]
-        threads, slots = ("6", "coordinator=4") if role == "control" else ("2", f"{role}=1")
-        size = ("--nthreads", threads, "--resources", slots, "--nworkers", "1")
-        place = ("--local-directory", str(self._scratch), "--memory-limit", "0")
-        return self._start(start, "worker", self.address, "--name", name, *place, *size)
-
-    def _start(self, start: Start, *words: str) -> Process:
-        command = [sys.executable, "-m", "dask", *words, "--no-dashboard"]
-        with (self._scratch / "dask.log").open("ab") as log:
-            return start(command, cwd=ROOT, env=self._environment, stdout=log, stderr=log)
-
-    def close(self) -> None:
-        for process in (*self._workers, self.scheduler):
-            process.terminate()
-        for process in (*self._workers, self.scheduler):
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def joined_cluster(
-    environment: dict[str, str],
-    scratch: Path,
-    workers: Sequence[str],
-    host: str = "127.0.0.1",
-    near: Start = subprocess.Popen,
-    far: Mapping[str, Start] = MappingProxyType({}),
-) -> Iterator[JoinedCluster]:
-    """A cluster for the block, what it writes below `scratch`."""
-    scratch.mkdir()
-    cluster = JoinedCluster(environment, scratch, workers, host, near, far)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,10 +4,12 @@ played: every episode is trained once."""
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
+from research.kills.joined_cluster import JoinedCluster
 
 from artifacts.episodes import Ending
 from artifacts.journal import Journal
@@ -15,7 +17,7 @@ from artifacts.records import Fate
 from artifacts.reports.host_states import read_hosts
 from artifacts.store import Store
 from research.kills.network_hosts import network_hosts, why_not
-from tests.flows.conftest import ENDS_WITHIN_S, Launcher, joined_cluster, wait_for
+from tests.flows.conftest import ENDS_WITHIN_S, Launcher, wait_for
 
 NO_HOSTS = why_not()
 pytestmark = [
@@ -46,9 +48,10 @@ def test_a_host_of_environments_that_falls_silent_costs_no_episode(
     with network_hosts(*FAR.values()) as hosts:
         far = {worker: partial(hosts.run_in, host) for worker, host in FAR.items()}
         near = launcher.start_dask
-        with joined_cluster(
+        cluster = JoinedCluster(
             launcher.environment, tmp_path / "dask", WORKERS, hosts.here, near, far
-        ) as cluster:
+        )
+        with closing(cluster):
             address = f"cluster.scheduler_address={cluster.address}"
             process = launcher.start(
                 root, *SLOW_GAMES, f'run_name="{run.name}"', address, preset="tiny-agent"

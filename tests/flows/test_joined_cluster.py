@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
+from research.kills.joined_cluster import JoinedCluster
 
-from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, joined_cluster, wait_for
+from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -33,8 +35,8 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
     """With two learners, whose process group no process can enter twice; the engines are
     simulated."""
     root, run = tmp_path / "runs", tmp_path / "runs" / "joined"
-    joined = partial(joined_cluster, launcher.environment, workers=WORKERS)
-    with joined(tmp_path / "first", near=launcher.start_dask) as cluster:
+    joined = partial(JoinedCluster, launcher.environment, workers=WORKERS, near=launcher.start_dask)
+    with closing(joined(scratch=tmp_path / "first")) as cluster:
         address = f"cluster.scheduler_address={cluster.address}"
         process = launcher.start(root, *SIMULATED, f'run_name="{run.name}"', ROLES, address)
         wait_for(run / "steps" / "00001.json", process)
@@ -47,7 +49,7 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
         _, err = resumed.communicate(timeout=ENDS_WITHIN_S)
         assert resumed.returncode != 0
         assert "start the cluster again and resume the run" in err, err
-    with joined(tmp_path / "second", near=launcher.start_dask) as cluster:
+    with closing(joined(scratch=tmp_path / "second")) as cluster:
         ended = launcher.run(
             root, f"cluster.scheduler_address={cluster.address}", "num_steps=4", resume=run.name
         )

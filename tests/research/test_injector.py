@@ -80,7 +80,7 @@ def test_a_flow_that_is_killed_is_gone_on_with_until_it_is_over(
     assert first.startswith("1/2 flow (run, step ")
     assert second.startswith("2/2 flow (run, step ")
     assert told.kills.total() == 2
-    assert run.num_attempts == 3
+    assert len(run.attempts) == 3
     assert run.committed == NUM_STEPS
     assert (told.hangs, told.stops, told.leftovers, told.zombies) == ([], [], set(), set())
 
@@ -104,7 +104,7 @@ def test_a_run_that_stands_still_is_told_with_where(tmp_path: Path) -> None:
 def test_a_run_that_fails_again_and_again_is_told_with_its_words(tmp_path: Path) -> None:
     told, run = told_of(tmp_path, FAILS)
     assert told.hangs == ["run ends again and again: error: no room"]
-    assert run.num_attempts == injector.MAX_STOPS
+    assert len(run.attempts) == injector.MAX_STOPS
 
 
 def test_what_outlives_its_run_is_told_and_ended(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.cluster.parent import bound_command, kill_descendants
+from tasks.cluster.parent import bound_command, kill_descendants, kill_group
 from tasks.cluster.process_environment import python_path
 
 GONE_WITHIN_S = 30.0
@@ -20,8 +20,10 @@ CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r
 # a module that starts a process in a session of its own, which starts another one
 BUSY = f"""
 import subprocess, sys
+from multiprocessing import get_context
+lock = get_context("spawn").Lock()  # has a file in shared memory, and a process that tracks it
 subprocess.Popen([sys.executable, "-c", {CHILD!r}], start_new_session=True)
-print(__name__, *sys.argv[1:], flush=True)
+print(__name__, *sys.argv[1:], lock._semlock.name, flush=True)
 {SLEEP}
 """
 PARENT = """
@@ -41,15 +43,19 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_a_bound_module_ends_with_its_killed_parent_and_takes_all_along(
     environment: dict[str, str],
 ) -> None:
+    """Nor does a file of theirs stay in shared memory."""
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == "__main__ one two\n"
+        *words, lock = parent.stdout.readline().split()
+        assert words == ["__main__", "one", "two"]
+        assert (shared := Path(f"/dev/shm/sem.{lock[1:]}")).exists()
         started = psutil.Process(parent.pid).children(recursive=True)
-        while len(started) < 3:
+        while len(started) < 4:
             started = psutil.Process(parent.pid).children(recursive=True)
         parent.kill()
     assert psutil.wait_procs(started, GONE_WITHIN_S)[1] == []
+    assert not shared.exists()
 
 
 def test_one_whose_parent_has_ended_before_it_looks_ends_at_once(
@@ -65,3 +71,13 @@ def test_nobody_is_killed_for_a_process_that_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     kill_descendants(process.pid)
+
+
+def test_what_is_left_of_a_group_is_killed() -> None:
+    leaves = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}])"
+    leader = subprocess.Popen([sys.executable, "-c", leaves], start_new_session=True)
+    leader.wait()
+    left = [each for each in psutil.process_iter() if os.getpgid(each.pid) == leader.pid]
+    kill_group(leader.pid)
+    assert len(left) == 1
+    assert psutil.wait_procs(left, GONE_WITHIN_S)[1] == []
