@@ -38,11 +38,15 @@ SMALL = (
 SHORT = "sampling.max_response_tokens=48"
 SIMULATED = (SHORT, "engine.kind=simulated", "engine.says=chain_sums", "engine.max_model_len=256")
 SLOW, SLOWER = "engine.step_s=0.03", "engine.step_s=0.1"  # of a token: rounds take seconds
+FORK_SERVERS = ("fork-server", "multiprocessing.forkserver")  # forked, started from nothing
 WORKERS = ("control", "engine-0", "engine-1", "learner-0", "learner-1")  # of the tiny preset
 PATIENCE = "cluster.start_deadline_s=30"  # for how long a lost scheduler is looked for
 # else it depends on who generates when how gradients are summed
 ONE_SHOT = ("stream_trainer.enabled=false", "seeding.enabled=false")
 KILLED, REFUSED = -signal.SIGKILL, 2  # exit codes
+
+# of a step, with the longest delay from its beginning to a kill, seconds: about as long as it is
+STAGES = {"rollout": 1.5, "training": 0.1, "publication": 0.1, "commit": 0.3}
 
 Victims = Mapping[str, Victim]
 Others = Callable[[], Collection[psutil.Process]]  # children of this process, not of the run
@@ -63,24 +67,20 @@ class Job:
 
 def fork_servers(run: InjectedRun) -> list[psutil.Process]:
     """The process that the run's workers are forked from."""
-    flow = psutil.Process(run.flow.pid)
-    parents = {process.ppid() for process in run.workers("control")}
-    return [
-        child
-        for child in flow.children()
-        if child.pid in parents or _runs(child, "multiprocessing.forkserver")
-    ]
+    children = psutil.Process(run.flow.pid).children()
+    return [child for child in children if any(_is(child, name) for name in FORK_SERVERS)]
 
 
 def prefect_servers(run: InjectedRun) -> list[psutil.Process]:
     """The server that a demo has for itself."""
     children = psutil.Process(run.flow.pid).children()
-    return [child for child in children if _runs(child, "flows.commands.prefect_server")]
+    return [child for child in children if _is(child, "flows.commands.prefect_server")]
 
 
-def _runs(process: psutil.Process, module: str) -> bool:
+def _is(process: psutil.Process, name: str) -> bool:
+    """Whether a process is called so, or runs a module of this name."""
     with suppress(psutil.Error):
-        return any(module in word for word in process.cmdline())
+        return any(name in word for word in (process.name(), *process.cmdline()))
     return False
 
 
@@ -178,6 +178,7 @@ class Kind:
     job: Job
     injections: tuple[str, ...]  # by the names of the scene's table
     scene: Scene = alone
+    stages: Sequence[str] = tuple(STAGES)  # in which it is killed
     num_runs: int = 1  # in which it is killed
     exits: tuple[int, ...] = (0,)  # codes of the command, attempt by attempt
     says: str = ""  # the run, where it ends by itself
@@ -199,8 +200,8 @@ KINDS: Sequence[Kind] = (
     Kind(name="flow", job=PLAIN, injections=("flow killed",), exits=(KILLED, 0)),
     Kind(name="command", job=PLAIN, injections=("flow killed",), scene=demo, exits=(KILLED, 0)),
     Kind(name="prefect", job=PLAIN, injections=("Prefect server killed",), scene=demo),
-    Kind(name="host", job=EPISODES, injections=("host killed",)),
-    Kind(name="host-server", job=EPISODES, injections=("fork server killed",)),
+    Kind(name="host", job=EPISODES, injections=("host killed",), stages=("rollout",)),
+    Kind(name="host-server", job=EPISODES, injections=("fork server killed",), stages=("rollout",)),
     Kind(name="guest", job=ELASTIC, injections=("guest joined", "guest killed"), scene=with_guest),
     Kind(name="fork-server", job=PLAIN, injections=("run's fork server killed",) * 2),
     Kind(

@@ -22,11 +22,9 @@ from research.kills.descendants import SHARED_MEMORY, is_alive
 from research.kills.injected_run import InjectedRun
 from research.kills.injections import Injection, Victim
 from research.kills.injector import Injector, Told
-from research.kills.kill_kinds import Kind, Victims
+from research.kills.kill_kinds import STAGES, Kind, Victims
 
 STEPS = (1, 2, 3)  # one of which a kill waits for
-# of that step, with the longest delay from its beginning to a kill, seconds: about as long as it is
-STAGES = {"rollout": 1.5, "training": 0.1, "publication": 0.1, "commit": 0.3}
 COMES_WITHIN_S = 30.0  # a later stage of a step that has begun
 LOOK_S = 0.005
 FINISHED = "finished"  # a status
@@ -41,9 +39,9 @@ class Moment:
     delay_s: float
 
     @classmethod
-    def drawn(cls, draws: random.Random) -> Moment:
-        """Some moment."""
-        step, stage = draws.choice(STEPS), draws.choice(list(STAGES))
+    def drawn(cls, draws: random.Random, stages: Sequence[str]) -> Moment:
+        """Some moment of these stages."""
+        step, stage = draws.choice(STEPS), draws.choice(stages)
         return cls(step=step, stage=stage, delay_s=draws.uniform(0.0, STAGES[stage]))
 
     def is_near(self, run: InjectedRun) -> bool:
@@ -148,7 +146,7 @@ def play(
 ) -> tuple[Told, list[Met]]:
     """A run in which the kind's victim is killed, and what each kill met."""
     name = kind.injections[-1]
-    timed = TimedKill(table[name], Moment.drawn(draws))
+    timed = TimedKill(table[name], Moment.drawn(draws, kind.stages))
     injections = [Injection(victims=(each,), wait_s=0.0) for each in kind.injections]
     injector = Injector({**table, name: timed.of(run)}, injections, 0, float("inf"))
     return injector.play(run, kind.job.num_steps), timed.met

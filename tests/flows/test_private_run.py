@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from guarded_service import guarded
@@ -40,9 +41,9 @@ def holding(root: Path, words: bytes) -> list[str]:
 
 def test_nobody_else_reads_what_a_run_makes_and_no_token_is_in_it(tmp_path: Path) -> None:
     root, shared = tmp_path / "runs", Path(f"/dev/shm/rollflow-private-{os.getpid()}")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    with guarded(f"Bearer {TOKEN}") as url:
+    # in a short path, for sockets lie below it
+    with guarded(f"Bearer {TOKEN}") as url, TemporaryDirectory(dir="/tmp") as short:
+        scratch = Path(short)
         words = train_words(root, *SIMULATED, DRAWN, f"keep.weights_dir={shared}")[4:]
         command = [sys.executable, "-m", "flows.commands.demo", "--preset", "tiny-sync"]
         command += ["--root", str(root), "--prefect-port", "0", *words]

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from research.kills.kill_kinds import KINDS, SMALL
-from research.kills.timed_kill import STAGES, STEPS, Met, Moment, TimedKill, judged
 
 from artifacts.status import pulse
 from artifacts.store import Store
@@ -21,6 +19,8 @@ from research.kills.injected_records import Findings
 from research.kills.injected_run import InjectedRun, RunOrder
 from research.kills.injections import Victim
 from research.kills.injector import Told
+from research.kills.kill_kinds import KINDS, SMALL, STAGES
+from research.kills.timed_kill import STEPS, Met, Moment, TimedKill, judged
 
 LEARNER, FLOW = (next(kind for kind in KINDS if kind.name == name) for name in ("learner", "flow"))
 WHOLE = {step: f"weights {step}" for step in (1, 2, 3)}
@@ -88,8 +88,8 @@ def test_a_moment_that_nobody_saw_is_reached_with_the_commit(run: InjectedRun, s
 
 def test_a_seed_draws_moments_of_every_step_and_stage() -> None:
     draws, again = random.Random("0/learner/0"), random.Random("0/learner/0")
-    moments = [Moment.drawn(draws) for _ in range(200)]
-    assert moments == [Moment.drawn(again) for _ in range(200)]
+    moments = [Moment.drawn(draws, list(STAGES)) for _ in range(200)]
+    assert moments == [Moment.drawn(again, list(STAGES)) for _ in range(200)]
     assert {(each.step, each.stage) for each in moments} == {(a, b) for a in STEPS for b in STAGES}
 
 

@@ -163,12 +163,12 @@ PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from host_environments import Script
-from tasks.environments.processes import origins
+from tasks.environments.processes import fork_servers
 from tasks.environments.processes.config import HostConfig
 from tasks.environments.hosts.pool import HostPool
 
 async def main():
-    origins.closed_to_nobody = lambda _: ""
+    fork_servers.closed_to_nobody = lambda _: ""
     pool = HostPool(HostConfig(reset_s=120, step_s=120, isolation=sys.argv[2]), [Script()])
     for number in range(3):
         await pool.reset(str(number), Script(), number)
