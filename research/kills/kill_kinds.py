@@ -13,7 +13,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +46,8 @@ ONE_SHOT = ("stream_trainer.enabled=false", "seeding.enabled=false")
 KILLED, REFUSED = -signal.SIGKILL, 2  # exit codes
 
 # of a step, with the longest delay from its beginning to a kill, seconds: about as long as it is
-STAGES = {"rollout": 1.5, "training": 0.1, "publication": 0.1, "commit": 0.3}
+STAGES: Mapping[str, float] = {"rollout": 1.5, "training": 0.1, "publication": 0.1, "commit": 0.3}
+PLAYING = {"rollout": 0.2}  # rounds of tiny-agent are short
 
 Victims = Mapping[str, Victim]
 Others = Callable[[], Collection[psutil.Process]]  # children of this process, not of the run
@@ -178,7 +179,7 @@ class Kind:
     job: Job
     injections: tuple[str, ...]  # by the names of the scene's table
     scene: Scene = alone
-    stages: Sequence[str] = tuple(STAGES)  # in which it is killed
+    stages: Mapping[str, float] = field(default_factory=lambda: STAGES)  # in which it is killed
     num_runs: int = 1  # in which it is killed
     exits: tuple[int, ...] = (0,)  # codes of the command, attempt by attempt
     says: str = ""  # the run, where it ends by itself
@@ -200,8 +201,8 @@ KINDS: Sequence[Kind] = (
     Kind(name="flow", job=PLAIN, injections=("flow killed",), exits=(KILLED, 0)),
     Kind(name="command", job=PLAIN, injections=("flow killed",), scene=demo, exits=(KILLED, 0)),
     Kind(name="prefect", job=PLAIN, injections=("Prefect server killed",), scene=demo),
-    Kind(name="host", job=EPISODES, injections=("host killed",), stages=("rollout",)),
-    Kind(name="host-server", job=EPISODES, injections=("fork server killed",), stages=("rollout",)),
+    Kind(name="host", job=EPISODES, injections=("host killed",), stages=PLAYING),
+    Kind(name="host-server", job=EPISODES, injections=("fork server killed",), stages=PLAYING),
     Kind(name="guest", job=ELASTIC, injections=("guest joined", "guest killed"), scene=with_guest),
     Kind(name="fork-server", job=PLAIN, injections=("run's fork server killed",) * 2),
     Kind(

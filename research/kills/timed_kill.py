@@ -22,7 +22,7 @@ from research.kills.descendants import SHARED_MEMORY, is_alive
 from research.kills.injected_run import InjectedRun
 from research.kills.injections import Injection, Victim
 from research.kills.injector import Injector, Told
-from research.kills.kill_kinds import STAGES, Kind, Victims
+from research.kills.kill_kinds import Kind, Victims
 
 STEPS = (1, 2, 3)  # one of which a kill waits for
 COMES_WITHIN_S = 30.0  # a later stage of a step that has begun
@@ -39,10 +39,10 @@ class Moment:
     delay_s: float
 
     @classmethod
-    def drawn(cls, draws: random.Random, stages: Sequence[str]) -> Moment:
-        """Some moment of these stages."""
-        step, stage = draws.choice(STEPS), draws.choice(stages)
-        return cls(step=step, stage=stage, delay_s=draws.uniform(0.0, STAGES[stage]))
+    def drawn(cls, draws: random.Random, stages: Mapping[str, float]) -> Moment:
+        """Some moment of these stages, each with its longest delay."""
+        step, stage = draws.choice(STEPS), draws.choice(list(stages))
+        return cls(step=step, stage=stage, delay_s=draws.uniform(0.0, stages[stage]))
 
     def is_near(self, run: InjectedRun) -> bool:
         """Whether the step has begun."""

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from research.kills.joined_cluster import JoinedCluster
 
 from artifacts.episodes import Ending
 from artifacts.journal import Journal
 from artifacts.records import Fate
 from artifacts.reports.host_states import read_hosts
 from artifacts.store import Store
+from research.kills.joined_cluster import JoinedCluster
 from research.kills.network_hosts import network_hosts, why_not
 from tests.flows.conftest import ENDS_WITHIN_S, Launcher, wait_for
 

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from research.kills.joined_cluster import JoinedCluster
 
+from research.kills.joined_cluster import JoinedCluster
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]

@@ -88,8 +88,8 @@ def test_a_moment_that_nobody_saw_is_reached_with_the_commit(run: InjectedRun, s
 
 def test_a_seed_draws_moments_of_every_step_and_stage() -> None:
     draws, again = random.Random("0/learner/0"), random.Random("0/learner/0")
-    moments = [Moment.drawn(draws, list(STAGES)) for _ in range(200)]
-    assert moments == [Moment.drawn(again, list(STAGES)) for _ in range(200)]
+    moments = [Moment.drawn(draws, STAGES) for _ in range(200)]
+    assert moments == [Moment.drawn(again, STAGES) for _ in range(200)]
     assert {(each.step, each.stage) for each in moments} == {(a, b) for a in STEPS for b in STAGES}
 
 
