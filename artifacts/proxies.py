@@ -13,6 +13,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from ipaddress import ip_address
+from typing import Any
+from urllib.request import ProxyHandler, Request, build_opener
 
 NO_PROXY = ("no_proxy", "NO_PROXY")  # who reads which differs
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -32,6 +34,11 @@ def direct(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, st
     entries = [*filter(None, map(str.strip, given)), *hosts]
     told = "*" if "*" in entries else ",".join(dict.fromkeys(entries))
     return dict.fromkeys(NO_PROXY, told) | dict.fromkeys(_unusable(environment), "")
+
+
+def open_directly(request: str | Request, timeout_s: float) -> Any:  # Any: as urllib has it
+    """The answer of a server that is asked without a proxy. Raises OSError."""
+    return build_opener(ProxyHandler({})).open(request, timeout=timeout_s)
 
 
 def own_hosts() -> tuple[str, ...]:

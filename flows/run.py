@@ -23,7 +23,7 @@ from artifacts.datasets.choice import skips_unusable_rows
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
-from artifacts.reports.tracking import RunStatus, RunTracker
+from artifacts.reports.tracking import RunStatus, RunTracker, ended_by
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.guest_rules import weight_server_of, wish_of_weights
@@ -224,7 +224,7 @@ def _tracked(run: OpenRun) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        status = ended_by(error)
         raise
     finally:
         _end_tracking(run, status)

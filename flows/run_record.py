@@ -9,7 +9,7 @@ Leaves out what is told of its steps (`reporter`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -83,26 +83,13 @@ def _record(
         experiment=config.keep.experiment,
         run_name=run_id,
         params=kept,
-        tags=links_of(run_id)
-        | {
-            "rollflow.scheduling": config.scheduling.kind,
-            "rollflow.preset": config.preset,
-        },
+        tags=tags_of(config, links_of(run_id)),
         # a copy of a run has another name, and is another run there
         run_id=earlier.mlflow_run_id if earlier and earlier.run_id == run_id else None,
         data=data,
         git_sha=sha,
     )
-    changes = changes_of(earlier.config, config, step) if earlier else ()
-    for change in changes:
-        logger.info(
-            "run=%s after_step=%d %s=%s, before: %s",
-            run_id,
-            step,
-            change["field"],
-            change["after"],
-            change["before"],
-        )
+    changes = _logged_changes(config, run_id, step, earlier)
     flow_run = str(runtime.flow_run.id or "")
     manifest = RunManifest(
         run_id=run_id,
@@ -120,6 +107,29 @@ def _record(
         model_digests=models,
     )
     write_manifest(store, manifest)
+
+
+def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a run in MLflow: its links, its policy and its preset."""
+    policy = {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset}
+    return {**links, **policy}
+
+
+def _logged_changes(
+    config: RunConfig, run_id: str, step: int, earlier: RunManifest | None
+) -> Sequence[Mapping[str, object]]:
+    """Log what a resume changes of the configuration, and return it; nothing of a new run."""
+    changes = changes_of(earlier.config, config, step) if earlier else ()
+    for change in changes:
+        logger.info(
+            "run=%s after_step=%d %s=%s, before: %s",
+            run_id,
+            step,
+            change["field"],
+            change["after"],
+            change["before"],
+        )
+    return changes
 
 
 def _check_rows(earlier: RunManifest, digest: str) -> None:

@@ -78,7 +78,7 @@ def export_model(run: RunContext, weights: WeightsRef) -> str:
                 and path.suffix not in WEIGHT_ENDINGS
                 and not path.name.endswith(".index.json")
             ):
-                shutil.copy2(path, aside)
-        shutil.copy2(weights.path, Path(aside) / "model.safetensors")
+                shutil.copyfile(path, Path(aside) / path.name)
+        shutil.copyfile(weights.path, Path(aside) / "model.safetensors")
         store.upload(Path(aside), layout.MODEL)
     return f"{store.url}/{layout.MODEL}"

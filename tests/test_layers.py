@@ -255,7 +255,7 @@ def test_names_say_something_and_shadow_nothing() -> None:
 
 def test_no_public_class_name_stands_twice() -> None:
     files: dict[str, list[str]] = {}
-    for path in SOURCES:
+    for path in ALL_SOURCES:
         for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 files.setdefault(node.name, []).append(name_of(path))

@@ -67,6 +67,11 @@ class ExperimentDeleted(ValueError):
     """MLflow keeps the name of a deleted experiment, and takes no run for it."""
 
 
+def ended_by(error: BaseException) -> RunStatus:
+    """How a run ended that this error left: a failure, or an interruption from outside."""
+    return "FAILED" if isinstance(error, Exception) else "KILLED"
+
+
 class RunTracker:
     """Writes one MLflow run. `start` first; nothing after it ever raises because of MLflow."""
 
@@ -186,7 +191,7 @@ class RunTracker:
         try:
             yield
         except BaseException as error:
-            self.end("FAILED" if isinstance(error, Exception) else "KILLED")
+            self.end(ended_by(error))
             raise
 
     def end(self, status: RunStatus, at_s: float | None = None) -> bool:

@@ -12,8 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,7 +21,7 @@ from pathlib import Path
 
 import certifi
 
-from artifacts.proxies import direct, own_hosts
+from artifacts.proxies import direct, open_directly, own_hosts
 from artifacts.reports.mlflow_client import sqlite_uri
 from tasks.cluster.deaths import account, manner
 from tasks.cluster.parent import bound_command
@@ -206,15 +204,14 @@ def wait_until_served(
     """Return when the URL is answered, or nobody needs it any more. Raises what `check` does, which
     looks whether there is still somebody to wait for, and TimeoutError after STARTS_WITHIN_S."""
     ends = time.monotonic() + STARTS_WITHIN_S
-    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
     while time.monotonic() < ends:
         check()
         if is_needless():
             return
         try:
-            with straight.open(url, timeout=2):
+            with open_directly(url, 2):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(POLL_S)
     raise TimeoutError(f"{what} did not answer {url} within {STARTS_WITHIN_S:.0f} s")
 

@@ -37,6 +37,7 @@ from flows.config.run_config import RunConfig
 from flows.evaluate import kept_evaluation
 from flows.reporter import ALARM_TAG
 from flows.run import evaluated_steps
+from flows.run_record import tags_of
 from tasks.metrics.monitors import warnings_of
 
 ENDED: dict[State, RunStatus] = {
@@ -100,8 +101,7 @@ def _tracker_of(store: Store, manifest: RunManifest, config: RunConfig, uri: str
         experiment=config.keep.experiment,
         run_name=manifest.run_id,
         params=manifest.config,
-        tags=dict(manifest.links)
-        | {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset},
+        tags=tags_of(config, manifest.links),
         run_id=manifest.mlflow_run_id,
         git_sha=manifest.git_sha,
     )

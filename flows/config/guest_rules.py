@@ -42,7 +42,7 @@ def weight_server_of(guests: ElasticConfig, cluster: ClusterConfig) -> WeightSer
             f" {host!r}; give it, or have guests read the run's paths: guests.weights.enabled=false"
         )
     only_here = all(ip_network(network).is_loopback for network in weights.allowed_senders)
-    if only_here and not ip_address(host).is_loopback:
+    if only_here and not is_loopback(host):
         raise ValueError(
             "guests.weights.allowed_senders must have the networks that guests are in, such as"
             f" 10.1.0.0/16, got {', '.join(weights.allowed_senders)} beside the address {host}:"

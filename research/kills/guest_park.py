@@ -26,11 +26,12 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
+from flows.commands.worker import TLS
 from research.kills.network_hosts import NetworkHosts, NetworkRefused, network_hosts
 from tasks.cluster.certificate import make_certificate
 from tasks.cluster.ports import free_port
 from tasks.cluster.process_environment import python_path
-from tasks.elastic.weights.weight_config import LOOPBACK
+from tasks.elastic.weights.weight_config import LOOPBACK_NETWORKS
 from tasks.elastic.worker_process import LOST
 
 LONGEST_PAUSE_S = 20.0  # before an empty place is filled again
@@ -42,7 +43,6 @@ END_S = 10.0  # within which what was told to end has ended
 LEASE_S = 4
 TIMES = ("--lease-s", str(LEASE_S), "--grace-s", "15", "--drain-s", "10")
 TOKEN = "token"  # file of the folder
-TLS = ("tls_ca_file", "tls_cert", "tls_key")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -91,7 +91,7 @@ class GuestPark:
     @property
     def settings(self) -> tuple[str, ...]:
         """FIELD=VALUE, of a run that these workers can join and pull weights from."""
-        network = LOOPBACK[0] if self._hosts is None else self._hosts.network
+        network = LOOPBACK_NETWORKS[0] if self._hosts is None else self._hosts.network
         return (
             "guests.enabled=true",
             f"guests.lease_s={LEASE_S}",

@@ -57,7 +57,7 @@ Scene = Callable[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class KilledJob:
     """The configuration of runs that are compared with one another."""
 
     preset: str
@@ -176,7 +176,7 @@ class Kind:
     """A process that is killed, and what must come of it."""
 
     name: str
-    job: Job
+    job: KilledJob
     injections: tuple[str, ...]  # by the names of the scene's table
     scene: Scene = alone
     stages: Mapping[str, float] = field(default_factory=lambda: STAGES)  # in which it is killed
@@ -185,10 +185,10 @@ class Kind:
     says: str = ""  # the run, where it ends by itself
 
 
-PLAIN = Job(preset="tiny-sync", settings=(*SIMULATED, SLOW))
-GENERATED = Job(preset="tiny-sync", settings=(SHORT,), is_exact=False)
-EPISODES = Job(preset="tiny-agent", settings=("max_infra_fraction=0.9",), is_exact=False)
-ELASTIC = Job(
+PLAIN = KilledJob(preset="tiny-sync", settings=(*SIMULATED, SLOW))
+GENERATED = KilledJob(preset="tiny-sync", settings=(SHORT,), is_exact=False)
+EPISODES = KilledJob(preset="tiny-agent", settings=("max_infra_fraction=0.9",), is_exact=False)
+ELASTIC = KilledJob(
     preset="tiny-elastic",
     settings=(*SIMULATED, SLOWER, "scheduling.kind=sync", *ONE_SHOT),
     num_steps=9,

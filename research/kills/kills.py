@@ -35,8 +35,8 @@ from research.kills.descendants import adopt_orphans
 from research.kills.injected_run import InjectedRun, RunOrder
 from research.kills.injection_command import artifact_root
 from research.kills.injector import Injector
-from research.kills.kill_kinds import KINDS, SMALL, Job, Kind, Scene, Victims, alone
-from research.kills.timed_kill import Outcome, digests, judged, play
+from research.kills.kill_kinds import KINDS, SMALL, KilledJob, Kind, Scene, Victims, alone
+from research.kills.timed_kill import KillOutcome, digests, judged, play
 from tasks.cluster.ports import free_port
 
 WIDTH = 130  # characters of the table
@@ -49,10 +49,10 @@ class Kills:
         """environment: of clients of a Prefect server, which this process has started."""
         self._root, self._seed, self._environment = root, seed, environment
         self._servers: list[psutil.Process] = psutil.Process().children()
-        self._whole: dict[Job, Mapping[int, str]] = {}  # digests by step
+        self._whole: dict[KilledJob, Mapping[int, str]] = {}  # digests by step
         self._numbers = count(1)
 
-    def play(self, kind: Kind, number: int) -> Outcome:
+    def play(self, kind: Kind, number: int) -> KillOutcome:
         """What comes of the kind's kill in its run of this number."""
         whole = self._undisturbed(kind.job)
         draws = random.Random(f"{self._seed}/{kind.name}/{number}")
@@ -60,7 +60,7 @@ class Kills:
             told, met = play(run, table, kind, draws)
         return judged(kind, run, told, met, whole)
 
-    def _undisturbed(self, job: Job) -> Mapping[int, str]:
+    def _undisturbed(self, job: KilledJob) -> Mapping[int, str]:
         """RuntimeError where even that fails."""
         if job not in self._whole:
             with self._begun(alone, "undisturbed", job) as (run, _):
@@ -71,7 +71,7 @@ class Kills:
         return self._whole[job]
 
     def _begun(
-        self, scene: Scene, name: str, job: Job
+        self, scene: Scene, name: str, job: KilledJob
     ) -> AbstractContextManager[tuple[InjectedRun, Victims]]:
         """A run that is ready to begin. Its name is this process's own: shared memory has it."""
         order = RunOrder(
@@ -91,7 +91,7 @@ def main() -> int:
     stop_on_signals()
     adopt_orphans()
     kinds = [kind for kind in KINDS if not options.only or kind.name in options.only]
-    outcomes: list[Outcome] = []
+    outcomes: list[KillOutcome] = []
     try:
         with artifact_root(options.out) as root, prefect_server(root, free_port()) as environment:
             kills = Kills(root, options.seed, environment)
@@ -110,7 +110,7 @@ def main() -> int:
     return int(not all(outcome.is_well for outcome in outcomes))
 
 
-def tell(outcomes: Sequence[Outcome]) -> None:
+def tell(outcomes: Sequence[KillOutcome]) -> None:
     """Print a line for each kill, and what is wrong."""
     table = Table(
         "killed", "in", "then", "s to the next commit", "compared", "differ", "left over", "wrong"

@@ -31,7 +31,7 @@ FINISHED = "finished"  # a status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class KillMoment:
     """When somebody is killed."""
 
     step: int
@@ -39,7 +39,7 @@ class Moment:
     delay_s: float
 
     @classmethod
-    def drawn(cls, draws: random.Random, stages: Mapping[str, float]) -> Moment:
+    def drawn(cls, draws: random.Random, stages: Mapping[str, float]) -> KillMoment:
         """Some moment of these stages, each with its longest delay."""
         step, stage = draws.choice(STEPS), draws.choice(list(stages))
         return cls(step=step, stage=stage, delay_s=draws.uniform(0.0, stages[stage]))
@@ -80,7 +80,7 @@ class Met:
 class TimedKill:
     """A victim that is there from a moment on, and is struck once only."""
 
-    def __init__(self, victim: Victim, moment: Moment) -> None:
+    def __init__(self, victim: Victim, moment: KillMoment) -> None:
         self.met: list[Met] = []
         self._victim, self._moment = victim, moment
         self._struck: list[Any] = []  # Any: see `Victim`
@@ -123,7 +123,7 @@ def digests(folder: Path) -> dict[int, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class KillOutcome:
     """What came of a kill."""
 
     kind: str
@@ -146,7 +146,7 @@ def play(
 ) -> tuple[Told, list[Met]]:
     """A run in which the kind's victim is killed, and what each kill met."""
     name = kind.injections[-1]
-    timed = TimedKill(table[name], Moment.drawn(draws, kind.stages))
+    timed = TimedKill(table[name], KillMoment.drawn(draws, kind.stages))
     injections = [Injection(victims=(each,), wait_s=0.0) for each in kind.injections]
     injector = Injector({**table, name: timed.of(run)}, injections, 0, float("inf"))
     return injector.play(run, kind.job.num_steps), timed.met
@@ -154,13 +154,13 @@ def play(
 
 def judged(
     kind: Kind, run: InjectedRun, told: Told, met: Sequence[Met], whole: Mapping[int, str]
-) -> Outcome:
+) -> KillOutcome:
     """What came of the kills, beside the digests of the run without them."""
     got = digests(run.folder)
     num_compared = len(whole) if kind.job.is_exact else met[0].num_closed if met else 0
     compared = range(1, num_compared + 1)
     exits = tuple(attempt.returncode for attempt in run.attempts)
-    return Outcome(
+    return KillOutcome(
         kind=kind.name,
         moment=" and ".join(each.where for each in met) or "none",
         exits=exits,

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from runpy import run_module
 from typing import NoReturn
@@ -23,6 +23,7 @@ import psutil  # type: ignore[import-untyped]  # it has no stubs
 LOOK_S = 0.5
 ORPHANED = 1  # exit status, which nobody reads
 TRACKER = "multiprocessing.resource_tracker"  # module of Python's that each runs
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")  # audit events of Python
 WATCH = "parent"  # name of the thread
 
 
@@ -48,7 +49,9 @@ def _watch(parent: int) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process and those that it started, now: threads of an engine may run on for ever."""
+    """End this process and those that it started, now: threads of an engine may run on for ever,
+    and start no more processes meanwhile."""
+    sys.addaudithook(_refuse_starts)
     kill_descendants(os.getpid())
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads it any more
@@ -56,10 +59,23 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _refuse_starts(event: str, _: tuple[object, ...]) -> None:
+    if event in STARTS:
+        raise RuntimeError("this process is ending, and starts no other")
+
+
 def kill_descendants(pid: int) -> None:
-    """Kill all that a process has started, in sessions of their own, too; nothing if it is gone."""
+    """Kill all that a process has started, in sessions of their own, too; nothing if it is gone.
+
+    Each is stopped when it is seen, and then looked for what it had started by then: a stopped
+    process starts nothing, so none is missed that began meanwhile.
+    """
+    found: set[psutil.Process] = set()
     with suppress(psutil.NoSuchProcess):
-        _kill(psutil.Process(pid).children(recursive=True))
+        while new := set(psutil.Process(pid).children(recursive=True)) - found:
+            _each(new, psutil.Process.suspend)
+            found |= new
+    _each(found, psutil.Process.kill)
 
 
 def kill_group(pid: int) -> None:
@@ -69,16 +85,16 @@ def kill_group(pid: int) -> None:
         with suppress(ProcessLookupError):
             if os.getpgid(process.pid) == pid:
                 members.append(process)
-    _kill(members)
+    _each(members, psutil.Process.kill)
 
 
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes, but for trackers of shared memory: each ends by itself after all that used
-    the memory, and removes what those have left there."""
+def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
+    """Do this to processes, but for trackers of shared memory: each ends by itself after all that
+    used the memory, and removes what those have left there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it has just ended by itself
             if TRACKER not in " ".join(process.cmdline()):
-                process.kill()
+                do(process)
 
 
 def main() -> None:

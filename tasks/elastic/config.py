@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.urls import Location, NetworkAddress
-from tasks.elastic.weights.weight_config import LOOPBACK, Networks
+from tasks.elastic.weights.weight_config import LOOPBACK_NETWORKS, Networks
 from tasks.elastic.worker_limits import Limits
 
 
@@ -30,7 +30,7 @@ class ElasticWeightsConfig(BaseModel):
     )
     port: int = Field(0, ge=0, le=65535, description="Port of that; 0 takes any.")
     allowed_senders: Networks = Field(
-        LOOPBACK,
+        LOOPBACK_NETWORKS,
         min_length=1,
         description="Networks (CIDR) that guests are in; nobody else gets weights.",
     )

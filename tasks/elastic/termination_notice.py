@@ -11,6 +11,8 @@ import os
 import urllib.request
 from http.client import HTTPException
 
+from artifacts.proxies import open_directly
+
 LOOK_S = 2.0  # clouds give 25 s to 2 minutes of notice
 ANSWERS_WITHIN_S = 2.0
 # Google's address answers nobody without it, the others do not mind
@@ -36,10 +38,9 @@ def _file_says(path: str) -> bool:
 
 
 def _url_says(url: str) -> bool:
-    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
     request = urllib.request.Request(url, headers=HEADERS)
     try:
-        with straight.open(request, timeout=ANSWERS_WITHIN_S) as answer:
+        with open_directly(request, ANSWERS_WITHIN_S) as answer:
             return is_notice(answer.status, answer.read(4096).decode(errors="replace"))
     except (OSError, ValueError, HTTPException):  # 404 among them
         return False

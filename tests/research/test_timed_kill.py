@@ -20,7 +20,7 @@ from research.kills.injected_run import InjectedRun, RunOrder
 from research.kills.injections import Victim
 from research.kills.injector import Told
 from research.kills.kill_kinds import KINDS, SMALL, STAGES
-from research.kills.timed_kill import STEPS, Met, Moment, TimedKill, judged
+from research.kills.timed_kill import STEPS, KillMoment, Met, TimedKill, judged
 
 LEARNER, FLOW = (next(kind for kind in KINDS if kind.name == name) for name in ("learner", "flow"))
 WHOLE = {step: f"weights {step}" for step in (1, 2, 3)}
@@ -63,7 +63,7 @@ def ended(run: InjectedRun, *codes: int) -> InjectedRun:
 def test_a_victim_is_there_from_its_moment_on_and_struck_once(run: InjectedRun) -> None:
     struck: list[str] = []
     victim = Victim(weight=1, find=lambda run: ["one"], strike=struck.append)
-    timed = TimedKill(victim, Moment(step=2, stage="training", delay_s=0.0))
+    timed = TimedKill(victim, KillMoment(step=2, stage="training", delay_s=0.0))
     found = timed.of(run)
     write(run, "rounds/00001.json")
     write(run, "steps/00001.json", "weights 1")
@@ -80,7 +80,7 @@ def test_a_victim_is_there_from_its_moment_on_and_struck_once(run: InjectedRun) 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_moment_that_nobody_saw_is_reached_with_the_commit(run: InjectedRun, stage: str) -> None:
-    moment = Moment(step=1, stage=stage, delay_s=0.0)
+    moment = KillMoment(step=1, stage=stage, delay_s=0.0)
     assert moment.is_reached(run) == (stage == "rollout")
     write(run, "steps/00001.json")
     assert moment.is_reached(run)
@@ -88,8 +88,8 @@ def test_a_moment_that_nobody_saw_is_reached_with_the_commit(run: InjectedRun, s
 
 def test_a_seed_draws_moments_of_every_step_and_stage() -> None:
     draws, again = random.Random("0/learner/0"), random.Random("0/learner/0")
-    moments = [Moment.drawn(draws, STAGES) for _ in range(200)]
-    assert moments == [Moment.drawn(again, STAGES) for _ in range(200)]
+    moments = [KillMoment.drawn(draws, STAGES) for _ in range(200)]
+    assert moments == [KillMoment.drawn(again, STAGES) for _ in range(200)]
     assert {(each.step, each.stage) for each in moments} == {(a, b) for a in STEPS for b in STAGES}
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -143,12 +142,13 @@ def test_a_guest_that_nobody_listens_to_any_more_leaves_all_the_same(
 def test_a_child_that_ends_by_itself_keeps_no_guest_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def gone() -> None:
-        raise psutil.NoSuchProcess(1)
-
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    gone = psutil.Process(child.pid)
+    child.wait()
     ended: list[int] = []
-    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [SimpleNamespace(kill=gone)])
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [gone])
     monkeypatch.setattr(guest_process.os, "_exit", ended.append)
+    monkeypatch.setattr(sys, "addaudithook", lambda _: None)  # there is no way back
     guest_process.end_process(3)
     assert ended == [3]
 

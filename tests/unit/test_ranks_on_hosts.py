@@ -17,6 +17,7 @@ from tasks.learner.ranks import meeting_point
 
 ROOT = Path(__file__).parents[2]
 REASON = why_not()
+MEET_WITHIN_S = 90.0
 PORT = 29_500  # in a host of its own, where nobody else listens
 RANK = """
 import sys
@@ -35,6 +36,15 @@ ranks.close()
 
 @pytest.mark.skipif(bool(REASON), reason=REASON or "hosts can be made")
 def test_ranks_on_two_hosts_add_up() -> None:
+    """Hosts are made again for a second try: a wire that has just been laid may be dead."""
+    found = sums_on_two_hosts()
+    if any(code for _, code in found):
+        found = sums_on_two_hosts()
+    assert [("[3.0]" in out.splitlines(), code) for out, code in found] == [(True, 0)] * 2, found
+
+
+def sums_on_two_hosts() -> list[tuple[str, int]]:
+    """Output and exit status of each rank; those that have not met in time are killed."""
     with network_hosts("one", "two") as hosts:
         meeting = f"tcp://{hosts.address('one')}:{PORT}"
         ranks = [
@@ -42,15 +52,17 @@ def test_ranks_on_two_hosts_add_up() -> None:
                 name,
                 [sys.executable, "-c", RANK, str(rank), hosts.address(name), meeting],
                 cwd=ROOT,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 text=True,
             )
             for rank, name in enumerate(("one", "two"))
         ]
-        told = [rank.communicate(timeout=120.0) for rank in ranks]
-    assert [out.strip() for out, _ in told] == ["[3.0]", "[3.0]"], told
+        psutil.wait_procs([psutil.Process(rank.pid) for rank in ranks], MEET_WITHIN_S)
+        for rank in ranks:
+            rank.kill()
+        return [(rank.communicate()[0], rank.returncode) for rank in ranks]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from artifacts.urls import NetworkAddress
 
-LOOPBACK = ("127.0.0.0/8", "::1/128")
+LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 
 
 def _networks(networks: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ class WeightServerConfig(BaseModel):
     )
     port: int = Field(0, ge=0, le=65535, description="Port of the weight server; 0 takes any.")
     allowed_senders: Networks = Field(
-        LOOPBACK,
+        LOOPBACK_NETWORKS,
         min_length=1,
         description="Networks (CIDR) whose requests for weights are answered; others are refused.",
     )

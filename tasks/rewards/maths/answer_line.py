@@ -24,7 +24,8 @@ _TICKS = (
 TAG = r"</?(?:b|i|u|em|strong|mark|p|br|div|span|code)\s*/?>"
 _END_SIGNS = f" \t\n{_TICKS}*_`;,\\"
 _END_WORDS = re.compile(
-    rf"(?:{TAG}|\$*\\(?:checkmark|square|blacksquare|Box|qed|qedsymbol)\$*|(?<![A-Za-z])Q\.?E\.?D\.?"
+    rf"(?:{TAG}|\$*\\(?:checkmark|square|blacksquare|Box|qed|qedsymbol)\$*"
+    r"|(?<![A-Za-z])Q\.?E\.?D\.?"
     r"|\\[:!>]|[\s.,;(]I hope (?:it|this|that) is (?:correct|right)[.!)]*"
     r"|(?<=[\s$])is (?:the|our) (?:(?:final|correct|right) )?answer)\Z"
 )
@@ -43,7 +44,8 @@ _CLOSING = {")": "(", "]": "[", "}": "{", ">": "<", '"': '"', "”": "“"}
 # What ends with a full stop and no sentence: "sq. ft.", "p.m.", "Mr. Smith", the choice "B. 12".
 _ABBREVIATION = re.compile(
     r"\A\W*[A-Z]\Z"
-    r"|(?<![A-Za-z])(?i:sq|cu|ft|yd|mi|oz|lbs?|hrs?|mins?|secs?|[ap]\.m|mr|mrs|ms|dr|vs|e\.g|i\.e)\Z"
+    r"|(?<![A-Za-z])(?i:sq|cu|ft|yd|mi|oz|lbs?|hrs?|mins?|secs?"
+    r"|[ap]\.m|mr|mrs|ms|dr|vs|e\.g|i\.e)\Z"
 )
 _SENTENCE_END = re.compile(r"(?<!\.)[.?](?!\.)[\")*`]*(?=\s+(?![-+*/=<>0-9\s])|\Z)")
 # "42, I think", "8 pens in total"

@@ -82,7 +82,8 @@ _REVERSED = re.compile(r"\s*([\[\]])([^\[\]]*)([\[\]])\s*")  # ]0,1[ is (0,1)
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$")
 _ABOUT = re.compile(r"\A\s*~(?=\s*[-+0-9.=\\])")  # before a number; elsewhere it is a blank
 _FONT = re.compile(
-    rf"\\(?:{'|'.join(TEXTS)})\s*(?=[0-9\\]|\{{[^{{}}]*(?:\{{|\\[a-zA-Z]))|\\(?:text)?color\s*\{{\w+\}}"
+    rf"\\(?:{'|'.join(TEXTS)})\s*(?=[0-9\\]|\{{[^{{}}]*(?:\{{|\\[a-zA-Z]))"
+    r"|\\(?:text)?color\s*\{\w+\}"
 )
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\{\s*\}|(?<=[0-9])\{:\}")
 _CURRENCY = re.compile(rf"({'|'.join(map(re.escape, CURRENCIES))})\s*({_DIGITS})")
