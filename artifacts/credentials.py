@@ -1,7 +1,7 @@
 """What opens a service: a token from a file or an environment variable, read where the service is
 asked. Settings name the place alone.
 
-Leaves out the token that guests of a run know (`tasks.elastic.worker_card`).
+Leaves out the token that elastic workers of a run know (`tasks.elastic.worker_card`).
 """
 
 from __future__ import annotations

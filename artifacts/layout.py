@@ -14,10 +14,11 @@ that spells them.
     judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
     evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
-    run.pem                     lets guests in, where the run takes any: certificate and key
+    run.pem                     lets elastic workers in, where the run takes any: certificate and
+    key
     log/                        what its processes wrote: flow.log, and one per worker
     status.json                 whether the run goes on, renewed while it does; how it ended
-    report/                     index.html, plots, summary, guests, and the run in figures
+    report/                     index.html, plots, summary, elastic workers, and the run in figures
     model/                      the trained model as a Hugging Face directory, once the run is over
 
 The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so

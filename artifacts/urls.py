@@ -109,7 +109,9 @@ TRACKING = NoSecret(
     " PostgreSQL"
 )
 _HUB = NoSecret("set HF_TOKEN, and HF_ENDPOINT where it is not the public hub")
-NETWORK = NoSecret("give guests the run's token by guests.token_file or ROLLFLOW_GUEST_TOKEN")
+NETWORK = NoSecret(
+    "give elastic workers the run's token by elastic.token_file or ROLLFLOW_ELASTIC_TOKEN"
+)
 _ARGUMENTS = NoSecret(
     "have the code that takes it read it from a file, which episodes.hosts.readable names"
 )

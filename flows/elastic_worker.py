@@ -1,10 +1,10 @@
-"""A guest of an elastic run, as a flow: a work pool on preemptible machines scales by it.
+"""An elastic worker of an elastic run, as a flow: a work pool on preemptible machines scales by it.
 
     rollflow worker ─▶ its sentences in the log ─▶ drained, dismissed: completed
                                                 ─▶ refused, scheduler gone, killed: failed
-    cancelled, or SIGTERM for the machine ─▶ the guest is drained
+    cancelled, or SIGTERM for the machine ─▶ the elastic worker is drained
 
-Leaves out the guest itself (`tasks.elastic.worker_process`).
+Leaves out the elastic worker itself (`tasks.elastic.worker_process`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.cluster.process_environment import python_path
 from tasks.elastic.worker_defaults import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
-CLOSES_WITHIN_S = 8.0  # a guest that has drained is gone by then
+CLOSES_WITHIN_S = 8.0  # an elastic worker that has drained is gone by then
 # bytes of a line; a library may print a whole list in one, and asyncio's own limit is 64 KiB
 LONGEST_LINE = 1 << 24
 
@@ -33,7 +33,7 @@ hide_refused_secrets()
 
 
 class ElasticWorkerConfig(BaseModel):
-    """One guest."""
+    """One elastic worker."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +49,7 @@ class ElasticWorkerConfig(BaseModel):
     )
     token_file: Location = Field(
         "",
-        description="File with the run's token; empty: the environment's ROLLFLOW_GUEST_TOKEN.",
+        description="File with the run's token; empty: the environment's ROLLFLOW_ELASTIC_TOKEN.",
     )
     drain_s: float = Field(
         DRAIN_S,
@@ -76,7 +76,7 @@ class ElasticWorkerConfig(BaseModel):
     name="elastic-worker", flow_run_name="elastic-worker-{config.price_class}", description=__doc__
 )
 async def elastic_worker(config: ElasticWorkerConfig) -> None:
-    """Lend this machine to a run until the guest is drained or dismissed."""
+    """Lend this machine to a run until the elastic worker is drained or dismissed."""
     await lend(words_of(config), get_run_logger().info, config.drain_s)
 
 
@@ -101,7 +101,9 @@ async def lend(words: Sequence[str], say: Callable[[str], None], drain_s: float)
         if process.returncode is None:
             await drain(process, drain_s)
     if code:
-        raise RuntimeError(f"the guest must end with 0, it {manner(code)}; it said last: {last}")
+        raise RuntimeError(
+            f"the elastic worker must end with 0, it {manner(code)}; it said last: {last}"
+        )
 
 
 async def drain(process: asyncio.subprocess.Process, drain_s: float) -> None:
@@ -116,7 +118,7 @@ async def drain(process: asyncio.subprocess.Process, drain_s: float) -> None:
 
 
 def words_of(config: ElasticWorkerConfig) -> tuple[str, ...]:
-    """The command line of the guest, which goes with this process."""
+    """The command line of the elastic worker, which goes with this process."""
     options = {
         "--name": config.name,
         "--cores": config.cores,

@@ -1,7 +1,7 @@
-"""What takes part in a run beside its own engines and learners: environment hosts and guests, as
-lines for the terminal, tables in Prefect, and records for the page.
+"""What takes part in a run beside its own engines and learners: environment hosts and elastic
+workers, as lines for the terminal, tables in Prefect, and records for the page.
 
-Pools of hosts that say nothing and a run without guests cost nothing.
+Pools of hosts that say nothing and a run without elastic workers cost nothing.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
 class Participants:
     """Those of one run."""
 
-    def __init__(self, run: OpenRun, guests: WorkerHistory, client: Client) -> None:
+    def __init__(self, run: OpenRun, elastic_workers: WorkerHistory, client: Client) -> None:
         self._run = run
-        self._guests = guests
+        self._elastic_workers = elastic_workers
         self._client = client
         self._key = artifact_key(run.context.run_id)
 
     def told(self, figures: Figures) -> str:
-        """Environment hosts, guests, the last step's seeding window, and how many guests to hold, a
-        line for each where there are any."""
+        """Environment hosts, elastic workers, the last step's seeding window, and how many elastic
+        workers to hold, a line for each where there are any."""
         told = (
             hosts_summary(self._pools()),
-            elastic_workers_summary(self._guests.members),
+            elastic_workers_summary(self._elastic_workers.members),
             seeding_summary(figures),
             self._hiring_told(figures),
         )
@@ -50,7 +50,7 @@ class Participants:
     async def keep(self, figures: Figures) -> None:
         """All of them for the page, and as tables in Prefect."""
         await self._keep_hosts()
-        await self._keep_guests(figures)
+        await self._keep_elastic_workers(figures)
 
     async def _keep_hosts(self) -> None:
         """The states of environment hosts."""
@@ -65,16 +65,16 @@ class Participants:
         )
         await shown(artifact)
 
-    async def _keep_guests(self, figures: Figures) -> None:
+    async def _keep_elastic_workers(self, figures: Figures) -> None:
         """Who generates that the run did not start."""
-        await asyncio.to_thread(self._guests.keep)
-        members = self._guests.members
+        await asyncio.to_thread(self._elastic_workers.keep)
+        members = self._elastic_workers.members
         if not members:
             return
-        told = (f"Guests of {self._run.context.run_id}", seeding_summary(figures))
+        told = (f"Elastic workers of {self._run.context.run_id}", seeding_summary(figures))
         artifact = acreate_table_artifact(
             table=elastic_worker_rows(members, time.time()),
-            key=f"guests-{self._key}",
+            key=f"elastic-workers-{self._key}",
             description=". ".join(filter(None, (*told, self._hiring_told(figures)))),
         )
         await shown(artifact)

@@ -1,7 +1,7 @@
 """A configuration as a run that can be played in virtual time: its policy and batch, and who works
 where, on a machine and with a workload that are given.
 
-Leaves out its planner of engine sizes, its judges and its guests.
+Leaves out its planner of engine sizes, its judges and its elastic workers.
 """
 
 from __future__ import annotations

@@ -116,10 +116,10 @@ class RunResults:
         for kind in dict.fromkeys(commit.kind for commit in commits):
             typical = typical_step(commits, kind)
             spans = self._journal.read_spans(typical.step)
-            of_guests = {span.device for span in spans}
+            of_elastic_workers = {span.device for span in spans}
             pictures[f"{TIMELINE}{kind}"] = plots.device_gantt(
                 spans,
-                sorted({*self._run.context.devices.values()} | of_guests),
+                sorted({*self._run.context.devices.values()} | of_elastic_workers),
                 f"Step {typical.step}, a {kind} round",
             )
         return pictures

@@ -26,7 +26,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.tracking import RunStatus, RunTracker, ended_by
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
-from flows.config.guest_rules import weight_server_of, wish_of_weights
+from flows.config.elastic_rules import weight_server_of, wish_of_weights
 from flows.config.keep import KeepConfig
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
@@ -112,9 +112,9 @@ class OpenRun:
         return Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}" / self.context.run_id / LOGS
 
     def certificate(self, scratch: Path) -> Path:
-        """The file that lets into the run's own cluster: where guests find it in a resumed run,
-        too, if there may be any and the artifact root is a folder, else in scratch."""
-        kept = self.config.guests.enabled and self.store.is_local
+        """The file that lets into the run's own cluster: where elastic workers find it in a resumed
+        run, too, if there may be any and the artifact root is a folder, else in scratch."""
+        kept = self.config.elastic.enabled and self.store.is_local
         return self.store.local_path(CERTIFICATE) if kept else scratch / CERTIFICATE
 
     def local_report(self, name: str) -> Path | None:
@@ -143,8 +143,8 @@ def effective_config(config: RunConfig) -> RunConfig:
 def check_ports(config: RunConfig) -> None:
     """ValueError for a port that a user named, and that is taken on this machine."""
     wishes = () if config.cluster.scheduler_address else wishes_of(config.cluster)
-    server = weight_server_of(config.guests, config.cluster)
-    for wish in (*wishes, *([wish_of_weights(config.guests, server)] if server else ())):
+    server = weight_server_of(config.elastic, config.cluster)
+    for wish in (*wishes, *([wish_of_weights(config.elastic, server)] if server else ())):
         wish.check()
 
 
@@ -258,7 +258,7 @@ def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     weight_server = _weight_server(config)
-    check_token(config.guests, weight_server)
+    check_token(config.elastic, weight_server)
     specs = worker_specs(config.cluster)
     members = engine_members(config.cluster, config.engine.tensor_parallel_size)
     cache = Path(config.keep.model_cache)
@@ -284,7 +284,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         stream_trainer=config.stream_trainer,
         balancing=config.balancing,
         gate=config.gate,
-        guests=config.guests,
+        elastic=config.elastic,
         prices=config.prices,
         weight_server=weight_server,
         deadlines=config.deadlines,
@@ -299,8 +299,9 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
 
 
 def _weight_server(config: RunConfig) -> WeightServerConfig | None:
-    """Where guests pull weights: on any port where the one of an earlier attempt is taken."""
-    server = weight_server_of(config.guests, config.cluster)
+    """Where elastic workers pull weights: on any port where the one of an earlier attempt is
+    taken."""
+    server = weight_server_of(config.elastic, config.cluster)
     if server is None or not (server.port and refusal(server.port, server.host)):
         return server
     say(f"port {server.port} is taken: the weight server has a free one")

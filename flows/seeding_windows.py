@@ -1,12 +1,13 @@
 """The seeding windows of a run: which one a step begins with, and what the step taught.
 
-    guests that are there ─▶ plan ─▶ window of the step ─▶ round ─▶ enter ─▶ next window
-    seeding.json at the artifact root ◀─ windows by (model, class of guests, kind of round, number)
+    elastic workers that are there ─▶ plan ─▶ window of the step ─▶ round ─▶ enter ─▶ next window
+    seeding.json at the artifact root ◀─ windows by (model, class of elastic workers, kind of round,
+    number)
                                                                                     ─▶ later runs
 
 Rounds of each kind have windows of their own: a long round has other responses than a short one.
-The last window is kept in the step's commit, so that a resumed run goes on with it. Guests are of
-one class that have the same price class and as many devices of a kind.
+The last window is kept in the step's commit, so that a resumed run goes on with it. Elastic workers
+are of one class that have the same price class and as many devices of a kind.
 """
 
 from __future__ import annotations
@@ -38,26 +39,26 @@ class SeedingWindows:
         named = described(run.config.model.model_dump(mode="json"))
         self._model = f"{named} ({Path(run.context.model_path).name})"
         self._root = Store.open(run.context.artifact_root)
-        # by kind of round; without memory: that is of a class of guests, too
+        # by kind of round; without memory: that is of a class of elastic workers, too
         self._seedings = {commit.kind: Seeding(**commit.seeding) for commit in run.commits}
         self._memory_s: dict[str, Mapping[int, float]] = {}  # as far as it was needed
 
-    def plan(self, guests: Collection[AdmittedWorker], kind: str) -> PlannedWindow | None:
+    def plan(self, elastic_workers: Collection[AdmittedWorker], kind: str) -> PlannedWindow | None:
         """The window of a step that begins with the present ones of these. kind: of its round."""
         if not self._config.enabled:
             return None
-        present = present_of(guests)
+        present = present_of(elastic_workers)
         window_s = self._known(present, kind).window_for(len(present), self._config)
         return PlannedWindow(window_s=window_s, workers=names_of(present))
 
     def enter(
-        self, record: StepCommit, report: StepReport, guests: Collection[AdmittedWorker]
+        self, record: StepCommit, report: StepReport, elastic_workers: Collection[AdmittedWorker]
     ) -> StepCommit:
         """Learn from a step; its record with the window's figures and with where seeding stands."""
         window = report.rollout.window
         if not self._config.enabled or window is None:
             return record
-        present, kind = present_of(guests), report.plan.round.kind
+        present, kind = present_of(elastic_workers), report.plan.round.kind
         times = seeding_times(report, names_of(present))
         if times is not None:
             self._learn(present, kind, times)
@@ -67,7 +68,8 @@ class SeedingWindows:
         return replace(record, metrics={**record.metrics, **figures}, seeding=kept)
 
     def _learn(self, present: Collection[AdmittedWorker], kind: str, times: SeedingTimes) -> None:
-        """What the times teach; windows by number of guests are kept for later runs, too."""
+        """What the times teach; windows by number of elastic workers are kept for later runs,
+        too."""
         before = self._known(present, kind)
         after = after_step(before, times, self._config)
         self._seedings[kind] = replace(after, memory_s={})
@@ -75,10 +77,11 @@ class SeedingWindows:
             alike = _alike(present, kind)
             self._memory_s[alike] = after.memory_s
             write_windows(self._root, self._model, alike, after.memory_s)
-            logger.info("guests=%s seeding_windows_s=%s", alike, dict(after.memory_s))
+            logger.info("elastic_workers=%s seeding_windows_s=%s", alike, dict(after.memory_s))
 
     def _known(self, present: Collection[AdmittedWorker], kind: str) -> Seeding:
-        """Where seeding stands in rounds of this kind, with the memory of guests like these."""
+        """Where seeding stands in rounds of this kind, with the memory of elastic workers like
+        these."""
         alike = _alike(present, kind)
         if present and alike not in self._memory_s and self._config.remembers:
             self._memory_s[alike] = read_windows(self._root, self._model, alike)
@@ -86,19 +89,21 @@ class SeedingWindows:
         return replace(seeding, memory_s=self._memory_s.get(alike, {}))
 
 
-def present_of(guests: Collection[AdmittedWorker]) -> list[AdmittedWorker]:
+def present_of(elastic_workers: Collection[AdmittedWorker]) -> list[AdmittedWorker]:
     """Those that have held weights and stay."""
-    return [guest for guest in guests if guest.state == "present"]
+    return [
+        elastic_worker for elastic_worker in elastic_workers if elastic_worker.state == "present"
+    ]
 
 
-def names_of(guests: Collection[AdmittedWorker]) -> frozenset[str]:
-    return frozenset(guest.name for guest in guests)
+def names_of(elastic_workers: Collection[AdmittedWorker]) -> frozenset[str]:
+    return frozenset(elastic_worker.name for elastic_worker in elastic_workers)
 
 
-def class_of(guests: Collection[AdmittedWorker]) -> str:
+def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
     """What these are, whatever their number: price class and devices of each kind among them; empty
     without any."""
-    return " + ".join(sorted(set(map(_class_of_one, guests))))
+    return " + ".join(sorted(set(map(_class_of_one, elastic_workers))))
 
 
 def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
@@ -106,6 +111,8 @@ def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
     return f"{class_of(present)}, {kind} rounds"
 
 
-def _class_of_one(guest: AdmittedWorker) -> str:
-    kinds = Counter(device.partition(":")[0] for device in guest.devices)
-    return " ".join([guest.price_class, *(f"{count} {kind}" for kind, count in kinds.items())])
+def _class_of_one(elastic_worker: AdmittedWorker) -> str:
+    kinds = Counter(device.partition(":")[0] for device in elastic_worker.devices)
+    return " ".join(
+        [elastic_worker.price_class, *(f"{count} {kind}" for kind, count in kinds.items())]
+    )

@@ -63,7 +63,8 @@ class TerminalView:
         read_progress: Callable[[], Sequence[RoundProgress]],
         read_hosts: Callable[[], str] = str,
     ) -> None:
-        """read_hosts: the states of environment hosts and guests, a line each, empty without."""
+        """read_hosts: the states of environment hosts and elastic workers, a line each, empty
+        without."""
         self._run_id = run_id
         self._num_steps = num_steps
         self._read_progress = read_progress

@@ -98,10 +98,10 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
         await take_cluster(client, run.context.run_id, workers, start_s)
         await check_hosts(client, run)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
-        if run.context.guests.enabled:
+        if run.context.elastic.enabled:
             handed = certificate if cluster.makes_certificate else None
-            line = worker_line(client.scheduler.address, run.context.guests, handed)
-            say(f"guests: {line}")
+            line = worker_line(client.scheduler.address, run.context.elastic, handed)
+            say(f"elastic workers: {line}")
         try:
             return await train_steps(
                 run, fleet, layouts, ClusterTaskRunner(address=client.scheduler.address)

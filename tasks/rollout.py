@@ -142,7 +142,7 @@ def round_inputs(
         adopted=plan.adopted,
         leaves_running=plan.leaves_running,
         publications=StreamPublications(stream) if plan.overlaps else None,
-        guests=workers_of_round(plan.run, stream, client_of(plan)),
+        elastic_workers=workers_of_round(plan.run, stream, client_of(plan)),
         begun=partial_responses(plan),
         report_tokens=plan.run.engine.report_tokens,
     )

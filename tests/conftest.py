@@ -22,7 +22,7 @@ SLOW = (
     "flows/test_episode_injections.py",
     "engine/test_attention.py",
     "flows/test_joined_cluster.py",
-    "flows/test_guest_runs.py",
+    "flows/test_elastic_worker_runs.py",
     "flows/test_kills.py",
     "flows/test_simulated_run.py",
     "flows/test_asynchronous_recovery.py",

@@ -17,7 +17,7 @@ from artifacts.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticWorkerRow:
-    """One guest."""
+    """One elastic worker."""
 
     name: str  # of its engine: the worker's, and which of its processes it was
     worker: str  # name that its owner gave the worker
@@ -42,7 +42,7 @@ def keep_elastic_workers(store: Store, members: Sequence[ElasticWorkerRow]) -> N
 
 
 def read_elastic_workers(store: Store) -> tuple[ElasticWorkerRow, ...]:
-    """What was kept last; nothing of a run without guests."""
+    """What was kept last; nothing of a run without elastic workers."""
     try:
         kept = json.loads(store.read(report_file(MEMBERS)))
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def elastic_worker_rows(
     """A row for each, for a table."""
     return [
         {
-            "guest": member.name,
+            "elastic": member.name,
             "price": member.price_class,
             "devices": " ".join(member.devices),
             "state": member.state,
@@ -94,4 +94,4 @@ def elastic_workers_summary(members: Sequence[ElasticWorkerRow]) -> str:
     parts = [f"{count} {state}" for state, count in states.most_common()]
     names = f" ({', '.join(present)})" if present else ""
     tokens = sum(member.num_tokens for member in members)
-    return f"guests: {', '.join(parts)}{names}, {tokens:,} tokens"
+    return f"elastic workers: {', '.join(parts)}{names}, {tokens:,} tokens"

@@ -91,7 +91,9 @@ class RunPage:
         EpisodeChange
     ]  # held-out episodes before and after; empty where there are none
     hosts: Sequence[PoolState]  # environment hosts as last told; empty where there are none
-    members: Sequence[Mapping[str, object]]  # guests, a row each; empty where there were none
+    members: Sequence[
+        Mapping[str, object]
+    ]  # elastic workers, a row each; empty where there were none
     knocks: Sequence[str]  # who asked for weights without a right, a sentence each
     questions: Sequence[HeldoutQuestion]  # some held-out questions with their answers
     num_questions: int  # of how many they are taken

@@ -147,7 +147,7 @@ def check_listeners() -> Iterator[Finding]:
         level="ok",
         what="network",
         found=f"a run listens on {LOOPBACK} alone, Dask over TLS with a certificate of the run;"
-        " where others are to join, on cluster.scheduler_host and guests.weights.host, too."
+        " where others are to join, on cluster.scheduler_host and elastic.weights.host, too."
         " A cluster at a tcp:// address runs what anybody in its network sends",
     )
 

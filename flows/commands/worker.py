@@ -76,7 +76,7 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--name", default="", help="what the run calls it (default: host and process)"
     )
-    add_guest_options(made)
+    add_elastic_worker_options(made)
     made.add_argument(
         "--cores",
         default="",
@@ -92,13 +92,13 @@ def parser() -> ArgumentParser:
     return made
 
 
-def add_guest_options(parser: ArgumentParser) -> None:
-    """What a guest needs to know that holds for several of one machine, too."""
+def add_elastic_worker_options(parser: ArgumentParser) -> None:
+    """What an elastic worker needs to know that holds for several of one machine, too."""
     parser.add_argument(
         "--token-file",
         default="",
         metavar="FILE",
-        help="file with the run's token (default: the environment's ROLLFLOW_GUEST_TOKEN)",
+        help="file with the run's token (default: the environment's ROLLFLOW_ELASTIC_TOKEN)",
     )
     parser.add_argument(
         "--price-class",
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Becomes the worker; 2, with one sentence, where it cannot."""
     options = parser().parse_args(argv)
     try:
-        check_guest(options)
+        check_elastic_worker(options)
         command = dask_command(options, () if options.host else listening_words(options.address))
         added = environment_of(options.cores)
     except ValueError as error:
@@ -172,14 +172,14 @@ def dask_command(options: Namespace, listening: Sequence[str] = ()) -> tuple[str
     return (
         *("dask", "worker", options.address, "--name", name, *FLAGS),
         *listening,
-        *("--resources", "guest=1"),
+        *("--resources", "elastic=1"),
         *given_words(options, "host", "worker_port", "local_directory", *TLS),
         *("--preload", PRELOAD, *given_words(options, *OF_PRELOAD)),
     )
 
 
-def check_guest(options: Namespace) -> None:
-    """ValueError for what no guest can be started with."""
+def check_elastic_worker(options: Namespace) -> None:
+    """ValueError for what no elastic worker can be started with."""
     NETWORK.check(vars(options), "an option")
     if not options.address.startswith(("tcp://", "tls://")):
         raise ValueError(
@@ -248,7 +248,7 @@ def environment_of(cores: str) -> dict[str, str]:
     bound = parse_ranges(cores, cores) if cores else ()
     on_cores = devices_here() if devices_here()[0].startswith("cpu:") else ()
     spec = WorkerSpec(
-        name="guest",
+        name="elastic",
         role="rollout",
         device=None,
         core_ids=bound or tuple(range(len(on_cores))),
@@ -272,13 +272,13 @@ def printed(command: Sequence[str], added: Mapping[str, str]) -> str:
 
 
 def name_here() -> str:
-    """A name that no other guest has: the host's, with the process."""
+    """A name that no other elastic worker has: the host's, with the process."""
     return f"{host_name()}-{os.getpid()}"
 
 
 def host_name() -> str:
-    """What guests of this machine are called, their numbers left out."""
-    return "guest-" + re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])
+    """What elastic workers of this machine are called, their numbers left out."""
+    return "elastic-worker-" + re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from pathlib import Path
 from artifacts.private_files import private_files
 from flows.commands.worker import (
     CERTIFICATES,
-    add_guest_options,
-    check_guest,
+    add_elastic_worker_options,
+    check_elastic_worker,
     given_words,
     host_name,
 )
@@ -102,7 +102,7 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--gpus-each", type=int, default=0, metavar="N", help="give each N GPUs")
     made.add_argument("--plan", action="store_true", help="print the schedule and end")
-    add_guest_options(made)
+    add_elastic_worker_options(made)
     return made
 
 
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     refused."""
     options = parser().parse_args(argv)
     try:
-        check_guest(options)
+        check_elastic_worker(options)
         changes = changes_of(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

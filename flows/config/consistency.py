@@ -5,13 +5,13 @@ Every rule is a function that raises ValueError with the rule, the value and the
 
 from __future__ import annotations
 
+from flows.config.elastic_rules import check_elastic_workers
 from flows.config.episode_rules import (
     check_environment_workers,
     check_episode_bounds,
     check_episode_rewards,
     check_player,
 )
-from flows.config.guest_rules import check_guests
 from flows.config.parts import Parts
 from flows.config.seeding_rules import check_seeding
 from flows.config.span_rules import check_held_out, check_warm_ups
@@ -40,7 +40,7 @@ def check_parts(config: Parts) -> None:
     check_player(config)
     check_episode_rewards(config)
     check_episode_bounds(config)
-    check_guests(config)
+    check_elastic_workers(config)
     check_seeding(config)
 
 

@@ -7,7 +7,7 @@ from flows.config.smollm2_presets import smollm2
 from flows.config.tiny_presets import tiny
 
 ELASTIC: Values = {
-    "guests": {"enabled": True},
+    "elastic": {"enabled": True},
     "seeding": {"enabled": True},
     "engine": {"report_tokens": 32},
     "cluster": {"num_devices": 1, "roles": "rollout: 0, learner: 0", "scheduler_port": 8786},

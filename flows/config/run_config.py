@@ -127,11 +127,13 @@ class RunConfig(BaseModel):
     )
     seeding: SeedingConfig = Field(
         default_factory=SeedingConfig,
-        description="How long the run's own devices generate in rounds that guests take part in.",
+        description=(
+            "How long the run's own devices generate in rounds that elastic workers take part in."
+        ),
     )
     balancing: BalancingConfig = Field(
         default_factory=BalancingConfig,
-        description="How responses are shared out among engines of the run and guests.",
+        description="How responses are shared out among engines of the run and elastic workers.",
     )
     sampling: SamplingConfig = Field(..., description="How responses are sampled.")
     engine: EngineConfig = Field(..., description="The rollout engines.")
@@ -146,7 +148,7 @@ class RunConfig(BaseModel):
     evaluation: EvaluationConfig = Field(
         default_factory=EvaluationConfig, description="Held-out evaluation."
     )
-    guests: ElasticConfig = Field(
+    elastic: ElasticConfig = Field(
         default_factory=ElasticConfig,
         description="Engines that join and leave while the run goes on.",
     )

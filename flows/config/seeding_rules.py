@@ -1,4 +1,4 @@
-"""What a run must have whose devices leave the rest of a round to guests."""
+"""What a run must have whose devices leave the rest of a round to elastic workers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ def check_seeding(config: Parts) -> None:
     """ValueError for devices that could not change from generating to training in mid-round."""
     if not config.seeding.enabled:
         return
-    if not config.guests.enabled:
+    if not config.elastic.enabled:
         raise ValueError(
-            "seeding.enabled needs guests.enabled: only guests go on with what the run's own"
-            " devices have begun; enable guests, or disable seeding"
+            "seeding.enabled needs elastic.enabled: only elastic workers go on with what the run's"
+            " own devices have begun; enable elastic workers, or disable seeding"
         )
     _check_policy(config)
     _check_training(config)

@@ -1,9 +1,9 @@
 """Variants of one preset against each other, paired and repeated.
 
-`--comparison rollpacker` is the RollPacker paper's Table 2 on the mixed math and code task,
-`eta` sweeps its over-provisioning, `asynchrony` says what steps that overlap are worth there,
-`service` what they are worth where verdicts come from elsewhere, `guests` what being open to guests
-costs a run to which none comes.
+`--comparison rollpacker` is the RollPacker paper's Table 2 on the mixed math and code task, `eta`
+sweeps its over-provisioning, `asynchrony` says what steps that overlap are worth there, `service`
+what they are worth where verdicts come from elsewhere, `elastic workers` what being open to elastic
+workers costs a run to which none comes.
 
     python -m research.ablations.ablation --steps 5 --repeats 3 --out runs/ablation --plot
 

@@ -10,8 +10,8 @@ from research.ablations.ablation_figures import MeasuredRun, TableLine, report
 from research.ablations.ablation_variants import VARIANTS, AblationVariant
 from research.ablations.asynchrony_figures import asynchrony_report
 from research.ablations.asynchrony_variants import ASYNCHRONY, SERVED
+from research.ablations.elastic_worker_variants import OPEN
 from research.ablations.eta_variants import ETA
-from research.ablations.guest_variants import OPEN
 from research.ablations.level_variants import LEVELS
 from research.ablations.verdict_service import verdict_service
 
@@ -70,8 +70,8 @@ COMPARISONS: Mapping[str, Comparison] = {
         recorded="sync",
         beside=verdict_service,
     ),
-    "guests": Comparison(
-        about="what being open to guests costs a run to which none comes",
+    "elastic": Comparison(
+        about="what being open to elastic workers costs a run to which none comes",
         preset="tiny-elastic",
         variants=OPEN,
         tables=(report,),

@@ -1,13 +1,13 @@
-"""A run whose guests come and go by a script, beside the same run without guests.
+"""A run whose elastic workers come and go by a script, beside the same run without elastic workers.
 
     python -m research.ablations.elastic_course --preset elastic --steps 20 --json course.json
 
-In the middle of a step a guest joins; it drains; it comes back and is killed with SIGKILL; for two
-whole steps nobody is there; another joins, loses its link without a word and comes back as another
-generation. Each goes while it generates, which its token reports say. Guests are on hosts of their
-own (network namespaces) and pull their weights. Records must say of both runs that every prompt was
-trained once, with all its responses, by one weight version; rewards stand side by side. The exit
-status is 0 where all of the script was played and nothing is wrong.
+In the middle of a step an elastic worker joins; it drains; it comes back and is killed with
+SIGKILL; for two whole steps nobody is there; another joins, loses its link without a word and comes
+back as another generation. Each goes while it generates, which its token reports say. Elastic
+workers are on hosts of their own (network namespaces) and pull their weights. Records must say of
+both runs that every prompt was trained once, with all its responses, by one weight version; rewards
+stand side by side. The exit status is 0 where all of the script was played and nothing is wrong.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from artifacts.token_log import read_tokens
 from flows.commands.local_stack import prefect_server, stop_on_signals
 from research.ablations.course_figures import FinishedCourse, figures_of, tell, what_is_wrong
 from research.kills.descendants import adopt_orphans
-from research.kills.guest_park import GuestPark, WorkerPlace, guest_park
+from research.kills.elastic_pool import ElasticPool, WorkerPlace, elastic_pool
 from research.kills.injected_run import InjectedRun, RunOrder
 from research.kills.injection_command import add_run_options, artifact_root
 from tasks.cluster.ports import free_port
 
 PLACES = 2
 POLL_S = 0.2
-CUT_S = 10.0  # longer than a lease, shorter than a guest waits for its scheduler
-EMPTY_STEPS = 2  # whole ones, without a guest
+CUT_S = 10.0  # longer than a lease, shorter than an elastic worker waits for its scheduler
+EMPTY_STEPS = 2  # whole ones, without an elastic worker
 SETTINGS = ("cluster.dashboard_port=0",)
-STATIC = ("guests.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
+STATIC = ("elastic.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
 
 Holds = Callable[[], bool]
 
@@ -57,7 +57,7 @@ class Act:
 class ScriptedCourse:
     """The script, played on a run that is going on."""
 
-    def __init__(self, run: InjectedRun, park: GuestPark) -> None:
+    def __init__(self, run: InjectedRun, park: ElasticPool) -> None:
         self.acts: list[Act] = []
         self._run, self._park = run, park
         self._began_s = time.monotonic()
@@ -84,11 +84,11 @@ class ScriptedCourse:
             self._waits_for = next(self._script, None)
 
     def _played(
-        self, park: GuestPark, first: WorkerPlace, second: WorkerPlace
+        self, park: ElasticPool, first: WorkerPlace, second: WorkerPlace
     ) -> Iterator[tuple[str, Holds]]:
         yield "a round is open", self._generates
         park.fill(first)
-        yield "a guest joins", self._is_present(first)
+        yield "an elastic worker joins", self._is_present(first)
         yield "a step was played with it", self._after(1)
         yield "it generates", self._has_told(first)
         park.drain(first)
@@ -143,9 +143,9 @@ class ScriptedCourse:
         return lambda: self._run.committed >= until
 
 
-def play(run: InjectedRun, park: GuestPark | None) -> FinishedCourse:
-    """The run to its end, with the script where there are places for guests. RuntimeError where it
-    ends by itself."""
+def play(run: InjectedRun, park: ElasticPool | None) -> FinishedCourse:
+    """The run to its end, with the script where there are places for elastic workers. RuntimeError
+    where it ends by itself."""
     run.begin()
     course = None if park is None else ScriptedCourse(run, park)
     while (code := run.flow.poll()) is None:
@@ -181,10 +181,10 @@ def main() -> int:
 
 
 def _both(options: argparse.Namespace, root: Path) -> tuple[FinishedCourse, FinishedCourse]:
-    """With guests, and without."""
+    """With elastic workers, and without."""
     with (
         prefect_server(root, free_port()) as environment,
-        guest_park(PLACES, rate_mbit=options.rate_mbit) as park,
+        elastic_pool(PLACES, rate_mbit=options.rate_mbit) as park,
     ):
         servers = psutil.Process().children()
 
@@ -202,7 +202,7 @@ def _both(options: argparse.Namespace, root: Path) -> tuple[FinishedCourse, Fini
 
         if not park.has_links:
             raise RuntimeError("the script cuts a link, and this machine makes no hosts")
-        moved = play(made("with-guests", *park.settings), park)
+        moved = play(made("with-elastic-workers", *park.settings), park)
         park.close()
         return moved, play(made("static", *STATIC), None)
 

@@ -1,13 +1,14 @@
-"""How fast a version reaches guests: against a raw socket over the same path, and four against one.
+"""How fast a version reaches elastic workers: against a raw socket over the same path, and four
+against one.
 
     python -m research.benchmarks.weight_transfer --mib 256 --repeats 7
     python -m research.benchmarks.weight_transfer --mib 256 --repeats 7 --hosts --rate-mbit 1000
 
-The trainer and every guest are processes of their own, all on the loopback device or, with --hosts,
-in a network namespace each. A repeat is: the raw socket (memory to memory, nothing checked or
-kept), one guest that pulls, all guests that pull at once and pass shards on, all guests that each
-pull from the trainer. Printed are medians over the repeats, which alternate, so that what else the
-machine does meets all of them.
+The trainer and every elastic worker are processes of their own, all on the loopback device or, with
+--hosts, in a network namespace each. A repeat is: the raw socket (memory to memory, nothing checked
+or kept), one elastic worker that pulls, all elastic workers that pull at once and pass shards on,
+all elastic workers that each pull from the trainer. Printed are medians over the repeats, which
+alternate, so that what else the machine does meets all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TOKEN = "of-the-benchmark"
 EVERYBODY = ("0.0.0.0/0", "::/0")
 PIECE_BYTES = 1 << 20
 LEAST_RATIO = 0.7  # of the raw socket's rate
-MOST_TIMES = 1.5  # as long for all guests as for one
+MOST_TIMES = 1.5  # as long for all elastic workers as for one
 ALTERNATIVES = ("raw", "one", "passed on", "from the trainer")
 
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mib", type=int, default=256, help="size of a version")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--guests", type=int, default=4)
+    parser.add_argument("--elastic-workers", type=int, default=4)
     parser.add_argument("--hosts", action="store_true", help="a network namespace each; as root")
     parser.add_argument("--rate-mbit", type=float, help="of each host's link, each way")
     parser.add_argument("--folder", type=Path, help="default: memory, as a run's weights are")
@@ -98,27 +99,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.role:
         role, *told = given.role
-        asyncio.run(trainer_role(*told) if role == "trainer" else guest_role(*told))
+        asyncio.run(trainer_role(*told) if role == "trainer" else elastic_worker_role(*told))
         return
     memory = Path("/dev/shm")
     parent = given.folder or (memory if memory.is_dir() else None)
-    guests = [f"guest-{number}" for number in range(given.guests)]
+    elastic_workers = [f"elastic-worker-{number}" for number in range(given.elastic)]
     with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as stack:
         hosts = None
         if given.hosts:
             hosts = stack.enter_context(
-                network_hosts("trainer", *guests, rate_mbit=given.rate_mbit)
+                network_hosts("trainer", *elastic_workers, rate_mbit=given.rate_mbit)
             )
-        measured = _measure(ProcessPlaces(hosts), guests, folder, given.mib, given.repeats)
-    sys.exit(not _print(measured, given.mib, given.guests))
+        measured = _measure(ProcessPlaces(hosts), elastic_workers, folder, given.mib, given.repeats)
+    sys.exit(not _print(measured, given.mib, given.elastic))
 
 
 def _measure(
-    places: ProcessPlaces, guests: Sequence[str], folder: str, mib: int, repeats: int
+    places: ProcessPlaces, elastic_workers: Sequence[str], folder: str, mib: int, repeats: int
 ) -> dict[str, list[float]]:
     """Seconds of each repeat, by alternative. A first one, which warms caches up, is left out."""
     origin = Role(places, "trainer", "trainer", folder, str(mib))
-    receivers = [Role(places, name, "guest", name, folder, *origin.told.split()) for name in guests]
+    receivers = [
+        Role(places, name, "elastic", name, folder, *origin.told.split())
+        for name in elastic_workers
+    ]
     seconds: dict[str, list[float]] = {name: [] for name in ALTERNATIVES}
     for version in range(1, 3 * (repeats + 1), 3):
         _raw(receivers[0], mib)
@@ -148,7 +152,7 @@ def _pulled(receivers: Sequence[Role], version: int, is_passed_on: bool) -> floa
     return time.perf_counter() - began_s
 
 
-def _print(seconds: dict[str, list[float]], mib: int, num_guests: int) -> bool:
+def _print(seconds: dict[str, list[float]], mib: int, num_elastic_workers: int) -> bool:
     """Whether the targets are met."""
     for name, taken in seconds.items():
         ordered = sorted(taken)
@@ -159,9 +163,12 @@ def _print(seconds: dict[str, list[float]], mib: int, num_guests: int) -> bool:
     took = {name: median(taken) for name, taken in seconds.items()}
     ratio, times = took["raw"] / took["one"], took["passed on"] / took["one"]
     direct = took["from the trainer"] / took["one"]
-    print(f"one guest at {ratio:.0%} of the raw socket (target: {LEAST_RATIO:.0%})")
-    print(f"{num_guests} guests in {times:.2f} times the time of one (target: {MOST_TIMES})")
-    print(f"{num_guests} guests in {direct:.2f} times, each from the trainer")
+    print(f"one elastic worker at {ratio:.0%} of the raw socket (target: {LEAST_RATIO:.0%})")
+    print(
+        f"{num_elastic_workers} elastic workers in {times:.2f} times the time of one (target:"
+        f" {MOST_TIMES})"
+    )
+    print(f"{num_elastic_workers} elastic workers in {direct:.2f} times, each from the trainer")
     return ratio >= LEAST_RATIO and times <= MOST_TIMES
 
 
@@ -190,7 +197,9 @@ def _send_raw(listening: socket.socket, content: bytes) -> None:
                 connection.sendall(pieces[start : start + PIECE_BYTES])
 
 
-async def guest_role(address: str, name: str, folder: str, origin: str, raw_port: str) -> None:
+async def elastic_worker_role(
+    address: str, name: str, folder: str, origin: str, raw_port: str
+) -> None:
     """Receive as often as asked."""
     server = _server(address)
     await server.start()

@@ -1,15 +1,16 @@
-"""Random joins, drains, kills and cut links in runs with guests, beside kills of the run's own.
+"""Random joins, drains, kills and cut links in runs with elastic workers, beside kills of the run's
+own.
 
     python -m research.kills.elastic_injections --seed 0 --count 100 --json injections.json
 
-Runs of `tiny` take guests, which pull their weights: workers on hosts of their own (network
-namespaces, where this machine makes them; else no link is cut). At random moments, sometimes two at
-once, a guest joins, drains (SIGTERM), is killed with SIGKILL, while it starts or pulls weights,
-too, or loses its link for some seconds without anybody being told; and an engine of the run's own,
-or the flow, is killed, which is gone on with by `--resume`. A place without a guest is filled again
-after a while. Of each run, records must say that every prompt was trained once, with all its
-responses, by one weight version, and that every token is booked; no process and no shared memory
-may stay. The exit status is 0 where all of that holds.
+Runs of `tiny` take elastic workers, which pull their weights: workers on hosts of their own
+(network namespaces, where this machine makes them; else no link is cut). At random moments,
+sometimes two at once, an elastic worker joins, drains (SIGTERM), is killed with SIGKILL, while it
+starts or pulls weights, too, or loses its link for some seconds without anybody being told; and an
+engine of the run's own, or the flow, is killed, which is gone on with by `--resume`. A place
+without an elastic worker is filled again after a while. Of each run, records must say that every
+prompt was trained once, with all its responses, by one weight version, and that every token is
+booked; no process and no shared memory may stay. The exit status is 0 where all of that holds.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from collections.abc import Callable, Mapping
 
 from artifacts.reports.elastic_workers import present_workers
 from artifacts.store import Store
-from research.kills.guest_park import GuestPark, WorkerPlace, guest_park
+from research.kills.elastic_pool import ElasticPool, WorkerPlace, elastic_pool
 from research.kills.injected_run import BEFORE, InjectedRun
 from research.kills.injection_command import KillExperiment, perform
 from research.kills.injections import Victim, engines, flow
 
 PLACES = 3
-NUM_STEPS = 300  # a guest takes as long to come as forty of them
-LONGEST_WAIT_S = 8.0  # a guest takes ten to forty seconds to come
+NUM_STEPS = 300  # an elastic worker takes as long to come as forty of them
+LONGEST_WAIT_S = 8.0  # an elastic worker takes ten to forty seconds to come
 SETTINGS = (
     "engine.report_tokens=8",
     "evaluation.num_prompts=16",
@@ -38,8 +39,8 @@ SETTINGS = (
 def among(
     find: Callable[[], list[WorkerPlace]], *, generating: bool | None = None
 ) -> Callable[[InjectedRun], list[WorkerPlace]]:
-    """Nobody before the first step: a guest has nothing to do then. generating: whether they are
-    guests that rounds may ask, or workers on their way there; None for either."""
+    """Nobody before the first step: an elastic worker has nothing to do then. generating: whether
+    they are elastic workers that rounds may ask, or workers on their way there; None for either."""
 
     def found(run: InjectedRun) -> list[WorkerPlace]:
         if run.stage == BEFORE:
@@ -50,17 +51,20 @@ def among(
     return found
 
 
-def victims(park: GuestPark) -> Mapping[str, Victim]:
-    """What may happen; half as many guests join at once as leave, the others after a pause."""
+def victims(park: ElasticPool) -> Mapping[str, Victim]:
+    """What may happen; half as many elastic workers join at once as leave, the others after a
+    pause."""
     there, coming = among(park.filled, generating=True), among(park.filled, generating=False)
     linked, pulling = among(park.linked, generating=True), among(park.transferring)
     at_links = 1 if park.has_links else 0
     table = {
-        "guest joined": Victim(weight=2, find=among(park.empty), strike=park.fill),
-        "guest drained": Victim(weight=3, find=there, strike=park.drain),
-        "guest killed": Victim(weight=3, find=there, strike=park.kill),
-        "coming guest killed": Victim(weight=2, find=coming, strike=park.kill),
-        "pulling guest killed": Victim(weight=2 * at_links, find=pulling, strike=park.kill),
+        "elastic worker joined": Victim(weight=2, find=among(park.empty), strike=park.fill),
+        "elastic worker drained": Victim(weight=3, find=there, strike=park.drain),
+        "elastic worker killed": Victim(weight=3, find=there, strike=park.kill),
+        "coming elastic worker killed": Victim(weight=2, find=coming, strike=park.kill),
+        "pulling elastic worker killed": Victim(
+            weight=2 * at_links, find=pulling, strike=park.kill
+        ),
         "link cut": Victim(weight=3 * at_links, find=linked, strike=park.cut),
         "engine killed": Victim(weight=2, find=engines),
         "flow killed": Victim(weight=1, find=flow, ends_run=True),
@@ -69,7 +73,7 @@ def victims(park: GuestPark) -> Mapping[str, Victim]:
 
 
 def main() -> int:
-    with guest_park(PLACES) as park:
+    with elastic_pool(PLACES) as park:
         return perform(
             KillExperiment(
                 name="research.kills.elastic_injections",

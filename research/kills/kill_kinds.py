@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 from research.kills.elastic_injections import victims
+from research.kills.elastic_pool import elastic_pool
 from research.kills.episode_injections import VICTIMS as OF_EPISODES
-from research.kills.guest_park import guest_park
 from research.kills.injected_run import InjectedRun, RunOrder
 from research.kills.injections import Victim
 from research.kills.joined_cluster import JoinedCluster
@@ -115,11 +115,11 @@ def demo(
 
 
 @contextmanager
-def with_guest(
+def with_elastic_worker(
     order: RunOrder, environment: Mapping[str, str], others: Others
 ) -> Iterator[tuple[InjectedRun, Victims]]:
-    """A run that a guest may join."""
-    with guest_park(1, rate_mbit=None) as park:
+    """A run that an elastic worker may join."""
+    with elastic_pool(1, rate_mbit=None) as park:
         own = replace(order, settings=(*order.settings, *park.settings))
         run = InjectedRun(own, environment, lambda: [*others(), *park.processes()])
         yield run, victims(park)
@@ -203,7 +203,12 @@ KINDS: Sequence[Kind] = (
     Kind(name="prefect", job=PLAIN, injections=("Prefect server killed",), scene=demo),
     Kind(name="host", job=EPISODES, injections=("host killed",), stages=PLAYING),
     Kind(name="host-server", job=EPISODES, injections=("fork server killed",), stages=PLAYING),
-    Kind(name="guest", job=ELASTIC, injections=("guest joined", "guest killed"), scene=with_guest),
+    Kind(
+        name="elastic",
+        job=ELASTIC,
+        injections=("elastic worker joined", "elastic worker killed"),
+        scene=with_elastic_worker,
+    ),
     Kind(name="fork-server", job=PLAIN, injections=("run's fork server killed",) * 2),
     Kind(
         name="scheduler",

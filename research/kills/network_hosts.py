@@ -1,13 +1,13 @@
 """Hosts of one machine: network namespaces with an address each, so that what crosses a host's
 border really crosses one.
 
-    this machine (10.64.N.1) ══ bridge ══ veth ── namespace "guest"   (10.64.N.2)
+    this machine (10.64.N.1) ══ bridge ══ veth ── namespace "elastic"   (10.64.N.2)
                                        ══ veth ── namespace "another" (10.64.N.3)
 
-    with network_hosts("guest", "another", rate_mbit=1000) as hosts:
-        process = hosts.run_in("guest", ["rollflow", "worker", f"tls://{hosts.here}:8786"])
-        hosts.cut("guest")    # nothing arrives any more, and nobody is told
-        hosts.mend("guest")
+    with network_hosts("elastic", "another", rate_mbit=1000) as hosts:
+        process = hosts.run_in("elastic", ["rollflow", "worker", f"tls://{hosts.here}:8786"])
+        hosts.cut("elastic")    # nothing arrives any more, and nobody is told
+        hosts.mend("elastic")
 
 It needs root, iproute2 and a kernel that allows it; `why_not` says what is missing. Whatever
 happens in the block, processes, namespaces and bridge are gone after it; what a killed process left

@@ -1,7 +1,7 @@
 """The papers' experiments on real devices: which runs of real engines come closest to each.
 
     experiments + devices ─▶ Order: a comparison of `comparisons`, its variants, a preset
-                          ├▶ CourseOrder: guests that come and go, on cores
+                          ├▶ CourseOrder: elastic workers that come and go, on cores
                           └▶ those without a counterpart there, which stay simulated
 
 The real runs compare the same variants with the same figures' meaning, at the size of the machine:
@@ -38,7 +38,7 @@ class Counterpart:
     variants: tuple[str, ...]
 
 
-POLYRL = "polyrl"  # on cores: a run whose guests come and go, beside the same run alone
+POLYRL = "polyrl"  # on cores: a run whose elastic workers come and go, beside the same run alone
 # fig13 has its time limits here, its judge nowhere; fig6 and fig14 compare machines
 COUNTERPARTS: Mapping[str, Counterpart] = {
     "table1": Counterpart(comparison=ROLLPACKER, variants=("sync",)),
@@ -87,7 +87,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CourseOrder:
-    """A run with guests and one without, by the script of `elastic_course`."""
+    """A run with elastic workers and one without, by the script of `elastic_course`."""
 
     preset: str
     settings: tuple[str, ...]

@@ -70,13 +70,13 @@ def figures_of(order: Order) -> dict[str, float]:
 
 
 def course_figures(order: CourseOrder) -> dict[str, float]:
-    """Median seconds of a step with guests and without, and what a reward differs by."""
+    """Median seconds of a step with elastic workers and without, and what a reward differs by."""
     read = json.loads(order.figures.read_text())
     seconds, name = read["step_s"], f"real/{POLYRL}"
     return {
-        f"{name}/guests/step_s": seconds["with guests"],
+        f"{name}/elastic/step_s": seconds["with elastic workers"],
         f"{name}/static/step_s": seconds["static"],
-        f"{name}/speed_up": seconds["static"] / seconds["with guests"],
+        f"{name}/speed_up": seconds["static"] / seconds["with elastic workers"],
         f"{name}/reward_difference": read["reward_difference"],
     }
 

@@ -69,7 +69,9 @@ class ElasticRound:
         self._freed_s: list[float] = []  # when each learner became free in mid-round
         self._closed_s = self._began_s
 
-    async def play(self, engines: list[SimulatedEngine], guests: SpotWorkers) -> RoundResult:
+    async def play(
+        self, engines: list[SimulatedEngine], elastic_workers: SpotWorkers
+    ) -> RoundResult:
         async with asyncio.TaskGroup() as tasks:
             accumulation = StreamedAccumulation(
                 self._ranks, tasks, self._plan.accept_prompts, ROW_TOKENS, flat_costs=True
@@ -93,7 +95,7 @@ class ElasticRound:
                 on_accept=accept,
                 on_freed=free,
                 stream_trainer=self._window,
-                guests=guests,
+                elastic_workers=elastic_workers,
                 balancing=self._rules.balancing,
                 report_tokens=self._rules.shape.report_tokens,
             )

@@ -36,7 +36,7 @@ class Worker:
 
 
 class SpotWorkers:
-    """Those that are there; tells the round that is open (`Guests`)."""
+    """Those that are there; tells the round that is open (`Elastic workers`)."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class SpotWorkers:
         del self._present[self._most :]
 
     async def news(self, wait_s: float) -> list[ElasticNews]:
-        """What the open round is to hear (`Guests`)."""
+        """What the open round is to hear (`Elastic workers`)."""
         assert self._news is not None, "a round is open"
         return await self._news.take(wait_s)
 

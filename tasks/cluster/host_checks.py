@@ -5,7 +5,7 @@
 
 Asked before any engine is built: a folder that each host has for itself would else be noticed when
 the first weights are loaded, and an engine over two hosts when vLLM misses a GPU. Leaves out
-guests, which need no file of the run and have engines of their own.
+elastic workers, which need no file of the run and have engines of their own.
 """
 
 from __future__ import annotations

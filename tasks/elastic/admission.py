@@ -5,10 +5,10 @@ events, and what is to be done is returned.
                          └───▶ Admit: building ─▶ loaded: present ─▶ leaving ─▶ Forget: gone
                                    └── it fails, its lease is over, its worker is away ──▲
 
-A guest is one process of a worker: a worker that comes back under its name is another guest, with
-another name (`NAME.g2`), so that no name is used twice in a run. One that a round gave up must
-begin anew like that, for it may live and still run what it was asked. Leaves out how workers are
-watched and engines made (`tasks.elastic.keeper`).
+An elastic worker is one process of a worker: a worker that comes back under its name is another
+elastic worker, with another name (`NAME.g2`), so that no name is used twice in a run. One that a
+round gave up must begin anew like that, for it may live and still run what it was asked. Leaves out
+how workers are watched and engines made (`tasks.elastic.keeper`).
 """
 
 from __future__ import annotations
@@ -50,33 +50,37 @@ class AdmissionRules:
     """Who may come."""
 
     versions: Mapping[str, str]  # of the run's packages, by name
-    most_guests: int
-    lease_s: float  # the longest that a guest may be silent
-    ready_s: float  # a guest that holds no weights after so long is given up
+    max_workers: int
+    lease_s: float  # the longest that an elastic worker may be silent
+    ready_s: float  # an elastic worker that holds no weights after so long is given up
     price_classes: frozenset[str] | None = None  # that have a price; None for any
 
 
 class WorkerAdmission:
-    """The guests of one run."""
+    """The elastic workers of one run."""
 
     def __init__(self, rules: AdmissionRules, generations: Mapping[str, int] | None = None) -> None:
         """generations: how often each worker came in earlier attempts at the run."""
         self._rules = rules
         self._generations = Counter(dict(generations or {}))
-        self._guests: dict[str, AdmittedWorker] = {}
+        self._elastic_workers: dict[str, AdmittedWorker] = {}
         self._known: set[str] = set()  # addresses that were asked
         self._failures = Counter[str]()  # in a row, by worker
         self._now_s = 0.0
 
     @property
-    def guests(self) -> tuple[AdmittedWorker, ...]:
+    def elastic_workers(self) -> tuple[AdmittedWorker, ...]:
         """All that ever came, in their order."""
-        return tuple(self._guests.values())
+        return tuple(self._elastic_workers.values())
 
     @property
     def here(self) -> tuple[AdmittedWorker, ...]:
         """Those that are not gone."""
-        return tuple(guest for guest in self._guests.values() if guest.state != "gone")
+        return tuple(
+            elastic_worker
+            for elastic_worker in self._elastic_workers.values()
+            if elastic_worker.state != "gone"
+        )
 
     def handle(self, event: WorkerEvent) -> list[MemberDecision]:
         """What follows from this."""
@@ -96,9 +100,9 @@ class WorkerAdmission:
                 return self._join(event)
             case Failed():
                 return self._fail(event)
-            case GivenUp(guest=name, reason=reason):
+            case GivenUp(elastic_worker=name, reason=reason):
                 return self._give_up(name, reason)
-            case Emptied(guest=name):
+            case Emptied(elastic_worker=name):
                 return self._part(name)
 
     # --- coming --------------------------------------------------------------------------------
@@ -107,42 +111,44 @@ class WorkerAdmission:
         """Those that are away or silent go before others come under their names."""
         passed_s, self._now_s = at_s - self._now_s, at_s
         decisions: list[MemberDecision] = []
-        for guest in self.here:
-            if guest.address not in workers:
-                decisions.append(self._forget(_lost(guest), "its worker is away"))
-            elif overdue := self._overdue(self._pardoned(guest, passed_s)):
-                self._keep(_lost(guest))
-                decisions += self._end(guest.name, overdue)
+        for elastic_worker in self.here:
+            if elastic_worker.address not in workers:
+                decisions.append(self._forget(_lost(elastic_worker), "its worker is away"))
+            elif overdue := self._overdue(self._pardoned(elastic_worker, passed_s)):
+                self._keep(_lost(elastic_worker))
+                decisions += self._end(elastic_worker.name, overdue)
         decisions += [AskCard(address=address) for address in sorted(workers - self._known)]
         self._known = set(workers)
         return decisions
 
-    def _pardoned(self, guest: AdmittedWorker, passed_s: float) -> AdmittedWorker:
+    def _pardoned(self, elastic_worker: AdmittedWorker, passed_s: float) -> AdmittedWorker:
         """Its lease does not run while the trainer stood still or its clock was set: no two looks
         are that far apart else."""
         if 0 <= passed_s <= self._rules.lease_s:
-            return guest
-        return self._keep(replace(guest, renewed_s=min(self._now_s, guest.renewed_s + passed_s)))
+            return elastic_worker
+        return self._keep(
+            replace(elastic_worker, renewed_s=min(self._now_s, elastic_worker.renewed_s + passed_s))
+        )
 
-    def _overdue(self, guest: AdmittedWorker) -> str:
-        """What a guest should have done by now; empty if nothing. One that is building is bound by
-        another clock: what is imported there may hold the thread that renews."""
+    def _overdue(self, elastic_worker: AdmittedWorker) -> str:
+        """What an elastic worker should have done by now; empty if nothing. One that is building is
+        bound by another clock: what is imported there may hold the thread that renews."""
         rules, now_s = self._rules, self._now_s
-        if guest.state == "building":
-            late = now_s - guest.since_s > rules.ready_s
+        if elastic_worker.state == "building":
+            late = now_s - elastic_worker.since_s > rules.ready_s
             told = f"it held no weights within {rules.ready_s:g} s, all its limits together"
             return told if late else ""
-        is_silent = now_s - guest.renewed_s > guest.lease_s
-        return f"its lease of {guest.lease_s:g} s was not renewed" if is_silent else ""
+        is_silent = now_s - elastic_worker.renewed_s > elastic_worker.lease_s
+        return f"its lease of {elastic_worker.lease_s:g} s was not renewed" if is_silent else ""
 
     def _consider(self, at_s: float, address: str, applicant: Applicant) -> list[MemberDecision]:
         if applicant.has_served:  # an engine of an earlier attempt leaves more than it takes back
-            reason = "its process has held an engine: every guest begins in a process of its own"
+            reason = "its process has held an engine; start one process for each elastic worker"
             return [Renew(address=address, reason=reason)]
         if reason := self._against(applicant):
             return [Refuse(address=address, reason=reason)]
         self._generations[applicant.name] += 1
-        guest = AdmittedWorker(
+        elastic_worker = AdmittedWorker(
             name=f"{applicant.name}.g{self._generations[applicant.name]}",
             worker=applicant.name,
             address=address,
@@ -153,19 +159,21 @@ class WorkerAdmission:
             lease_s=applicant.lease_s,
             renewed_s=at_s,
         )
-        self._guests[guest.name] = guest
-        return [Admit(guest=guest)]
+        self._elastic_workers[elastic_worker.name] = elastic_worker
+        return [Admit(elastic_worker=elastic_worker)]
 
     def _against(self, applicant: Applicant) -> str:
         """Why this one may not come: the rule, the value, the cure. Empty if it may."""
         rules, name, price = self._rules, applicant.name, applicant.price_class
         if not applicant.knows_token:
-            return "the token must be the run's, this one is not; give the worker guests.token_file"
+            return (
+                "the token must be the run's, this one is not; give the worker elastic.token_file"
+            )
         for package, wanted in rules.versions.items():
             found = applicant.versions.get(package, "none")
             if found != wanted:
                 return f"{package} must be {wanted} as in the run, got {found}; install that one"
-        if any(guest.worker == name for guest in self.here):
+        if any(elastic_worker.worker == name for elastic_worker in self.here):
             return f"the name must be free, {name} is here; give the worker another --name"
         if applicant.lease_s > rules.lease_s:
             told = f"its lease must be at most the run's {rules.lease_s:g} s"
@@ -178,92 +186,104 @@ class WorkerAdmission:
             return f"the price class must be one of {known}, got {price!r}; give it a price"
         if self._failures[name] >= MAX_FAILURES:
             return f"an engine must come up, those of {name} failed {MAX_FAILURES} times in a row"
-        if len(self.here) >= rules.most_guests:
-            most = rules.most_guests
-            return f"there may be {most} guests at once, {most} are here; raise guests.most_guests"
+        if len(self.here) >= rules.max_workers:
+            most = rules.max_workers
+            return (
+                f"there may be {most} elastic workers at once, {most} are here; raise"
+                " elastic.max_workers"
+            )
         return ""
 
     # --- being there ---------------------------------------------------------------------------
 
     def _renew(self, at_s: float, worker: str) -> None:
-        for guest in self.here:
-            if guest.worker == worker:
-                self._keep(replace(guest, renewed_s=max(at_s, guest.renewed_s)))
+        for elastic_worker in self.here:
+            if elastic_worker.worker == worker:
+                self._keep(replace(elastic_worker, renewed_s=max(at_s, elastic_worker.renewed_s)))
 
     def _join(self, loaded: Loaded) -> list[MemberDecision]:
-        """A guest that is leaving or gone by now joins nothing."""
-        guest, at_s = self._guests[loaded.guest], loaded.at_s
-        if guest.state not in ("building", "present"):
+        """An elastic worker that is leaving or gone by now joins nothing."""
+        elastic_worker, at_s = self._elastic_workers[loaded.elastic_worker], loaded.at_s
+        if elastic_worker.state not in ("building", "present"):
             return []
-        self._failures.pop(guest.worker, None)
+        self._failures.pop(elastic_worker.worker, None)
         present = replace(
-            guest,
+            elastic_worker,
             state="present",
             version=loaded.version,
             took=loaded.took,
-            transfers=guest.transfers + _transfer(loaded),
-            joined_s=at_s if guest.joined_s is None else guest.joined_s,
-            renewed_s=max(at_s, guest.renewed_s),
+            transfers=elastic_worker.transfers + _transfer(loaded),
+            joined_s=at_s if elastic_worker.joined_s is None else elastic_worker.joined_s,
+            renewed_s=max(at_s, elastic_worker.renewed_s),
         )
-        return [Join(guest=self._keep(present))]
+        return [Join(elastic_worker=self._keep(present))]
 
     # --- going ---------------------------------------------------------------------------------
 
     def _drain(self, worker: str, reason: str) -> list[MemberDecision]:
         decisions: list[MemberDecision] = []
-        for guest in self.here:
-            if guest.worker != worker or guest.state == "leaving":
+        for elastic_worker in self.here:
+            if elastic_worker.worker != worker or elastic_worker.state == "leaving":
                 continue
-            if guest.state == "building":  # there is nothing that could be taken away
-                gone = self._forget(guest, reason)
-                decisions += [gone, Dismiss(address=guest.address, reason=reason)]
+            if elastic_worker.state == "building":  # there is nothing that could be taken away
+                gone = self._forget(elastic_worker, reason)
+                decisions += [gone, Dismiss(address=elastic_worker.address, reason=reason)]
             else:
-                told = replace(guest, state="leaving", reason=reason, leaving_s=self._now_s)
-                decisions.append(Drain(guest=self._keep(told)))
+                told = replace(
+                    elastic_worker, state="leaving", reason=reason, leaving_s=self._now_s
+                )
+                decisions.append(Drain(elastic_worker=self._keep(told)))
         return decisions
 
     def _fail(self, failed: Failed) -> list[MemberDecision]:
         """One whose worker is away by then has not failed for that."""
-        guest = self._guests[failed.guest]
-        if guest.state == "gone":
+        elastic_worker = self._elastic_workers[failed.elastic_worker]
+        if elastic_worker.state == "gone":
             return []
-        self._failures[guest.worker] += 1
-        self._keep(replace(guest, missed=failed.missed))
-        return self._end(guest.name, failed.reason)
+        self._failures[elastic_worker.worker] += 1
+        self._keep(replace(elastic_worker, missed=failed.missed))
+        return self._end(elastic_worker.name, failed.reason)
 
     def _give_up(self, name: str, reason: str) -> list[MemberDecision]:
         """One that leaves has nothing more to hand over; whoever else is unknown here."""
-        guest = self._guests.get(name)
-        if guest is None:
+        elastic_worker = self._elastic_workers.get(name)
+        if elastic_worker is None:
             return []
-        return self._part(name) if guest.state == "leaving" else self._end(name, reason)
+        return self._part(name) if elastic_worker.state == "leaving" else self._end(name, reason)
 
     def _end(self, name: str, reason: str) -> list[MemberDecision]:
-        guest = self._guests[name]
-        if guest.state == "gone":
+        elastic_worker = self._elastic_workers[name]
+        if elastic_worker.state == "gone":
             return []
-        return [self._forget(guest, reason), Renew(address=guest.address, reason=reason)]
+        return [
+            self._forget(elastic_worker, reason),
+            Renew(address=elastic_worker.address, reason=reason),
+        ]
 
     def _part(self, name: str) -> list[MemberDecision]:
-        guest = self._guests[name]
-        if guest.state != "leaving":
+        elastic_worker = self._elastic_workers[name]
+        if elastic_worker.state != "leaving":
             return []
-        gone = self._forget(guest, guest.reason)
-        return [gone, Dismiss(address=guest.address, reason=guest.reason)]
+        gone = self._forget(elastic_worker, elastic_worker.reason)
+        return [gone, Dismiss(address=elastic_worker.address, reason=elastic_worker.reason)]
 
-    def _forget(self, guest: AdmittedWorker, reason: str) -> Forget:
-        told = guest.reason or reason  # one that said why it leaves is gone for that
-        gone = replace(guest, state="gone", until_s=self._now_s, reason=told)
-        return Forget(guest=self._keep(gone))
+    def _forget(self, elastic_worker: AdmittedWorker, reason: str) -> Forget:
+        told = elastic_worker.reason or reason  # one that said why it leaves is gone for that
+        gone = replace(elastic_worker, state="gone", until_s=self._now_s, reason=told)
+        return Forget(elastic_worker=self._keep(gone))
 
-    def _keep(self, guest: AdmittedWorker) -> AdmittedWorker:
-        self._guests[guest.name] = guest
-        return guest
+    def _keep(self, elastic_worker: AdmittedWorker) -> AdmittedWorker:
+        self._elastic_workers[elastic_worker.name] = elastic_worker
+        return elastic_worker
 
 
-def _lost(guest: AdmittedWorker) -> AdmittedWorker:
+def _lost(elastic_worker: AdmittedWorker) -> AdmittedWorker:
     """One that nothing was heard of any more; of one that builds or leaves no other is expected."""
-    return replace(guest, lost_s=guest.renewed_s) if guest.state == "present" else guest
+    return (
+        replace(elastic_worker, lost_s=elastic_worker.renewed_s)
+        if elastic_worker.state == "present"
+        else elastic_worker
+    )
 
 
 def _transfer(loaded: Loaded) -> tuple[tuple[float, float], ...]:

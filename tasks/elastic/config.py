@@ -10,29 +10,30 @@ from tasks.elastic.worker_limits import Limits
 
 
 class ElasticWeightsConfig(BaseModel):
-    """Weights over HTTP, for guests that cannot read the run's own paths."""
+    """Weights over HTTP, for elastic workers that cannot read the run's own paths."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool | None = Field(
         None,
         description=(
-            "Guests pull the model and the weights over HTTP; else they read the run's own paths."
-            " Empty pulls where the scheduler listens on an address that other machines reach."
+            "Elastic workers pull the model and the weights over HTTP; else they read the run's"
+            " own paths. Empty pulls where the scheduler listens on an address that other machines"
+            " reach."
         ),
     )
     host: NetworkAddress = Field(
         "",
         description=(
-            "IP address of this machine from which guests pull; empty takes the scheduler's, of a"
-            " cluster that the run starts."
+            "IP address of this machine from which elastic workers pull; empty takes the"
+            " scheduler's, of a cluster that the run starts."
         ),
     )
     port: int = Field(0, ge=0, le=65535, description="Port of that; 0 takes any.")
     allowed_senders: Networks = Field(
         LOOPBACK_NETWORKS,
         min_length=1,
-        description="Networks (CIDR) that guests are in; nobody else gets weights.",
+        description="Networks (CIDR) that elastic workers are in; nobody else gets weights.",
     )
     deltas: bool = Field(
         False,
@@ -59,42 +60,44 @@ class ElasticConfig(BaseModel):
         "",
         description=(
             "File with the secret that a worker must know, too; empty takes that of the environment"
-            " variable ROLLFLOW_GUEST_TOKEN, and without it admits whoever reaches the scheduler."
+            " variable ROLLFLOW_ELASTIC_TOKEN, and without it admits whoever reaches the scheduler."
         ),
     )
-    most_guests: int = Field(16, ge=1, description="Guests at once; more are refused.")
-    max_running_per_guest: int | None = Field(
-        None, ge=1, description="Requests that a guest gets at a time; empty for any number."
+    max_workers: int = Field(16, ge=1, description="Elastic workers at once; more are refused.")
+    max_running_per_worker: int | None = Field(
+        None,
+        ge=1,
+        description="Requests that an elastic worker gets at a time; empty for any number.",
     )
     lease_s: float = Field(
         60.0,
         gt=0,
         description=(
-            "A guest that says nothing and answers nothing for so long is gone, seconds; it says"
-            " that it is there four times as often."
+            "An elastic worker that says nothing and answers nothing for so long is gone, seconds;"
+            " it says that it is there four times as often."
         ),
     )
     pull_s: float = Field(
         600.0,
         gt=0,
-        description="Bound on each pull of a guest, of the model's folder or of weights, seconds.",
+        description="Bound on each pull of a worker, of the model's folder or of weights, seconds.",
     )
     build_s: float = Field(
         600.0,
         gt=0,
-        description="Bound on building a guest's engine once the model is there, seconds.",
+        description="Bound on building a worker's engine once the model is there, seconds.",
     )
     load_s: float = Field(
         300.0,
         gt=0,
-        description="Bound on each load of weights into a guest's engine, with the gate, seconds.",
+        description="Bound on each load of weights into a worker's engine, with the gate, seconds.",
     )
     weights: ElasticWeightsConfig = Field(
         default_factory=ElasticWeightsConfig,
-        description="How weights come to guests that do not see the run's files.",
+        description="How weights come to elastic workers that do not see the run's files.",
     )
 
     @property
     def limits(self) -> Limits:
-        """How long a guest may take until it holds weights."""
+        """How long an elastic worker may take until it holds weights."""
         return Limits(pull_s=self.pull_s, build_s=self.build_s, load_s=self.load_s)

@@ -1,4 +1,4 @@
-"""An engine in the process of a guest, and what of a run is sent there to build it.
+"""An engine in the process of an elastic worker, and what of a run is sent there to build it.
 
 recipe ─▶ ElasticEngineActor: reads the model where the run has it
       └─▶ PullingEngineActor: pulls the model, and every version before it is loaded
@@ -59,8 +59,8 @@ class PullingEngineActor(ElasticEngineActor):
 def recipe(
     run: RunForWorkers, name: str, devices: Sequence[str], origin: WeightOrigin | None = None
 ) -> Recipe:
-    """The engine of a guest that has these devices: one over all of its GPUs, or on all of its
-    cores. origin: from where it pulls; None where it reads the run's own paths."""
+    """The engine of an elastic worker that has these devices: one over all of its GPUs, or on all
+    of its cores. origin: from where it pulls; None where it reads the run's own paths."""
     gpus = [device for device in devices if device.startswith("cuda:")]
     cores = () if gpus else tuple(range(len(devices)))
     config = run.engine.model_copy(update={"tensor_parallel_size": max(1, len(gpus))})

@@ -1,8 +1,8 @@
-"""The engines of guests: built where a guest is, given the weights, forgotten.
+"""The engines of elastic workers: built where an elastic worker is, given the weights, forgotten.
 
-    recipe ─▶ actor in the guest's process ─▶ pull ─▶ load_weights ─▶ gate
+    recipe ─▶ actor in the elastic worker's process ─▶ pull ─▶ load_weights ─▶ gate
 
-A build that fails is not tried again here, and concerns the guest alone. Leaves out when
+A build that fails is not tried again here, and concerns the elastic worker alone. Leaves out when
 (`keeper`).
 """
 
@@ -39,19 +39,21 @@ Result = TypeVar("Result")
 
 
 class ElasticEngines:
-    """By the name of the guest. For the coroutines of one event loop."""
+    """By the name of the elastic worker. For the coroutines of one event loop."""
 
     def __init__(
         self, client: Client, run: RunForWorkers, origin: RunWeightServer | None = None
     ) -> None:
-        """origin: from where guests pull; None where they read the run's own paths."""
+        """origin: from where elastic workers pull; None where they read the run's own paths."""
         self._client = client
         self._run = run
         self._origin = origin
-        self._limits = run.guests.limits
+        self._limits = run.elastic.limits
         self._registry = ActorRegistry(client, run.run_id, num_builds=1)
         # a build waits in a thread, and so does whoever forgets another meanwhile
-        self._threads = ThreadPoolExecutor(2 * run.guests.most_guests, thread_name_prefix="guests")
+        self._threads = ThreadPoolExecutor(
+            2 * run.elastic.max_workers, thread_name_prefix="elastic"
+        )
 
     @property
     def knocks(self) -> Sequence[DeniedRequest]:
@@ -59,23 +61,28 @@ class ElasticEngines:
         return () if self._origin is None else self._origin.knocks
 
     async def open(self) -> None:
-        """Serve what guests pull. ValueError where that cannot be."""
+        """Serve what elastic workers pull. ValueError where that cannot be."""
         if self._origin is not None:
             await self._origin.open()
 
-    async def build(self, guest: AdmittedWorker) -> None:
+    async def build(self, elastic_worker: AdmittedWorker) -> None:
         """Raises ActorLost when the worker dies of it, LimitMissed, or what the engine raises. The
         model's pull, which ends by itself in its own time, goes before."""
         origin = None if self._origin is None else await self._origin.offer_model()
-        made = {guest.name: recipe(self._run, guest.name, guest.devices, origin)}
-        on, limits = {guest.name: guest.worker}, self._limits
+        made = {
+            elastic_worker.name: recipe(
+                self._run, elastic_worker.name, elastic_worker.devices, origin
+            )
+        }
+        on, limits = {elastic_worker.name: elastic_worker.worker}, self._limits
         within_s = limits.build_s + (limits.pull_s + MARGIN_S if origin is not None else 0.0)
-        with limits.bound("build_s", f"{guest.name}: the engine's build"):
+        with limits.bound("build_s", f"{elastic_worker.name}: the engine's build"):
             await self._in_thread(lambda: self._registry.create_all(on, made, within_s))
 
     async def pull(self, name: str, weights: WeightsRef) -> WeightsRef:
-        """Have this version where the guest can read it; where that is. Raises ActorLost,
-        LimitMissed, OSError when the file is gone, or what the guest raises (WeightsRefused)."""
+        """Have this version where the elastic worker can read it; where that is. Raises ActorLost,
+        LimitMissed, OSError when the file is gone, or what the elastic worker raises
+        (WeightsRefused)."""
         if self._origin is None:
             return weights
         await self._origin.offer(weights)
@@ -98,7 +105,7 @@ class ElasticEngines:
     async def is_empty(self, name: str) -> bool:
         """Whether it runs nothing; so it is when it is gone."""
         try:
-            engine = self._engine(name, self._run.guests.lease_s)
+            engine = self._engine(name, self._run.elastic.lease_s)
             return not (await engine.stats()).progress
         except (ActorLost, EngineLost):
             return True

@@ -1,14 +1,15 @@
-"""Looks after the guests of a run, in the flow's process beside the steps, which never wait for it.
+"""Looks after the elastic workers of a run, in the flow's process beside the steps, which never
+wait for it.
 
     workers ── look, leases, cards ──▶ one queue ─▶ Membership ─▶ decisions
                                           ▲                          │
-    a task for each guest: build ─▶ pull ─▶ load ─┴─ Loaded, Failed ◀┤
+    a task for each elastic worker: build ─▶ pull ─▶ load ─┴─ Loaded, Failed ◀┤
     every publication ──▶ pull and load the newer version            ▼
                                              sample buffer: joined, leaving, gone ─▶ rounds
 
-A guest is told to rounds when it holds a version and has passed the gate, and again with every
-later one: a round asks it for what its weights are new enough for. Before a load that drops what an
-engine runs, no round may ask it: it is withdrawn first.
+An elastic worker is told to rounds when it holds a version and has passed the gate, and again with
+every later one: a round asks it for what its weights are new enough for. Before a load that drops
+what an engine runs, no round may ask it: it is withdrawn first.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ from tasks.learner.stage_reports import PublishReport
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-EMPTY_LOOKS = 2  # in a row, after which a guest that leaves has handed over all that it ran
+EMPTY_LOOKS = (
+    2  # in a row, after which an elastic worker that leaves has handed over all that it ran
+)
 OVER = "the run is over"
 
 
@@ -74,16 +77,18 @@ class ElasticKeeper:
         self._tell, self._keep_names = tell, keep_names
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._serving: dict[str, asyncio.Task[None]] = {}  # by guest
-        self._told: set[str] = set()  # guests that rounds may ask
-        self._loaded: dict[str, int] = {}  # publication that each guest holds, by guest
+        self._serving: dict[str, asyncio.Task[None]] = {}  # by elastic worker
+        self._told: set[str] = set()  # elastic workers that rounds may ask
+        self._loaded: dict[
+            str, int
+        ] = {}  # publication that each elastic worker holds, by elastic worker
         self._publications = ElasticPublications()
         self._telling = asyncio.Lock()  # that it joined is told before that it goes
 
     @property
-    def guests(self) -> tuple[AdmittedWorker, ...]:
+    def elastic_workers(self) -> tuple[AdmittedWorker, ...]:
         """All that came in this attempt at the run."""
-        return self._membership.guests
+        return self._membership.elastic_workers
 
     @property
     def knocks(self) -> tuple[DeniedRequest, ...]:
@@ -91,8 +96,8 @@ class ElasticKeeper:
         return tuple(self._engines.knocks)
 
     async def start(self) -> None:
-        """Look after guests from now on; harmless when it does already. ValueError where weights
-        cannot be served."""
+        """Look after elastic workers from now on; harmless when it does already. ValueError where
+        weights cannot be served."""
         if self._tasks:
             return
         await self._engines.open()
@@ -106,18 +111,20 @@ class ElasticKeeper:
         self._spawn(self._keep())
 
     def stop(self, *, is_over: bool) -> None:
-        """Look after nobody any more. Guests of a run that is over are dismissed; those of one that
-        may be resumed end with the scheduler, or are found by the next attempt."""
+        """Look after nobody any more. Elastic workers of a run that is over are dismissed; those of
+        one that may be resumed end with the scheduler, or are found by the next attempt."""
         for task in (*self._tasks, *self._serving.values()):
             task.cancel()
         if is_over:
-            self._workers.part([guest.address for guest in self._membership.here], OVER)
+            self._workers.part(
+                [elastic_worker.address for elastic_worker in self._membership.here], OVER
+            )
         self._workers.close()
         self._engines.close()
 
     async def publish(self, published: PublishReport, running: Running = Running.DROP) -> None:
-        """The run's engines hold this version now. Returns before the guests do, but not before
-        rounds that open later know of none that holds another."""
+        """The run's engines hold this version now. Returns before the elastic workers do, but not
+        before rounds that open later know of none that holds another."""
         self._publications.put(published, running)  # from here on nobody joins with what it drops
         if running is Running.DROP:
             async with self._telling:
@@ -132,7 +139,7 @@ class ElasticKeeper:
             try:
                 await self._look()
             except Exception:  # a scheduler that answers otherwise than expected: look again
-                logger.exception("guests: not looked at")
+                logger.exception("elastic workers: not looked at")
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
@@ -147,7 +154,7 @@ class ElasticKeeper:
             self._events.put_nowait(event)
 
     async def _look_and(self, event: WorkerEvent) -> None:
-        """Say this of a guest, but first whether its worker is away, which says more."""
+        """Say this of an elastic worker, but first whether its worker is away, which says more."""
         await self._look()
         self._events.put_nowait(event)
 
@@ -157,21 +164,25 @@ class ElasticKeeper:
             try:
                 decisions = self._membership.handle(event)
             except Exception:  # a worker may say what nobody expects
-                logger.exception("guests: not understood: %s", event)
+                logger.exception("elastic workers: not understood: %s", event)
                 continue
             for decision in decisions:
                 try:
                     await self._carry_out(decision)
-                except Exception:  # a store that is away, say: the other guests go on
-                    logger.exception("guests: not carried out: %s", decision)
+                except Exception:  # a store that is away, say: the other elastic workers go on
+                    logger.exception("elastic workers: not carried out: %s", decision)
 
     async def _carry_out(self, decision: MemberDecision) -> None:
         match decision:
             case AskCard(address=address):
                 self._spawn(self._ask(address))
-            case Admit(guest=guest):
-                logger.info("guest=%s admitted on %s", guest.name, guest.address)
-                self._serving[guest.name] = asyncio.create_task(self._serve(guest))
+            case Admit(elastic_worker=elastic_worker):
+                logger.info(
+                    "elastic_worker=%s admitted on %s", elastic_worker.name, elastic_worker.address
+                )
+                self._serving[elastic_worker.name] = asyncio.create_task(
+                    self._serve(elastic_worker)
+                )
                 await asyncio.to_thread(self._keep_names)  # last: the store may be away
             case Refuse(address=address, reason=reason):
                 logger.warning("worker=%s refused: %s", address, reason)
@@ -182,28 +193,29 @@ class ElasticKeeper:
             case Renew(address=address, reason=reason):
                 logger.info("worker=%s must begin anew: %s", address, reason)
                 self._spawn(self._workers.renew(address, reason))
-            case Join(guest=guest):
-                await self._join(guest)
-            case Drain(guest=guest):
-                await self._drain(guest)
-            case Forget(guest=guest):
-                await self._forget(guest)
+            case Join(elastic_worker=elastic_worker):
+                await self._join(elastic_worker)
+            case Drain(elastic_worker=elastic_worker):
+                await self._drain(elastic_worker)
+            case Forget(elastic_worker=elastic_worker):
+                await self._forget(elastic_worker)
 
     async def _ask(self, address: str) -> None:
         self._events.put_nowait(await self._workers.ask(address))
 
-    # --- a guest comes -------------------------------------------------------------------------
+    # --- an elastic worker comes
+    # -------------------------------------------------------------------------
 
-    async def _serve(self, guest: AdmittedWorker) -> None:
+    async def _serve(self, elastic_worker: AdmittedWorker) -> None:
         """Build its engine, and have it hold whatever is the newest version."""
         try:
             begun_s = time.monotonic()
-            await self._engines.build(guest)
-            await self._follow(guest.name, time.monotonic() - begun_s)
-        except Exception as error:  # whatever fails concerns this guest alone
+            await self._engines.build(elastic_worker)
+            await self._follow(elastic_worker.name, time.monotonic() - begun_s)
+        except Exception as error:  # whatever fails concerns this elastic worker alone
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             missed = error.limit if isinstance(error, LimitMissed) else None
-            failed = Failed(guest=guest.name, reason=reason, missed=missed)
+            failed = Failed(elastic_worker=elastic_worker.name, reason=reason, missed=missed)
             if isinstance(error, ActorLost | EngineLost):  # for a worker that is away is no failure
                 await self._look_and(failed)
             else:
@@ -233,36 +245,47 @@ class ElasticKeeper:
                 self._events.put_nowait(
                     Loaded(
                         at_s=time.time(),
-                        guest=name,
+                        elastic_worker=name,
                         version=published.weights.version,
                         took=took,
                     )
                 )
 
-    async def _join(self, guest: AdmittedWorker) -> None:
+    async def _join(self, elastic_worker: AdmittedWorker) -> None:
         """Tell rounds, unless it drops what it is asked for newer weights."""
-        assert guest.version is not None, "it has loaded one"
-        devices = shown_devices(guest.worker, guest.devices)
-        told = WorkerNotice(name=guest.name, kind="joined", version=guest.version, devices=devices)
-        took = guest.took
+        assert elastic_worker.version is not None, "it has loaded one"
+        devices = shown_devices(elastic_worker.worker, elastic_worker.devices)
+        told = WorkerNotice(
+            name=elastic_worker.name, kind="joined", version=elastic_worker.version, devices=devices
+        )
+        took = elastic_worker.took
         async with self._telling:
-            if self._loaded[guest.name] < self._publications.dropping:
+            if self._loaded[elastic_worker.name] < self._publications.dropping:
                 return
             logger.info(
-                "guest=%s joined version=%d build_s=%.1f pull_s=%.2f load_s=%.2f",
-                *(guest.name, guest.version, took.build_s, took.pull_s, took.load_s),
+                "elastic_worker=%s joined version=%d build_s=%.1f pull_s=%.2f load_s=%.2f",
+                *(
+                    elastic_worker.name,
+                    elastic_worker.version,
+                    took.build_s,
+                    took.pull_s,
+                    took.load_s,
+                ),
             )
-            self._told.add(guest.name)
+            self._told.add(elastic_worker.name)
             await self._try_to_tell(told)
 
-    # --- a guest goes --------------------------------------------------------------------------
+    # --- an elastic worker goes
+    # --------------------------------------------------------------------------
 
-    async def _drain(self, guest: AdmittedWorker) -> None:
-        logger.info("guest=%s leaves: %s", guest.name, guest.reason)
-        self._told.discard(guest.name)
-        await self._try_to_tell(WorkerNotice(name=guest.name, kind="leaving", reason=guest.reason))
-        self._serving.pop(guest.name).cancel()
-        self._serving[guest.name] = asyncio.create_task(self._empty(guest.name))
+    async def _drain(self, elastic_worker: AdmittedWorker) -> None:
+        logger.info("elastic_worker=%s leaves: %s", elastic_worker.name, elastic_worker.reason)
+        self._told.discard(elastic_worker.name)
+        await self._try_to_tell(
+            WorkerNotice(name=elastic_worker.name, kind="leaving", reason=elastic_worker.reason)
+        )
+        self._serving.pop(elastic_worker.name).cancel()
+        self._serving[elastic_worker.name] = asyncio.create_task(self._empty(elastic_worker.name))
 
     async def _empty(self, name: str) -> None:
         """Look until it runs nothing any more."""
@@ -270,14 +293,14 @@ class ElasticKeeper:
         while num_empty < EMPTY_LOOKS:
             await asyncio.sleep(LOOK_S)
             num_empty = num_empty + 1 if await self._engines.is_empty(name) else 0
-        self._events.put_nowait(Emptied(guest=name))
+        self._events.put_nowait(Emptied(elastic_worker=name))
 
-    async def _forget(self, guest: AdmittedWorker) -> None:
-        logger.warning("guest=%s gone: %s", guest.name, guest.reason)
-        self._serving.pop(guest.name).cancel()
+    async def _forget(self, elastic_worker: AdmittedWorker) -> None:
+        logger.warning("elastic_worker=%s gone: %s", elastic_worker.name, elastic_worker.reason)
+        self._serving.pop(elastic_worker.name).cancel()
         async with self._telling:
-            await self._withdraw(guest.name, guest.reason)
-        self._spawn(self._engines.discard(guest.name))
+            await self._withdraw(elastic_worker.name, elastic_worker.reason)
+        self._spawn(self._engines.discard(elastic_worker.name))
 
     async def _withdraw(self, name: str, reason: str) -> None:
         self._told.discard(name)
@@ -289,7 +312,7 @@ class ElasticKeeper:
         try:
             await self._tell(told)
         except (ActorLost, TimeoutError) as error:
-            logger.warning("guest=%s kind=%s not told: %s", told.name, told.kind, error)
+            logger.warning("elastic_worker=%s kind=%s not told: %s", told.name, told.kind, error)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -299,4 +322,4 @@ class ElasticKeeper:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("guests are not looked after: %s", task.exception())
+            logger.error("elastic workers are not looked after: %s", task.exception())

@@ -1,7 +1,8 @@
-"""What the keeper of guests works on: the workers that offer themselves, and the engines there.
+"""What the keeper of elastic workers works on: the workers that offer themselves, and the engines
+there.
 
-keeper ─▶ Workers: `workers.GuestWorkers`
-     └──▶ Engines: `engines.GuestEngines`
+keeper ─▶ Workers: `workers.ElasticWorkerLinks`
+     └──▶ Engines: `engines.ElasticEngines`
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tasks.learner.stage_reports import PublishReport
 
 
 class WorkerSource(Protocol):
-    """Who offers itself (`workers.GuestWorkers`)."""
+    """Who offers itself (`workers.ElasticWorkerLinks`)."""
 
     def listen(self, hear: Callable[[WorkerEvent], None]) -> None: ...
     async def look(self) -> Looked | None: ...
@@ -29,12 +30,12 @@ class WorkerSource(Protocol):
 
 
 class ElasticEngineOps(Protocol):
-    """The engines of guests (`engines.GuestEngines`)."""
+    """The engines of elastic workers (`engines.ElasticEngines`)."""
 
     @property
     def knocks(self) -> Sequence[DeniedRequest]: ...
     async def open(self) -> None: ...
-    async def build(self, guest: AdmittedWorker) -> None: ...
+    async def build(self, elastic_worker: AdmittedWorker) -> None: ...
     async def pull(self, name: str, weights: WeightsRef) -> WeightsRef: ...
     async def load(self, name: str, published: PublishReport, running: Running) -> None: ...
     async def is_empty(self, name: str) -> bool: ...

@@ -1,7 +1,8 @@
-"""The newest weights that a run has published, for guests that follow at their own pace. Belongs to
-one event loop.
+"""The newest weights that a run has published, for elastic workers that follow at their own pace.
+Belongs to one event loop.
 
-    put ─▶ (rounds are told what must not be asked any more) ─▶ wake ─▶ newer_than: each guest
+    put ─▶ (rounds are told what must not be asked any more) ─▶ wake ─▶ newer_than: each elastic
+    worker
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class ElasticPublications:
             self._changed.notify_all()
 
     async def newer_than(self, number: int) -> tuple[int, PublishReport, Running]:
-        """The newest, once there is one after this. A guest that missed one that drops what runs
-        drops it now."""
+        """The newest, once there is one after this. An elastic worker that missed one that drops
+        what runs drops it now."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.number > number)
         assert self._newest is not None, "there is one"

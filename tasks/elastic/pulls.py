@@ -1,4 +1,5 @@
-"""What a guest pulls from its run, and passes on to other guests: in the process of the guest.
+"""What an elastic worker pulls from its run, and passes on to other elastic workers: in the process
+of the elastic worker.
 
     Origin ─▶ WeightPulls ── its worker's folder ─▶ engine
                   ▲ └─ served on, where the worker was told on which address others reach it
@@ -32,20 +33,20 @@ FOLDER = "rollflow-weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightOrigin:
-    """A run's weight server, as guests are told of it."""
+    """A run's weight server, as elastic workers are told of it."""
 
     url: str  # http://ADDRESS:PORT
-    allowed_senders: tuple[str, ...]  # networks that guests are in
+    allowed_senders: tuple[str, ...]  # networks that elastic workers are in
     deltas: bool  # whether versions come as differences
-    limits: Limits  # of its guests
+    limits: Limits  # of its elastic workers
 
 
 class WeightPulls:
-    """Of one guest. Lives on its worker's event loop."""
+    """Of one elastic worker. Lives on its worker's event loop."""
 
-    def __init__(self, origin: WeightOrigin, guest: str, worker: Worker) -> None:
-        """guest: its name within the run."""
-        self._origin, self._guest = origin, guest
+    def __init__(self, origin: WeightOrigin, elastic_worker: str, worker: Worker) -> None:
+        """elastic worker: its name within the run."""
+        self._origin, self._elastic_worker = origin, elastic_worker
         self._token = token_of(worker)
         self._loop: asyncio.AbstractEventLoop = worker.loop.asyncio_loop
         self._folder = Path(worker.local_directory) / FOLDER
@@ -67,13 +68,15 @@ class WeightPulls:
             name=name,
             token=self._token,
             deadline_s=self._origin.limits.pull_s,
-            receiver=self._guest,
+            receiver=self._elastic_worker,
         )
         with self._bound(name):
             return await weights.pull(order)
 
     def _bound(self, name: str) -> AbstractContextManager[None]:
-        return self._origin.limits.bound("pull_s", f"{self._guest}: the pull of version {name}")
+        return self._origin.limits.bound(
+            "pull_s", f"{self._elastic_worker}: the pull of version {name}"
+        )
 
     async def _opened(self) -> WorkerWeights:
         """The first pull, that of the model, comes before all others."""

@@ -1,5 +1,5 @@
-"""What is known of guests on either side: of the run, for whoever builds their engines; of them,
-for rounds."""
+"""What is known of elastic workers on either side: of the run, for whoever builds their engines; of
+them, for rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.learner.weight_check import WeightCheckConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunForWorkers:
-    """The run, as far as the engines of its guests are built and checked by it."""
+    """The run, as far as the engines of its elastic workers are built and checked by it."""
 
     run_id: str  # its folder under the artifact root
     model_path: str  # where the run has the model
@@ -21,12 +21,12 @@ class RunForWorkers:
     seed: int
     gate: WeightCheckConfig  # the comparison after every load
     probes: tuple[tuple[int, ...], ...]  # what the gate asks; empty switches it off
-    guests: ElasticConfig  # how long each part may take, and how many there may be
+    elastic: ElasticConfig  # how long each part may take, and how many there may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNotice:
-    """What rounds are told of a guest."""
+    """What rounds are told of an elastic worker."""
 
     name: str  # of its engine
     kind: Literal["joined", "leaving", "gone"]

@@ -1,10 +1,11 @@
-"""Where the guests of a run pull its model and weights: a weight server in the flow's process.
+"""Where the elastic workers of a run pull its model and weights: a weight server in the flow's
+process.
 
-    guest that needs a version ─▶ offer ─▶ hashed once, served from where it lies ─▶ pulled
+    elastic worker that needs a version ─▶ offer ─▶ hashed once, served from where it lies ─▶ pulled
 
-Nothing is hashed while there is no guest. The learner writes a version over the one before the last
-by renaming that file first, so that the server finds it gone, and who was receiving it finds its
-bytes wrong: both are told, and the newer version is pulled.
+Nothing is hashed while there is no elastic worker. The learner writes a version over the one before
+the last by renaming that file first, so that the server finds it gone, and who was receiving it
+finds its bytes wrong: both are told, and the newer version is pulled.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class RunWeightServer:
         except OSError as error:
             await server.close()
             raise ValueError(
-                "guests.weights.host and port must be free on this machine, got"
+                "elastic.weights.host and port must be free on this machine, got"
                 f" {self._config.host} and {self._config.port} ({error}); correct them"
             ) from error
         self._server = server
@@ -60,7 +61,7 @@ class RunWeightServer:
             await self._server.close()
 
     async def offer_model(self) -> WeightOrigin:
-        """Have the model's folder served; what a guest is told of this server."""
+        """Have the model's folder served; what an elastic worker is told of this server."""
         async with self._offering:
             if not self._has_model:
                 await self._serving.publish_model(self._model)
@@ -79,10 +80,10 @@ class RunWeightServer:
                 await self._serving.publish(weights)
                 self._offered = weights
 
-    def forget(self, guest: str) -> None:
-        """This guest is gone: nobody is sent to it any more."""
+    def forget(self, elastic_worker: str) -> None:
+        """This elastic worker is gone: nobody is sent to it any more."""
         if self._server is not None:
-            self._server.forget(guest)
+            self._server.forget(elastic_worker)
 
     @property
     def _serving(self) -> WeightServer:

@@ -1,15 +1,17 @@
-"""What a guest says of itself, and what the trainer tells it. A guest is a rollout worker that the
-run did not start.
+"""What an elastic worker says of itself, and what the trainer tells it. An elastic worker is a
+rollout worker that the run did not start.
 
-    trainer ── client.run(read_card, workers=[address]) ──▶ guest: its card, made at that moment
-            ── client.run(refuse, reason, ...)  ─────────▶ guest: prints it, ends with 2
-            ── client.run(dismiss, reason, ...) ─────────▶ guest: prints it, ends with 0
-            ── client.run(renew, reason, ...) ───────────▶ guest: prints it, ends with 3
-            ◀─ events of TOPIC: {"kind": "lease" | "leaving", "name", ["reason"]} ──────── guest
-            ◀─ events of TOPIC: {"kind": "given up", "name", "reason"} ──────────────── a round
+    trainer ── client.run(read_card, workers=[address]) ──▶ elastic worker: its card, made at that
+    moment
+            ── client.run(refuse, reason, ...)  ─────────▶ elastic worker: prints it, ends with 2 ──
+            client.run(dismiss, reason, ...) ─────────▶ elastic worker: prints it, ends with 0 ──
+            client.run(renew, reason, ...) ───────────▶ elastic worker: prints it, ends with 3 ◀─
+            events of TOPIC: {"kind": "lease" | "leaving", "name", ["reason"]} ──────── elastic
+            worker ◀─ events of TOPIC: {"kind": "given up", "name", "reason"} ──────────────── a
+            round
 
 A card holds no secret: whoever reads it learns a proof that counts for this address and a few
-minutes alone. Leaves out the process (`guest_process`) and who is admitted (`membership`).
+minutes alone. Leaves out the process (`worker_process`) and who is admitted (`membership`).
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from typing import Final, Protocol, TypedDict
 
 from distributed import Worker
 
-TOPIC: Final = "rollflow/guests"  # Dask's topic for what guests tell
-RESOURCE: Final = "guest"  # the Dask resource by which a worker is known for one
-EXTENSION: Final = "rollflow-guest"  # where a Dask worker keeps its guest
-TOKEN_VARIABLE: Final = "ROLLFLOW_GUEST_TOKEN"
+TOPIC: Final = "rollflow/elastic-workers"  # Dask's topic for what elastic workers tell
+RESOURCE: Final = "elastic"  # the Dask resource by which a worker is known for one
+EXTENSION: Final = "rollflow-elastic-worker"  # where a Dask worker keeps its elastic worker
+TOKEN_VARIABLE: Final = "ROLLFLOW_ELASTIC_TOKEN"
 PROOF_HOLDS_S = 300.0  # clocks may differ, and a call may take its time
 
 
-def given_up(guest: str, reason: str) -> dict[str, str]:
-    """What a round tells of a guest, by the name of its engine, from which it has nothing more to
-    expect though it may live."""
-    return {"kind": "given up", "name": guest, "reason": reason}
+def given_up(elastic_worker: str, reason: str) -> dict[str, str]:
+    """What a round tells of an elastic worker, by the name of its engine, from which it has nothing
+    more to expect though it may live."""
+    return {"kind": "given up", "name": elastic_worker, "reason": reason}
 
 
 class WorkerCard(TypedDict):
-    """A guest in plain values, all of which JSON knows."""
+    """An elastic worker in plain values, all of which JSON knows."""
 
     name: str  # of its Dask worker; a new process may come back under it
     rollflow: str  # versions of what it will run; empty where something is not installed
@@ -58,7 +60,7 @@ class WorkerCard(TypedDict):
 
 
 class WorkerSide(Protocol):
-    """What a guest's process does when it is asked."""
+    """What an elastic worker's process does when it is asked."""
 
     @property
     def token(self) -> str: ...
@@ -69,38 +71,41 @@ class WorkerSide(Protocol):
 
 
 def read_card(*, dask_worker: Worker) -> WorkerCard:
-    """The card of the worker that this runs on. LookupError where it is no guest."""
-    return _guest(dask_worker).card()
+    """The card of the worker that this runs on. LookupError where it is no elastic worker."""
+    return _elastic_worker(dask_worker).card()
 
 
 def refuse(reason: str, *, dask_worker: Worker) -> None:
-    """Have the guest print the sentence and end with 2; it is gone a moment after the answer."""
-    _guest(dask_worker).refuse(reason)
+    """Have the elastic worker print the sentence and end with 2; it is gone a moment after the
+    answer."""
+    _elastic_worker(dask_worker).refuse(reason)
 
 
 def dismiss(reason: str, *, dask_worker: Worker) -> None:
-    """Have the guest print the sentence and end with 0; it is gone a moment after the answer."""
-    _guest(dask_worker).dismiss(reason)
+    """Have the elastic worker print the sentence and end with 0; it is gone a moment after the
+    answer."""
+    _elastic_worker(dask_worker).dismiss(reason)
 
 
 def renew(reason: str, *, dask_worker: Worker) -> None:
-    """Have the guest print the sentence and end with 3; it is gone a moment after the answer."""
-    _guest(dask_worker).renew(reason)
+    """Have the elastic worker print the sentence and end with 3; it is gone a moment after the
+    answer."""
+    _elastic_worker(dask_worker).renew(reason)
 
 
 def token_of(worker: Worker) -> str:
     """The secret that the worker was started with; for what runs in its process."""
-    return _guest(worker).token
+    return _elastic_worker(worker).token
 
 
-def _guest(worker: Worker) -> WorkerSide:
-    guest: WorkerSide | None = worker.extensions.get(EXTENSION)
-    if guest is None:
+def _elastic_worker(worker: Worker) -> WorkerSide:
+    elastic_worker: WorkerSide | None = worker.extensions.get(EXTENSION)
+    if elastic_worker is None:
         raise LookupError(
-            "a guest must be started with --preload tasks.elastic.worker_process,"
+            "an elastic worker must be started with --preload tasks.elastic.worker_process,"
             f" {worker.name} was not; start it by 'rollflow worker'"
         )
-    return guest
+    return elastic_worker
 
 
 def proof_of(token: str, name: str, address: str, told_s: float) -> str:
@@ -108,7 +113,7 @@ def proof_of(token: str, name: str, address: str, told_s: float) -> str:
     hexadecimal. Empty without a token."""
     if not token:
         return ""
-    said = f"rollflow guest\n{name}\n{address}\n{told_s:.3f}"
+    said = f"rollflow elastic worker\n{name}\n{address}\n{told_s:.3f}"
     return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
 
 
@@ -151,7 +156,7 @@ def _checked(token: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a guest was started with."""
+    """What an elastic worker was started with."""
 
     price_class: str  # "spot", "reserved" or another name of the trainer's price list
     token: str = field(repr=False)  # the run's secret; empty for none
@@ -163,7 +168,7 @@ class Terms:
 def make_card(
     name: str, address: str, terms: Terms, devices: Sequence[str], told_s: float | None = None
 ) -> WorkerCard:
-    """The card of a guest whose Dask worker is known by this name at this address."""
+    """The card of an elastic worker whose Dask worker is known by this name at this address."""
     told_s = time.time() if told_s is None else told_s
     return WorkerCard(
         name=name,

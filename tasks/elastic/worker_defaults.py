@@ -1,5 +1,5 @@
-"""What a guest is started with where nothing else is said. Imports nothing, so that the help of a
-command is there at once."""
+"""What an elastic worker is started with where nothing else is said. Imports nothing, so that the
+help of a command is there at once."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Applicant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """How long it took until a guest held its weights, seconds."""
+    """How long it took until an elastic worker held its weights, seconds."""
 
     build_s: float = 0.0  # its engine, with the model's folder on the way there
     pull_s: float = 0.0  # the version that it holds, on the way there
@@ -111,36 +111,37 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A guest's engine holds this version, and has passed the gate."""
+    """An elastic worker's engine holds this version, and has passed the gate."""
 
     at_s: float
-    guest: str
+    elastic_worker: str
     version: int
     took: Took = Took()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A guest's engine was not built, or does not hold the weights."""
+    """An elastic worker's engine was not built, or does not hold the weights."""
 
-    guest: str
+    elastic_worker: str
     reason: str
     missed: Limit | None = None  # which limit it missed, if that is why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """A round has nothing more to expect of a guest, which may live and run old requests."""
+    """A round has nothing more to expect of an elastic worker, which may live and run old
+    requests."""
 
-    guest: str
+    elastic_worker: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emptied:
-    """A guest that leaves runs nothing any more."""
+    """An elastic worker that leaves runs nothing any more."""
 
-    guest: str
+    elastic_worker: str
 
 
 WorkerEvent = (
@@ -162,7 +163,7 @@ class AskCard:
 class Admit:
     """Build an engine there, and give it the weights."""
 
-    guest: AdmittedWorker
+    elastic_worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,23 +176,23 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Rounds may ask this guest."""
+    """Rounds may ask this elastic worker."""
 
-    guest: AdmittedWorker
+    elastic_worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Rounds ask this guest no more, and take away what it runs."""
+    """Rounds ask this elastic worker no more, and take away what it runs."""
 
-    guest: AdmittedWorker
+    elastic_worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """This guest is gone: nobody waits for it."""
+    """This elastic worker is gone: nobody waits for it."""
 
-    guest: AdmittedWorker
+    elastic_worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

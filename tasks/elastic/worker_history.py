@@ -1,4 +1,4 @@
-"""What guests did in a run, step by step and over all attempts at it.
+"""What elastic workers did in a run, step by step and over all attempts at it.
 
 keeper: who is there ─┐
 rows of a step ───────┼─▶ WorkerHistory ─▶ figures of the step, report/members.json, knocks.json
@@ -28,7 +28,7 @@ from tasks.elastic.worker_limits import LIMITS
 
 
 class WorkerHistory:
-    """The guests of one run."""
+    """The elastic workers of one run."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class WorkerHistory:
     @property
     def members(self) -> tuple[ElasticWorkerRow, ...]:
         """All that ever came, with what they did in the steps that were entered."""
-        return (*self._before, *(self._line(guest) for guest in self._read()))
+        return (*self._before, *(self._line(elastic_worker) for elastic_worker in self._read()))
 
     @property
-    def guests(self) -> Sequence[AdmittedWorker]:
+    def elastic_workers(self) -> Sequence[AdmittedWorker]:
         """Those of this attempt, as they are now."""
         return self._read()
 
@@ -69,58 +69,77 @@ class WorkerHistory:
 
     def enter(self, rows: Sequence[ResponseRow]) -> dict[str, float]:
         """The figures of a step with these responses, since the one before."""
-        guests = self._read()
-        names = {guest.name for guest in guests}
+        elastic_workers = self._read()
+        names = {elastic_worker.name for elastic_worker in elastic_workers}
         num_before = self._tokens.total()
         for generated in (row.response.generated for row in rows):
             if generated.engine in names:
                 self._responses[generated.engine] += generated.finish_reason != "aborted"
                 self._tokens[generated.engine] += generated.num_sampled
-        joined = {guest.name for guest in guests if guest.version is not None} - self._joined
+        joined = {
+            elastic_worker.name
+            for elastic_worker in elastic_workers
+            if elastic_worker.version is not None
+        } - self._joined
         self._joined |= joined
-        gone = [guest for guest in guests if guest.state == "gone" and guest.name in self._joined]
-        lost = {guest.name for guest in gone} - self._gone
+        gone = [
+            elastic_worker
+            for elastic_worker in elastic_workers
+            if elastic_worker.state == "gone" and elastic_worker.name in self._joined
+        ]
+        lost = {elastic_worker.name for elastic_worker in gone} - self._gone
         self._gone |= lost
         return {
-            "guests/present": float(sum(guest.state == "present" for guest in guests)),
-            "guests/pull_s": max(
-                (guest.took.pull_s for guest in guests if guest.state == "present"), default=0.0
+            "elastic/present": float(
+                sum(elastic_worker.state == "present" for elastic_worker in elastic_workers)
             ),
-            "guests/tokens": float(self._tokens.total() - num_before),
-            "guests/joined": float(len(joined)),
-            "guests/lost": float(len(lost)),
-            **self._missed(guests),
+            "elastic/pull_s": max(
+                (
+                    elastic_worker.took.pull_s
+                    for elastic_worker in elastic_workers
+                    if elastic_worker.state == "present"
+                ),
+                default=0.0,
+            ),
+            "elastic/tokens": float(self._tokens.total() - num_before),
+            "elastic/joined": float(len(joined)),
+            "elastic/lost": float(len(lost)),
+            **self._missed(elastic_workers),
         }
 
-    def _missed(self, guests: Sequence[AdmittedWorker]) -> dict[str, float]:
+    def _missed(self, elastic_workers: Sequence[AdmittedWorker]) -> dict[str, float]:
         """How many have missed which limit since the step before."""
-        new = [guest for guest in guests if guest.missed and guest.name not in self._late]
-        self._late |= {guest.name for guest in new}
-        missed = Counter(guest.missed for guest in new)
-        return {f"guests/missed_{limit}": float(missed[limit]) for limit in LIMITS}
+        new = [
+            elastic_worker
+            for elastic_worker in elastic_workers
+            if elastic_worker.missed and elastic_worker.name not in self._late
+        ]
+        self._late |= {elastic_worker.name for elastic_worker in new}
+        missed = Counter(elastic_worker.missed for elastic_worker in new)
+        return {f"elastic/missed_{limit}": float(missed[limit]) for limit in LIMITS}
 
-    def _line(self, guest: AdmittedWorker) -> ElasticWorkerRow:
+    def _line(self, elastic_worker: AdmittedWorker) -> ElasticWorkerRow:
         return ElasticWorkerRow(
-            name=guest.name,
-            worker=guest.worker,
-            price_class=guest.price_class,
-            devices=guest.devices,
-            state=guest.state,
-            since_s=guest.since_s,
-            until_s=guest.until_s,
-            version=guest.version,
-            reason=guest.reason,
-            joined_s=guest.joined_s,
-            build_s=guest.took.build_s,
-            pull_s=guest.took.pull_s,
-            load_s=guest.took.load_s,
-            num_responses=self._responses[guest.name],
-            num_tokens=self._tokens[guest.name],
+            name=elastic_worker.name,
+            worker=elastic_worker.worker,
+            price_class=elastic_worker.price_class,
+            devices=elastic_worker.devices,
+            state=elastic_worker.state,
+            since_s=elastic_worker.since_s,
+            until_s=elastic_worker.until_s,
+            version=elastic_worker.version,
+            reason=elastic_worker.reason,
+            joined_s=elastic_worker.joined_s,
+            build_s=elastic_worker.took.build_s,
+            pull_s=elastic_worker.took.pull_s,
+            load_s=elastic_worker.took.load_s,
+            num_responses=self._responses[elastic_worker.name],
+            num_tokens=self._tokens[elastic_worker.name],
         )
 
 
 def _ended(line: ElasticWorkerRow) -> ElasticWorkerRow:
-    """A guest of an earlier attempt, of which nobody could say any more when it went."""
+    """An elastic worker of an earlier attempt, of which nobody could say any more when it went."""
     if line.state == "gone":
         return line
     return replace(line, state="gone", reason="that attempt at the run ended")

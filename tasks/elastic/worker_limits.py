@@ -1,4 +1,5 @@
-"""How long a guest may take until it holds weights: three limits, and who misses one is told which.
+"""How long an elastic worker may take until it holds weights: three limits, and who misses one is
+told which.
 
 pull the model ─▶ build the engine ─▶ pull a version ─▶ load it, through the gate
 pull_s            build_s             pull_s            load_s
@@ -14,16 +15,16 @@ from typing import Literal, get_args
 Limit = Literal["pull_s", "build_s", "load_s"]
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 CURES: dict[Limit, str] = {
-    "pull_s": "raise it, or give the guest a faster link",
-    "build_s": "raise it, or give the guest a faster disk and processor",
-    "load_s": "raise it, or give the guest less to do besides",
+    "pull_s": "raise it, or give the elastic worker a faster link",
+    "build_s": "raise it, or give the elastic worker a faster disk and processor",
+    "load_s": "raise it, or give the elastic worker less to do besides",
 }
 MARGIN_S = 10.0  # a pull ends by itself so much earlier than who waits for it gives up
 
 
 class LimitMissed(RuntimeError):
-    """A guest took longer than one of its limits allows. No TimeoutError, for which Dask's futures
-    would be asked again."""
+    """An elastic worker took longer than one of its limits allows. No TimeoutError, for which
+    Dask's futures would be asked again."""
 
     def __init__(self, limit: Limit, told: str) -> None:
         super().__init__(limit, told)
@@ -43,14 +44,15 @@ class Limits:
 
     @property
     def ready_s(self) -> float:
-        """All that a guest may take until it holds a version: the newest of those that are
-        published meanwhile may be one more."""
+        """All that an elastic worker may take until it holds a version: the newest of those that
+        are published meanwhile may be one more."""
         return self.build_s + 3 * (self.pull_s + MARGIN_S) + 2 * self.load_s
 
     @contextmanager
     def bound(self, limit: Limit, what: str) -> Iterator[None]:
         """What is waited for within the block is bound by this limit. Raises LimitMissed for a
-        TimeoutError, or for what was raised because of one. what: the guest and what it does."""
+        TimeoutError, or for what was raised because of one. what: the elastic worker and what it
+        does."""
         try:
             yield
         except LimitMissed:  # another one, within this
@@ -59,5 +61,5 @@ class Limits:
             if not any(isinstance(each, TimeoutError) for each in (error, error.__cause__)):
                 raise
             limit_s: float = getattr(self, limit)
-            told = f"{what} must take {limit_s:g} s (guests.{limit}) at most"
+            told = f"{what} must take {limit_s:g} s (elastic.{limit}) at most"
             raise LimitMissed(limit, f"{told}, it took longer; {CURES[limit]}") from error

@@ -1,6 +1,7 @@
-"""The process of a guest: a plain Dask worker without a nanny, and this as its preload.
+"""The process of an elastic worker: a plain Dask worker without a nanny, and this as its preload.
 
-    dask worker ADDRESS --no-nanny --resources guest=1 --preload tasks.elastic.worker_process ...
+    dask worker ADDRESS --no-nanny --resources elastic=1 --preload
+    tasks.elastic.worker_process ...
 
     begins ─▶ card, leases ──SIGTERM, Ctrl-C, notice──▶ "leaving" ──dismissed, or drain_s──▶ 0
                 │  └─ refused ─▶ 2
@@ -136,7 +137,7 @@ class WorkerExtension:
         try:
             await asyncio.sleep(ANSWERED_WITHIN_S)
             async with asyncio.timeout(CLOSES_WITHIN_S):
-                await self._worker.close(executor_wait=False, reason="guest-ends")
+                await self._worker.close(executor_wait=False, reason="elastic-worker-ends")
         finally:
             end_process(code)
 
@@ -178,7 +179,7 @@ class WorkerExtension:
         self.leave(f"notice at {where}")
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Ctrl-C ends a guest that leaves already; a second SIGTERM is patient."""
+        """Ctrl-C ends an elastic worker that leaves already; a second SIGTERM is patient."""
         if number == signal.SIGINT and (self._is_leaving or self._is_ending):
             end_process(INTERRUPTED)
         self._loop.call_soon_threadsafe(self.leave, signal.Signals(number).name)
@@ -190,8 +191,8 @@ class WorkerExtension:
         task.add_done_callback(self._work.discard)
 
     def _say(self, sentence: str) -> None:
-        with suppress(OSError):  # whoever read it is gone, and the guest may be about to follow
-            print(f"guest {self.name} {sentence}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # its reader is gone, and this process may be about to follow
+            print(f"elastic worker {self.name} {sentence}", file=sys.stderr, flush=True)
 
 
 def end_with(parent: int) -> None:
@@ -205,13 +206,15 @@ def end_with(parent: int) -> None:
 
 
 def check_worker(worker: Worker) -> None:
-    """ValueError where the Dask worker was not started as a guest must be."""
+    """ValueError where the Dask worker was not started as an elastic worker must be."""
     if worker.nanny is not None:
-        raise ValueError("a guest must have no nanny, which would start it again: give --no-nanny")
+        raise ValueError(
+            "an elastic worker must have no nanny, which would start it again: give --no-nanny"
+        )
     if not worker.state.total_resources.get(RESOURCE):
-        raise ValueError(f"a guest must be known for one: give --resources {RESOURCE}=1")
+        raise ValueError(f"an elastic worker must be known for one: give --resources {RESOURCE}=1")
     if threading.current_thread() is not threading.main_thread():
-        raise ValueError("a guest must be a process of its own, which signals can reach")
+        raise ValueError("an elastic worker must be a process of its own, which signals can reach")
 
 
 @click.command()
@@ -246,8 +249,8 @@ def dask_setup(
     spot_notice: str,
     parent: int,
 ) -> None:
-    """Make a guest of the worker. Dask would go on without one after an error, so the process
-    ends."""
+    """Make an elastic worker of the worker. Dask would go on without one after an error, so the
+    process ends."""
     keep_private()
     try:
         check_worker(worker)
@@ -265,11 +268,11 @@ def dask_setup(
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         end_process(REFUSED)
-    guest = worker.extensions[EXTENSION] = WorkerExtension(worker, terms)
-    guest.begin(spot_notice)
+    elastic_worker = worker.extensions[EXTENSION] = WorkerExtension(worker, terms)
+    elastic_worker.begin(spot_notice)
 
 
 def dask_teardown(worker: Worker) -> None:
-    """The worker ends; for a guest that has not said so itself the scheduler is gone, or wants it
-    no more."""
+    """The worker ends; for an elastic worker that has not said so itself the scheduler is gone, or
+    wants it no more."""
     worker.extensions[EXTENSION].end(LOST, "ends: its connection to the scheduler has ended")

@@ -1,7 +1,7 @@
-"""The workers that offer themselves as guests, over the flow's Dask client.
+"""The workers that offer themselves as elastic workers, over the flow's Dask client.
 
-    scheduler: who has the resource `guest` ─▶ Looked
-    topic of guests: leases, farewells ──────▶ Renewed, Leaves
+    scheduler: who has the resource `elastic worker` ─▶ Looked
+    topic of elastic workers: leases, farewells ──────▶ Renewed, Leaves
                      and what rounds give up ▶ GivenUp
     a call of the worker ────────────────────▶ CardRead, CardUnread
 
@@ -60,10 +60,10 @@ class JoinedWorkers:
         """token: the run's secret, empty without one."""
         self._client = client
         self._token = token
-        self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="guests")
+        self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="elastic")
 
     def listen(self, hear: Callable[[WorkerEvent], None]) -> None:
-        """Tell what guests say of themselves from now on; on Dask's thread."""
+        """Tell what elastic workers say of themselves from now on; on Dask's thread."""
 
         def heard(event: tuple[float, object]) -> None:
             told = event_of(event[1], time.time())
@@ -94,7 +94,7 @@ class JoinedWorkers:
         try:
             workers = await self._call(workers_of, self._client)
         except Exception as error:  # without a scheduler the run ends, but not by this
-            logger.debug("guests not looked for: %s", error)
+            logger.debug("elastic workers not looked for: %s", error)
             return None
         offered = (
             address
@@ -136,7 +136,7 @@ class JoinedWorkers:
         """One that cannot be told is forgotten by the scheduler, so that its name is free."""
         try:
             await self._run(address, how, reason, within_s=within_s)
-        except Exception as error:  # it is gone, silent, or no guest of ours
+        except Exception as error:  # it is gone, silent, or no elastic worker of ours
             logger.info("worker=%s not told: %s", address, error)
             await self._forget(address)
 
@@ -175,7 +175,7 @@ class JoinedWorkers:
 
 async def forget_worker(address: str, dask_scheduler: Scheduler) -> None:
     """In the scheduler: take this worker for gone, and tell it to close if it hears that."""
-    await dask_scheduler.remove_worker(address, stimulus_id=f"guest-{time.time()}")
+    await dask_scheduler.remove_worker(address, stimulus_id=f"elastic-worker-{time.time()}")
 
 
 def error_text(error: Exception) -> str:
@@ -183,12 +183,12 @@ def error_text(error: Exception) -> str:
 
 
 def event_of(message: object, now_s: float) -> WorkerEvent | None:
-    """What a guest said, or a round of one; None of what is no such message."""
+    """What an elastic worker said, or a round of one; None of what is no such message."""
     match message:
         case {"kind": "lease", "name": str(name)}:
             return Renewed(at_s=now_s, worker=name)
         case {"kind": "given up", "name": str(name), "reason": str(reason)}:
-            return GivenUp(guest=name, reason=reason)
+            return GivenUp(elastic_worker=name, reason=reason)
         case {"kind": "leaving", "name": str(name), **rest}:
             return Leaves(worker=name, reason=str(rest.get("reason", "it leaves")))
     return None

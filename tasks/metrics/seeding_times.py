@@ -1,8 +1,8 @@
-"""What seeding learns from a step: how long its training and its guests waited for each other.
-Pure.
+"""What seeding learns from a step: how long its training and its elastic workers waited for each
+other. Pure.
 
     StepReport: window of the round ─┐
-                rollout of guests  ──┼─▶ SeedingTimes ─▶ `scheduling.seeding.after_step`
+                rollout of elastic workers  ──┼─▶ SeedingTimes ─▶ `scheduling.seeding.after_step`
                 training           ──┘
 
 Clocks of several hosts are taken to agree. Leaves out who is there, and what is made of the times.
@@ -20,13 +20,13 @@ from tasks.scheduling.seeding import Seeding, SeedingTimes
 
 
 def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes | None:
-    """What the step measured; None where no guest generated anything, and of a step that was not
-    played in one go, whose times are those of several attempts.
+    """What the step measured; None where no elastic worker generated anything, and of a step that
+    was not played in one go, whose times are those of several attempts.
 
-    staying: the guests that are there at its end.
+    staying: the elastic workers that are there at its end.
     """
     window, planned = report.rollout.window, report.plan.window
-    spans = _of_guests(report)
+    spans = _of_elastic_workers(report)
     if window is None or planned is None or not (spans and _is_in_one_go(report, window)):
         return None
     round_over_s = window.began_s + window.took_s
@@ -58,15 +58,15 @@ def seeding_figures(
         "seeding/closed": float(window.closed_s is not None),
         "seeding/closed_early": float(window.is_early),
         "seeding/train_wait_s": None if times is None else times.train_wait_s,
-        "seeding/guest_wait_s": None if times is None else times.remote_wait_s,
+        "seeding/elastic_worker_wait_s": None if times is None else times.remote_wait_s,
         "seeding/next_window_s": after.window_s,
-        "seeding/guests_worth_holding": after.worth_holding,
+        "seeding/elastic_workers_worth_holding": after.worth_holding,
     }
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _of_guests(report: StepReport) -> Sequence[Span]:
-    """When each guest generated."""
+def _of_elastic_workers(report: StepReport) -> Sequence[Span]:
+    """When each elastic worker generated."""
     joined = report.rollout.joined
     return [span for span in report.rollout.spans if span.actor in joined]
 

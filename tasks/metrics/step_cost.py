@@ -16,13 +16,13 @@ from artifacts.reports.holding import (
 )
 from tasks.elastic.engine import shown_devices
 from tasks.elastic.worker_events import AdmittedWorker
-from tasks.metrics.elastic_phases import guest_spans
+from tasks.metrics.elastic_phases import elastic_worker_spans
 from tasks.metrics.report import StepReport
 from tasks.run.run_context import RunContext
 
 
 def cost_metrics(
-    report: StepReport, before_s: float, guests: Sequence[AdmittedWorker] = ()
+    report: StepReport, before_s: float, elastic_workers: Sequence[AdmittedWorker] = ()
 ) -> dict[str, float]:
     """The cost figures of a step by their names.
 
@@ -30,19 +30,19 @@ def cost_metrics(
     own beginning. A step pays from then on, so that an evaluation, a checkpoint and an attempt that
     failed are paid by the step after them, and the seconds of steps that overlap once. What its
     devices were used for is told of other steps alone: here they work for several at a time.
-    guests: all that came; they are paid for from their admission on, until they are gone, and told
-    apart is also why one did not generate (`guest_phases`).
+    elastic workers: all that came; they are paid for from their admission on, until they are gone,
+    and told apart is also why one did not generate (`elastic_worker_phases`).
     """
     window = Window(start_s=before_s or report.started_s, end_s=report.finished_s)
     prices = report.plan.run.prices
     own = own_devices(report.plan.run, prices.own_class, window)
-    held = [*own, *guest_devices(guests, window)]
+    held = [*own, *elastic_worker_devices(elastic_workers, window)]
     figures = cost_figures(
         held_seconds(held, window), report.ledger.get(Fate.TRAINED, 0), window, prices
     )
     if report.plan.overlaps:
         return figures
-    spans = [*report.spans, *guest_spans(guests, report, window)]
+    spans = [*report.spans, *elastic_worker_spans(elastic_workers, report, window)]
     return figures | use_figures(used_seconds(held, spans, window))
 
 
@@ -66,16 +66,16 @@ def _names(run: RunContext) -> list[str]:
     return sorted({device for device in run.devices.values() if device != "host"})
 
 
-def guest_devices(guests: Sequence[AdmittedWorker], window: Window) -> list[Held]:
+def elastic_worker_devices(elastic_workers: Sequence[AdmittedWorker], window: Window) -> list[Held]:
     """What was lent to the run, each for as long as it was there."""
     return [
         Held(
             device=device,
-            price_class=guest.price_class,
-            start_s=guest.since_s,
-            end_s=window.end_s if guest.until_s is None else guest.until_s,
+            price_class=elastic_worker.price_class,
+            start_s=elastic_worker.since_s,
+            end_s=window.end_s if elastic_worker.until_s is None else elastic_worker.until_s,
             is_lent=True,
         )
-        for guest in guests
-        for device in shown_devices(guest.worker, guest.devices)
+        for elastic_worker in elastic_workers
+        for device in shown_devices(elastic_worker.worker, elastic_worker.devices)
     ]

@@ -144,10 +144,12 @@ def _publication_metrics(report: StepReport) -> dict[str, float]:
 
 def _bubble_metrics(report: StepReport) -> dict[str, float]:
     devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
-    guests = sorted({device for names in report.rollout.joined.values() for device in names})
+    elastic_workers = sorted(
+        {device for names in report.rollout.joined.values() for device in names}
+    )
     times = [
         *device_times(report.spans, devices, *report.window),
-        *visiting_times(report.spans, guests, *report.window),
+        *visiting_times(report.spans, elastic_workers, *report.window),
     ]
     return {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(times).items()}
 

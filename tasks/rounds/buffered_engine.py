@@ -1,10 +1,10 @@
-"""A guest as the round talks to it: nobody waits until it has been told something.
+"""An elastic worker as the round talks to it: nobody waits until it has been told something.
 
     submit, abort ─▶ told one after the other, by a task of its own ─┐
-    collect ───────▶ the guest's answer, or that it could not be told ◀┘
+    collect ───────▶ the elastic worker's answer, or that it could not be told ◀┘
 
-So a guest that hangs holds up nobody but itself, and the news that it is gone is heard all the
-same. Whatever a guest fails with is its loss: the run goes on without it.
+So an elastic worker that hangs holds up nobody but itself, and the news that it is gone is heard
+all the same. Whatever an elastic worker fails with is its loss: the run goes on without it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ Answer = TypeVar("Answer")
 
 
 class BufferedEngine:
-    """One guest. Belongs to one event loop; `close` ends its task."""
+    """One elastic worker. Belongs to one event loop; `close` ends its task."""
 
     def __init__(self, engine: Engine) -> None:
         self.name = engine.name
         self._engine = engine
         self._errands: asyncio.Queue[Errand] = asyncio.Queue()
-        self._num_unsent = 0  # submissions that the guest has not got
+        self._num_unsent = 0  # submissions that the elastic worker has not got
         self._failure = f"{self.name} is not waited for any more"
         self._telling = asyncio.create_task(self._tell())
 
     async def submit(self, requests: Sequence[Request]) -> None:
-        """Have these queued, after what the guest was told before."""
+        """Have these queued, after what the elastic worker was told before."""
         self._num_unsent += 1
         self._errands.put_nowait(partial(self._submit, tuple(requests)))
 
     async def abort(self, response_ids: Sequence[str]) -> None:
-        """Have these stopped, after what the guest was told before."""
+        """Have these stopped, after what the elastic worker was told before."""
         self._errands.put_nowait(partial(self._engine.abort, response_ids))
 
     async def collect(self, wait_s: float) -> list[News]:
-        """As the engine's. Raises EngineLost, also when the guest could not be told something."""
+        """As the engine's. Raises EngineLost, also when the elastic worker could not be told
+        something."""
         collecting = asyncio.ensure_future(self._answer(self._engine.collect(wait_s)))
         try:
             await asyncio.wait({collecting, self._telling}, return_when=asyncio.FIRST_COMPLETED)
@@ -59,15 +60,15 @@ class BufferedEngine:
 
     @property
     def has_all(self) -> bool:
-        """Whether the guest has got every request."""
+        """Whether the elastic worker has got every request."""
         return self._num_unsent == 0
 
     def hurry(self, most_s: float) -> None:
-        """The guest has so long to hand back what it runs; then it counts as lost."""
+        """The elastic worker has so long to hand back what it runs; then it counts as lost."""
         asyncio.get_running_loop().call_later(most_s, self.close)
 
     def close(self) -> None:
-        """Tell the guest nothing more."""
+        """Tell the elastic worker nothing more."""
         self._telling.cancel()
 
     async def _submit(self, requests: Sequence[Request]) -> None:
@@ -85,7 +86,7 @@ class BufferedEngine:
                 return
 
     async def _answer(self, call: Awaitable[Answer]) -> Answer:
-        """The guest's answer. Raises EngineLost for whatever it fails with."""
+        """The elastic worker's answer. Raises EngineLost for whatever it fails with."""
         try:
             return await call
         except EngineLost:

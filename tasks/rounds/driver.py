@@ -4,7 +4,7 @@ happened.
     engines ── finished, lost ─┐                       ┌─ launch ─▶ generation ─▶ engines
     feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ generation
     records ── replayed ───────┤                       └─ accept ─▶ on_accept, stream trainer
-    training ─ published ──────┘       guests come and go: ────▶ generation
+    training ─ published ──────┘       elastic workers come and go: ────▶ generation
 
 One queue of events and one loop: an event is taken, the scheduler asked, its answer carried out to
 the end, and only then is the next event looked at. Carrying out may append events, as of an engine
@@ -57,8 +57,8 @@ async def drive_round(inputs: RoundInputs) -> RoundResult:
 
     However it ends, nothing of it runs on an engine afterwards, but what it carries into the next
     round and may leave there. Raises TimeoutError when nothing happens for deadline_s, and
-    EngineLost when the last engine is gone and no guest may come; one that generates with weights
-    that the round does not allow counts as gone.
+    EngineLost when the last engine is gone and no elastic worker may come; one that generates with
+    weights that the round does not allow counts as gone.
     """
     return await _Round(inputs).play()
 
@@ -148,7 +148,7 @@ class _Round:
         heard = await self._sources.hear(verdicts=are_verdicts_due, most_s=look_in_s)
         self._generation.freeing.check()
         await self._generation.give_up(heard.lost)
-        await self._generation.hear(heard.guests)
+        await self._generation.hear(heard.elastic_workers)
         await self._generation.balance(heard.moves)
         for score in heard.scores:
             self._score(score)

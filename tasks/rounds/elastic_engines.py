@@ -1,12 +1,13 @@
-"""Guests of a round: engines that it did not begin with, which come and go while it runs.
+"""Elastic workers of a round: engines that it did not begin with, which come and go while it runs.
 
-    whoever admits them ── ElasticNews ──▶ Guests ──▶ the round's sources ──▶ generation
+    whoever admits them ── ElasticNews ──▶ Elastic workers ──▶ the round's sources ──▶ generation
       EngineJoined    it gets what waits, and then new requests; once more when it has newer weights
       EngineLeaving   it gets nothing more; what runs there moves on with its tokens
       EngineGone      what ran there is generated elsewhere
 
 News may come twice, late, or of an engine that the round does not know: whoever hears them makes
-nothing of what changes nothing. Leaves out who may be a guest, and how its weights came there.
+nothing of what changes nothing. Leaves out who may be an elastic worker, and how its weights came
+there.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ ElasticNews = EngineJoined | EngineLeaving | EngineGone
 
 
 class ElasticWorkers(Protocol):
-    """Whoever admits guests, as a round sees them."""
+    """Whoever admits elastic workers, as a round sees them."""
 
     async def news(self, wait_s: float) -> list[ElasticNews]:
-        """What has happened since the last call, the guests that are present first of all; waits up
-        to wait_s for the first."""
+        """What has happened since the last call, the elastic workers that are present first of all;
+        waits up to wait_s for the first."""
         ...
 
     async def give_up(self, name: str, reason: str) -> None:
-        """The round will hear nothing more of this guest, which may live and still run what it was
-        asked: it is to begin anew before any round asks it again. Never raises for that."""
+        """The round will hear nothing more of this elastic worker, which may live and still run
+        what it was asked: it is to begin anew before any round asks it again. Never raises for
+        that."""
         ...

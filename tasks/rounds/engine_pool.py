@@ -33,7 +33,7 @@ class EnginePool:
         self._engines: dict[str, Engine | BufferedEngine] = {
             engine.name: engine for engine in engines
         }
-        self._guests: dict[str, BufferedEngine] = {}  # those of them that joined
+        self._elastic_workers: dict[str, BufferedEngine] = {}  # those of them that joined
         self._line = PendingRequests()  # what waits until an engine has room
         # what runs where; nobody else changes it
         self.router = Router([engine.name for engine in engines], most_running)
@@ -53,14 +53,14 @@ class EnginePool:
         return self.router.num_alive > 0
 
     @property
-    def has_guests(self) -> bool:
-        """Whether a guest takes requests."""
-        return any(map(self.router.is_in_service, self._guests))
+    def has_elastic_workers(self) -> bool:
+        """Whether an elastic worker takes requests."""
+        return any(map(self.router.is_in_service, self._elastic_workers))
 
     @property
     def own(self) -> tuple[str, ...]:
         """Engines of the run itself that take requests."""
-        return tuple(name for name in self.router.in_service if name not in self._guests)
+        return tuple(name for name in self.router.in_service if name not in self._elastic_workers)
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -85,28 +85,29 @@ class EnginePool:
     @property
     def num_at_home(self) -> int:
         """Requests on the engines that the round began with."""
-        return self.router.num_in_all - sum(map(self.num_running, self._guests))
+        return self.router.num_in_all - sum(map(self.num_running, self._elastic_workers))
 
     @property
-    def num_guests(self) -> int:
+    def num_elastic_workers(self) -> int:
         """Engines that joined and take requests."""
-        return sum(map(self.router.is_in_service, self._guests))
+        return sum(map(self.router.is_in_service, self._elastic_workers))
 
     def add(self, joined: EngineJoined) -> bool:
-        """Whether this guest is new here; it takes requests from now on."""
+        """Whether this elastic worker is new here; it takes requests from now on."""
         name = joined.engine.name
         if name in self._engines:
             return False
-        self._guests[name] = self._engines[name] = BufferedEngine(joined.engine)
+        self._elastic_workers[name] = self._engines[name] = BufferedEngine(joined.engine)
         self.router.add(name, joined.most_running, joined.version)
         return True
 
     def renew(self, name: str, version: int) -> None:
-        """A guest that is known here has these weights by now; nothing of one that is gone."""
-        if name in self._guests and self.router.is_alive(name):
+        """An elastic worker that is known here has these weights by now; nothing of one that is
+        gone."""
+        if name in self._elastic_workers and self.router.is_alive(name):
             self.router.renew(name, version)
 
-    def retire_guest(self, name: str) -> tuple[str, ...]:
+    def retire_elastic_worker(self, name: str) -> tuple[str, ...]:
         """Give this engine no more requests, for it will be gone soon; the ids of what runs on
         it. Nothing where that is known, or the engine is not."""
         if not self.router.is_alive(name) or name in self.router.leaving:
@@ -219,7 +220,7 @@ class EnginePool:
 
     @property
     def in_flight(self) -> tuple[InFlight, ...]:
-        """What runs on; a guest that has not got every request may not have it."""
+        """What runs on; an elastic worker that has not got every request may not have it."""
         return tuple(
             InFlight(
                 engine=name,
@@ -230,7 +231,7 @@ class EnginePool:
                 oldest_version=request.oldest_version,
             )
             for name, request in self._left.values()
-            if name not in self._guests or self._guests[name].has_all
+            if name not in self._elastic_workers or self._elastic_workers[name].has_all
         )
 
     def is_expected(self, name: str, news: News) -> bool:
@@ -262,21 +263,21 @@ class EnginePool:
 
     def remove(self, name: str) -> tuple[Request, ...]:
         """Take an engine out that is gone; what it had not answered."""
-        if name in self._guests:
-            self._guests[name].close()
+        if name in self._elastic_workers:
+            self._elastic_workers[name].close()
         left = [request for where, request in self._left.values() if where == name]
         self._left = {left: where for left, where in self._left.items() if where[0] != name}
         return (*self.router.remove(name), *left)
 
     def hurry(self, most_s: float) -> None:
-        """Guests have so long to hand back what they run."""
-        for guest in self._guests.values():
-            guest.hurry(most_s)
+        """Elastic workers have so long to hand back what they run."""
+        for elastic_worker in self._elastic_workers.values():
+            elastic_worker.hurry(most_s)
 
     def close(self) -> None:
-        """Tell guests nothing more."""
-        for guest in self._guests.values():
-            guest.close()
+        """Tell elastic workers nothing more."""
+        for elastic_worker in self._elastic_workers.values():
+            elastic_worker.close()
 
 
 async def _lost(calls: Mapping[str, Awaitable[None]]) -> dict[str, EngineLost]:

@@ -14,7 +14,7 @@ async def read_engines(
     dispatch: EnginePool,
 ) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
     """KV capacity in tokens of every engine in service, what runs on them, and the engines that
-    were found lost; without guests, whose room may be gone at any moment."""
+    were found lost; without elastic workers, whose room may be gone at any moment."""
     names = dispatch.own
     answers = await asyncio.gather(*map(dispatch.reading, names), return_exceptions=True)
     lost = losses(names, answers)

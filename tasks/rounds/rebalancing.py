@@ -1,6 +1,6 @@
 """Looks at what the engines of a round have to do, and says which responses should move.
 
-    look_s, or a guest has joined ─▶ read every engine ─▶ loads ─▶ `balance` ─▶ moves
+    look_s, or an elastic worker has joined ─▶ read every engine ─▶ loads ─▶ `balance` ─▶ moves
 
 Nobody waits for it: an engine that does not answer in time is left out of the look, and what has
 become of a response meanwhile is for whoever moves it to see.
@@ -30,19 +30,24 @@ class Rebalancing:
     """Watches the engines of one round."""
 
     def __init__(
-        self, config: BalancingConfig, dispatch: EnginePool, *, without_guests: bool = False
+        self,
+        config: BalancingConfig,
+        dispatch: EnginePool,
+        *,
+        without_elastic_workers: bool = False,
     ) -> None:
-        """without_guests: whether the run's own engines share among themselves, too."""
+        """without_elastic_workers: whether the run's own engines share among themselves, too."""
         self._config = config
-        self._without_guests = without_guests
+        self._without_elastic_workers = without_elastic_workers
         self._dispatch = dispatch
         self._speeds = Speeds(config.keep_running)
         self._due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether there is an engine that should have a share: a guest, or any if so planned."""
-        is_wanted = self._without_guests or self._dispatch.has_guests
+        """Whether there is an engine that should have a share: an elastic worker, or any if so
+        planned."""
+        is_wanted = self._without_elastic_workers or self._dispatch.has_elastic_workers
         return self._config.enabled and is_wanted
 
     def hurry(self) -> None:
@@ -51,7 +56,8 @@ class Rebalancing:
             self._due.set_result(None)
 
     async def look(self) -> list[Move]:
-        """What should move, once a look is due; nothing if the guests have left by then."""
+        """What should move, once a look is due; nothing if the elastic workers have left by
+        then."""
         await asyncio.wait({self._due}, timeout=self._config.look_s)
         self._due = asyncio.get_running_loop().create_future()
         if not self.is_worthwhile:

@@ -109,13 +109,13 @@ class RoundInputs:
     stream_trainer: FreesDevices = field(default_factory=_frees_nothing)
     # hears of each of its decisions once the engines are empty
     on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard
-    # how long there may be no engine at all, where guests may come
+    # how long there may be no engine at all, where elastic workers may come
     empty_s: float = math.inf
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
     adopted: Sequence[InFlight] = ()  # what the round before left on the engines
     leaves_running: bool = False  # whether what is carried may run on when the round is over
     publications: Publications | None = None  # of a round that overlaps the training of others
-    guests: ElasticWorkers | None = None  # of a round that engines may join while it runs
+    elastic_workers: ElasticWorkers | None = None  # of a round that engines may join while it runs
     # how such a round shares its responses out
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
     # what was written down of responses that this attempt or one before it began, by response id
@@ -127,7 +127,7 @@ class RoundInputs:
     @property
     def most_running(self) -> int | None:
         """Requests that each of the engines has at a time; None for any number."""
-        limit = self.balancing.most_running if self.guests is not None else 0
+        limit = self.balancing.most_running if self.elastic_workers is not None else 0
         return limit or None
 
     def goes_on_with(self, found: Generated) -> bool:
@@ -143,8 +143,8 @@ class RoundInputs:
         return all(span.version in self.versions for span in spans)
 
     def may_ask(self, version: int) -> bool:
-        """Whether a guest with these weights is of use: in a round that overlaps training an older
-        one will be, when it has pulled what is published."""
+        """Whether an elastic worker with these weights is of use: in a round that overlaps training
+        an older one will be, when it has pulled what is published."""
         may_lag = self.publications is not None and version < self.versions.start
         return version in self.versions or may_lag
 

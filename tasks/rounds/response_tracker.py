@@ -2,11 +2,11 @@
 
     claim ─▶ submit ─▶ (an engine runs it) ─▶ take ─▶ home: whole, or nobody wants it any more
                ▲                  │             └───▶ stopped: resume ─▶ Lost, unless it moves on
-               └── it moves on ◀──┴─ scale_down, balance, a guest is leaving
+               └── it moves on ◀──┴─ scale_down, balance, an elastic worker is leaving
 
 Carries out what the driver was told, on the engines behind `dispatch`; of a response that must be
-asked for again the driver hears by `tell`. A round that guests may join waits for one when it has
-no engine. Leaves out verdicts, groups and what to launch.
+asked for again the driver hears by `tell`. A round that elastic workers may join waits for one when
+it has no engine. Leaves out verdicts, groups and what to launch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tasks.scheduling.stream_training import Moment, Reading
 
 logger = logging.getLogger(__name__)
 
-PARTING_S = 10.0  # how long a round that has all it wants waits for its guests
+PARTING_S = 10.0  # how long a round that has all it wants waits for its elastic workers
 
 
 class ResponseTracker:
@@ -45,7 +45,7 @@ class ResponseTracker:
     ) -> None:
         self.freeing = Freeing(inputs.on_freed, lambda: self.elapsed_s)
         self.is_closed = False  # whether the round has all that it wants
-        self.joined: dict[str, tuple[str, ...]] = {}  # devices of every guest, by its name
+        self.joined: dict[str, tuple[str, ...]] = {}  # devices of every elastic worker, by its name
         self._inputs = inputs
         self._dispatch = dispatch
         self._tell = tell
@@ -58,13 +58,13 @@ class ResponseTracker:
         self._began_s = self._clock()
 
     async def begin(self) -> None:
-        """Free the devices that the round never needs, welcome the guests that are present, find
-        the responses that an earlier attempt or round has begun, and adopt what the round before
-        left on its engines."""
+        """Free the devices that the round never needs, welcome the elastic workers that are
+        present, find the responses that an earlier attempt or round has begun, and adopt what the
+        round before left on its engines."""
         for decision in self._inputs.stream_trainer.start():
             await self.freeing.free(decision)
-        if self._inputs.guests is not None:
-            await self.hear(await self._inputs.guests.news(0.0))
+        if self._inputs.elastic_workers is not None:
+            await self.hear(await self._inputs.elastic_workers.news(0.0))
         recorded = {each.generated.response_id: each.generated for each in self._inputs.recorded}
         whole = {name for name, each in recorded.items() if each.finish_reason != "aborted"}
         self._find(recorded, recorded.keys() - whole)
@@ -145,7 +145,7 @@ class ResponseTracker:
             num_accepted=num_accepted,
             elapsed_s=self.elapsed_s,
             num_running=self._dispatch.num_at_home,
-            num_guests=self._dispatch.num_guests,
+            num_elastic_workers=self._dispatch.num_elastic_workers,
         )
 
     @property
@@ -170,7 +170,8 @@ class ResponseTracker:
         self._migration.move(moving)
         await self.lose(await self._dispatch.abort(moving))
 
-    # --- guests --------------------------------------------------------------------------------
+    # --- elastic workers
+    # --------------------------------------------------------------------------------
 
     async def hear(self, news: Sequence[ElasticNews]) -> None:
         """Engines come and go; what the round knows already changes nothing."""
@@ -199,7 +200,7 @@ class ResponseTracker:
         runs anyway."""
         if self.is_closed:
             return
-        moving = self._dispatch.retire_guest(name)
+        moving = self._dispatch.retire_elastic_worker(name)
         if moving:
             logger.info("step=%d leaving=%s migrated=%d", self._inputs.plan.step, name, len(moving))
         self._migration.move(moving)
@@ -240,19 +241,21 @@ class ResponseTracker:
         self._dispatch.dismiss()
 
     async def give_up(self, engines: Mapping[str, EngineLost]) -> None:
-        """The round has found these lost; guests among them may live, with what they were asked."""
+        """The round has found these lost; elastic workers among them may live, with what they were
+        asked."""
         found = {name: error for name, error in engines.items() if name in self._dispatch.alive}
         await self.lose(found)
         await self._tell_of(found)
 
     async def _tell_of(self, engines: Mapping[str, EngineLost]) -> None:
-        """Have guests among these begin anew, unless the next load drops what runs anyway."""
+        """Have elastic workers among these begin anew, unless the next load drops what runs
+        anyway."""
         is_dropped = self.is_closed and self._inputs.publications is None
-        if self._inputs.guests is None or is_dropped:
+        if self._inputs.elastic_workers is None or is_dropped:
             return
         own = {engine.name for engine in self._inputs.engines}
         for name in engines.keys() - own:
-            await self._inputs.guests.give_up(name, str(engines[name]))
+            await self._inputs.elastic_workers.give_up(name, str(engines[name]))
 
     async def lose(self, engines: Mapping[str, EngineLost]) -> None:
         """Engines are gone: the driver hears of every response that went with them."""
@@ -276,10 +279,12 @@ class ResponseTracker:
         """Raises EngineLost when this was the last engine and none may come."""
         if self._dispatch.alive or self.is_closed:
             return
-        if self._inputs.guests is None:
+        if self._inputs.elastic_workers is None:
             raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
         step = self._inputs.plan.step
-        logger.warning("step=%d last_engine=%s reason=%s waits_for=guests", step, name, error)
+        logger.warning(
+            "step=%d last_engine=%s reason=%s waits_for=elastic workers", step, name, error
+        )
 
     def _find(self, begun: Mapping[str, Generated], names: Collection[str]) -> None:
         """Of these, which no engine plays any more, what was written down (`begun`) is gone on

@@ -1,5 +1,5 @@
-"""Who tells a round what happens: its engines, the feed of verdicts, those who admit guests, and in
-silence a reading.
+"""Who tells a round what happens: its engines, the feed of verdicts, those who admit elastic
+workers, and in silence a reading.
 
     hear(...) ─▶ ask whoever is worth asking ─▶ wait for the first answer ─▶ Heard
 
@@ -28,7 +28,7 @@ from tasks.scheduling.balancing import Move
 POLL_S = 5.0  # longest single wait; every wait ends earlier when something happens
 FEED = "<feed>"  # the feed's name among the engines' names
 PUBLICATIONS = "<publications>"  # the name of those who publish weights
-GUESTS = "<guests>"  # the name of those who admit guests
+ELASTIC_WORKERS = "<elastic workers>"  # the name of those who admit elastic workers
 LOOK = "<look>"  # the name of the look at what the engines have to do
 READING = "<reading>"  # before an engine's name: the question how much it has generated
 
@@ -43,7 +43,7 @@ class Incoming:
     scores: Sequence[Score] = ()  # verdicts
     published: Sequence[int] = ()  # weight versions that every engine has now
     lost: Mapping[str, EngineLost] = field(default_factory=dict)  # engines that were found lost
-    guests: Sequence[ElasticNews] = ()  # engines that come and go
+    elastic_workers: Sequence[ElasticNews] = ()  # engines that come and go
     moves: Sequence[Move] = ()  # responses that are to go on in another engine
 
 
@@ -61,9 +61,9 @@ class EventSources:
         self._dispatch = dispatch
         self._feed = inputs.feed
         self._publications = inputs.publications
-        self._guests = inputs.guests
+        self._elastic_workers = inputs.elastic_workers
         self._rebalancing = Rebalancing(
-            inputs.balancing, dispatch, without_guests=inputs.plan.balances
+            inputs.balancing, dispatch, without_elastic_workers=inputs.plan.balances
         )
         self._stuck = stuck
         self._polls = Polls()
@@ -78,8 +78,8 @@ class EventSources:
         when there has been no engine for too long.
 
         verdicts: whether any are due. most_s: how long to wait for it. A round that only newer
-        weights can help, in all engines or in a guest that lags, waits for as long as their
-        training or its pull, which have deadlines of their own.
+        weights can help, in all engines or in an elastic worker that lags, waits for as long as
+        their training or its pull, which have deadlines of their own.
         """
         self._ask(verdicts)
         began_s = self._clock()
@@ -98,18 +98,22 @@ class EventSources:
             self.awaited_weights_s += self._clock() - began_s if awaits_weights else 0.0
         heard = self._heard(source, answer)
         generated = heard.arrived or heard.told
-        # a guest that comes helps on what waits for one; guests that only come and go help nobody
-        is_help = bool(heard.guests) and self._dispatch.num_waiting > 0
+        # an elastic worker that comes helps on what waits for one; elastic workers that only come
+        # and go help nobody
+        is_help = bool(heard.elastic_workers) and self._dispatch.num_waiting > 0
         if generated or heard.scores or heard.published or heard.lost or is_help:
             self._progress.heard(self._clock())
         return heard
 
     def _check_engines(self, now_s: float) -> None:
-        """Those of the run can be made anew; to wait for a guest any longer would cost more."""
+        """Those of the run can be made anew; to wait for an elastic worker any longer would cost
+        more."""
         if self._dispatch.has_engines:
             self._had_engines_s = now_s
         elif now_s - self._had_engines_s > self._empty_s:
-            raise EngineLost(f"no engine was left for {self._empty_s:.0f} s, and no guest came")
+            raise EngineLost(
+                f"no engine was left for {self._empty_s:.0f} s, and no elastic worker came"
+            )
 
     def _ask(self, verdicts: bool) -> None:
         """Ask whoever may have something to say and is not being asked."""
@@ -120,8 +124,8 @@ class EventSources:
             self._polls.ask(FEED, self._feed.scored(POLL_S))
         if self._publications is not None and not self._polls.is_asked(PUBLICATIONS):
             self._polls.ask(PUBLICATIONS, self._publications.published(POLL_S))
-        if self._guests is not None and not self._polls.is_asked(GUESTS):
-            self._polls.ask(GUESTS, self._guests.news(POLL_S))
+        if self._elastic_workers is not None and not self._polls.is_asked(ELASTIC_WORKERS):
+            self._polls.ask(ELASTIC_WORKERS, self._elastic_workers.news(POLL_S))
         if self._rebalancing.is_worthwhile and not self._polls.is_asked(LOOK):
             self._polls.ask(LOOK, self._rebalancing.look())
 
@@ -146,8 +150,8 @@ class EventSources:
             return Incoming(scores=answer.result())
         if source == PUBLICATIONS:
             return Incoming(published=answer.result())
-        if source == GUESTS:
-            return self._heard_guests(answer.result())
+        if source == ELASTIC_WORKERS:
+            return self._heard_elastic_workers(answer.result())
         if source == LOOK:
             return Incoming(moves=answer.result())
         name = source.removeprefix(READING)
@@ -161,11 +165,11 @@ class EventSources:
         except EngineLost as error:
             return Incoming(lost={name: error})
 
-    def _heard_guests(self, news: Sequence[ElasticNews]) -> Incoming:
+    def _heard_elastic_workers(self, news: Sequence[ElasticNews]) -> Incoming:
         """With another engine it is worth a look who has how much to do."""
         if news:
             self._rebalancing.hurry()
-        return Incoming(guests=news)
+        return Incoming(elastic_workers=news)
 
     def describe(self) -> str:
         """For the deadline's error message: who is there, and how far each has come."""
@@ -178,10 +182,10 @@ class EventSources:
 
     def only_engines(self, deadline_s: float) -> None:
         """Expect no verdict any more, and let a wait for the engines last this long from now on."""
-        for source in (FEED, PUBLICATIONS, GUESTS):
+        for source in (FEED, PUBLICATIONS, ELASTIC_WORKERS):
             self._polls.drop(source)
         self._publications = None
-        self._guests = None
+        self._elastic_workers = None
         self._progress = Progress(deadline_s, self._clock())
 
     def are_asked(self, engines: Iterable[str]) -> bool:

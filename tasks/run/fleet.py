@@ -60,8 +60,10 @@ class Fleet:
         self._start_s = run.deadlines.start_s
         self._are_joined = False  # the learners, in one group
         self._making = asyncio.Lock()  # one change of actors at a time
-        self.book = WorkerHistory(run.open_store(), self.members, self._knocks)  # of the guests
-        self.guests = keeper_of(client, run, self.book, self._tell_guest)
+        self.book = WorkerHistory(
+            run.open_store(), self.members, self._knocks
+        )  # of the elastic workers
+        self.elastic_workers = keeper_of(client, run, self.book, self._tell_elastic_worker)
         self._keeper = HostKeeper(
             run.environment_workers,
             self._lost_pools,
@@ -79,8 +81,8 @@ class Fleet:
         trace: TracebackType | None,
     ) -> None:
         self._keeper.stop()
-        if self.guests is not None:
-            self.guests.stop(is_over=error is None)
+        if self.elastic_workers is not None:
+            self.elastic_workers.stop(is_over=error is None)
         if self._client.status != "running":
             return  # workers end with their scheduler, and nobody is left to be told
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
@@ -106,16 +108,16 @@ class Fleet:
         await self._buffer().announce(version)
 
     async def published(self, report: PublishReport, running: Running = Running.DROP) -> None:
-        """The run's engines hold this version; guests are to load it, too."""
-        if self.guests is not None:
-            await self.guests.publish(report, running)
+        """The run's engines hold this version; elastic workers are to load it, too."""
+        if self.elastic_workers is not None:
+            await self.elastic_workers.publish(report, running)
 
     def members(self) -> tuple[AdmittedWorker, ...]:
-        """The guests that came in this attempt at the run."""
-        return () if self.guests is None else self.guests.guests
+        """The elastic workers that came in this attempt at the run."""
+        return () if self.elastic_workers is None else self.elastic_workers.elastic_workers
 
     def _knocks(self) -> tuple[DeniedRequest, ...]:
-        return () if self.guests is None else self.guests.knocks
+        return () if self.elastic_workers is None else self.elastic_workers.knocks
 
     async def abort_rounds(self, reason: str) -> None:
         """End every round that is open, for all its coordinators. Without a buffer nobody waits."""
@@ -179,13 +181,13 @@ class Fleet:
         self.run = self.run.with_engines(members)
         await asyncio.to_thread(self._create, tuple(members))
 
-    async def _tell_guest(self, told: WorkerNotice) -> None:
-        await self._buffer().tell_guest(told)
+    async def _tell_elastic_worker(self, told: WorkerNotice) -> None:
+        await self._buffer().tell_elastic_worker(told)
 
     async def _start_keepers(self) -> None:
         self._keeper.start()
-        if self.guests is not None:
-            await self.guests.start()
+        if self.elastic_workers is not None:
+            await self.elastic_workers.start()
 
     @property
     def _names(self) -> tuple[str, ...]:

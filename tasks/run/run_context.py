@@ -50,13 +50,13 @@ class RunContext:
     learner: LearnerConfig  # the training of the policy
     scheduling: SchedulingConfig  # what the rounds of the steps are
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
-    # how engines share the responses of rounds that guests have joined
+    # how engines share the responses of rounds that elastic workers have joined
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
     gate: WeightCheckConfig  # the comparison after every publication
     deadlines: DeadlineConfig  # bounds on every wait
-    guests: ElasticConfig = field(default_factory=ElasticConfig)  # engines that come and go
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)  # engines that come and go
     prices: PriceConfig = field(default_factory=PriceConfig)  # of device-hours, by class
-    # where guests pull weights; None where they read the run's own paths
+    # where elastic workers pull weights; None where they read the run's own paths
     weight_server: WeightServerConfig | None = None
     # fixed token sequences of the sync gate; empty switches the gate off
     probes: tuple[tuple[int, ...], ...] = ()

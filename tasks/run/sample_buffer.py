@@ -4,7 +4,7 @@ actor.
     launched ─▶ GENERATED ─▶ SCORED ─▶ GROUPED ─▶ consumed
     run_rollout    score_responses   run_rollout    accumulate_gradients
     publish_weights ─▶ PUBLISHED of every round that is open, and of those that open later
-    keeper of guests ─▶ GUESTS of these rounds, likewise
+    keeper of elastic workers ─▶ ELASTIC_WORKERS of these rounds, likewise
 
 A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
 Rounds that overlap are open side by side, each with stages of its own. All methods are async and
@@ -40,9 +40,9 @@ GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the 
 SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
 GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # for training: groups, and who may begin
 PUBLISHED: Stage[int] = Stage("published")  # weight versions that every engine has
-GUESTS: Stage[WorkerNotice] = Stage("guests")  # engines that come and go in mid-round
+ELASTIC_WORKERS: Stage[WorkerNotice] = Stage("elastic")  # engines that come and go in mid-round
 # Any: of any record
-STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, GUESTS)
+STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, ELASTIC_WORKERS)
 
 
 class RoundAborted(RuntimeError):
@@ -89,7 +89,7 @@ class SampleBuffer:
         self._open: dict[RoundKey, _Round] = {}
         self._over: set[RoundKey] = set()  # that were open once
         self._newest: tuple[int, ...] = ()  # what was announced last, if anything
-        self._guests: dict[
+        self._elastic_workers: dict[
             str, WorkerNotice
         ] = {}  # what was told last of those that are there, by name
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
@@ -113,7 +113,7 @@ class SampleBuffer:
         self._over |= set(gone) - {key}
         self._open[key] = _Round(channels={stage: _Channel(items=deque()) for stage in STAGES})
         self._open[key].channels[PUBLISHED].items.extend(self._newest)
-        self._open[key].channels[GUESTS].items.extend(self._guests.values())
+        self._open[key].channels[ELASTIC_WORKERS].items.extend(self._elastic_workers.values())
         await self._wake()
         return dropped
 
@@ -167,13 +167,13 @@ class SampleBuffer:
         self._newest = (version,)
         await self._tell_all(PUBLISHED, version)
 
-    async def tell_guest(self, told: WorkerNotice) -> None:
-        """Put what is told of a guest into the stage GUESTS of every open round, and, as long as it
-        is there, into that of each round that opens later."""
-        self._guests.pop(told.name, None)
+    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
+        """Put what is told of an elastic worker into the stage ELASTIC_WORKERS of every open round,
+        and, as long as it is there, into that of each round that opens later."""
+        self._elastic_workers.pop(told.name, None)
         if told.kind == "joined":
-            self._guests[told.name] = told
-        await self._tell_all(GUESTS, told)
+            self._elastic_workers[told.name] = told
+        await self._tell_all(ELASTIC_WORKERS, told)
 
     async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
         """Its producer is done. Closing twice, or for a round that is over, changes nothing."""

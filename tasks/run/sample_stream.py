@@ -1,7 +1,8 @@
 """How a round's coordinators reach the sample buffer, with a deadline for every wait.
 
     coordinators, threads of the worker `control` ─▶ LocalBuffer ─▶ the buffer, records as they are
-    the flow, and the keeper of guests ───────────▶ RemoteBuffer ─▶ its actor, records as bytes
+    the flow, and the keeper of elastic workers ───────────▶ RemoteBuffer ─▶ its actor, records as
+    bytes
 
 Each attempt at a step opens a round of its own in the buffer, so that what a lost attempt left
 behind is turned away.
@@ -20,9 +21,9 @@ from tasks.elastic.records import WorkerNotice
 from tasks.rewards.pool import close_pools
 from tasks.run.plan import StepPlan
 from tasks.run.sample_buffer import (
+    ELASTIC_WORKERS,
     GENERATED,
     GROUPED,
-    GUESTS,
     PUBLISHED,
     SCORED,
     Record,
@@ -40,7 +41,7 @@ ANSWER_S = 60.0  # beyond its wait, until the buffer's loop counts as lost
 ABORT_S = 30.0  # nobody who ends waits longer for the others to hear of it
 ATTEMPTS = 1000  # rounds of one step in the buffer
 CAPACITIES: Mapping[Stage[Any], int] = {
-    GENERATED: 4096, SCORED: 4096, GROUPED: 1024, PUBLISHED: 64, GUESTS: 64
+    GENERATED: 4096, SCORED: 4096, GROUPED: 1024, PUBLISHED: 64, ELASTIC_WORKERS: 64
 }  # fmt: skip
 
 
@@ -63,9 +64,9 @@ class BufferActor(SampleBuffer):
         """`announce`, called from another process."""
         await self.announce(unpack(version))
 
-    async def tell_guest_packed(self, packed: bytes) -> None:
-        """`tell_guest`, called from another process."""
-        await self.tell_guest(unpack(packed))
+    async def tell_elastic_worker_packed(self, packed: bytes) -> None:
+        """`tell_elastic_worker`, called from another process."""
+        await self.tell_elastic_worker(unpack(packed))
 
     async def close(self) -> None:
         """End the processes of the rewards that were scored beside this buffer."""
@@ -87,8 +88,8 @@ class RemoteBuffer:
     async def announce(self, version: int) -> None:
         await self.remote.call("announce_packed", pack(version), deadline_s=self.deadline_s)
 
-    async def tell_guest(self, told: WorkerNotice) -> None:
-        await self.remote.call("tell_guest_packed", pack(told), deadline_s=self.deadline_s)
+    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
+        await self.remote.call("tell_elastic_worker_packed", pack(told), deadline_s=self.deadline_s)
 
     async def abort(self, reason: str, deadline_s: float = ABORT_S) -> None:
         await self.remote.call("abort", reason, deadline_s=deadline_s)
@@ -164,9 +165,9 @@ class SampleStream:
             for record in arrived:
                 yield record
 
-    async def tell_guest(self, told: WorkerNotice) -> None:
-        """Tell every round that is open or opens later of a guest."""
-        await self._here.call(self._buffer.tell_guest(told), ANSWER_S)
+    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
+        """Tell every round that is open or opens later of an elastic worker."""
+        await self._here.call(self._buffer.tell_elastic_worker(told), ANSWER_S)
 
     async def close(self, stage: Stage[Any]) -> None:
         """Nothing follows from this producer."""

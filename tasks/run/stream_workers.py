@@ -1,5 +1,5 @@
-"""The guests of a run as a round sees them: what the keeper told the sample buffer, with a handle
-on each engine that joined."""
+"""The elastic workers of a run as a round sees them: what the keeper told the sample buffer, with a
+handle on each engine that joined."""
 
 from __future__ import annotations
 
@@ -18,37 +18,41 @@ from tasks.engines.remote import RemoteEngine
 from tasks.engines.response_mux import EngineClient
 from tasks.rounds.elastic_engines import ElasticNews, EngineGone, EngineJoined, EngineLeaving
 from tasks.run.run_context import RunContext
-from tasks.run.sample_buffer import GUESTS
+from tasks.run.sample_buffer import ELASTIC_WORKERS
 from tasks.run.sample_stream import SampleStream
 
 logger = logging.getLogger(__name__)
 
-CONNECT_S = 10.0  # a guest whose link is cut holds up no round for longer
+CONNECT_S = 10.0  # an elastic worker whose link is cut holds up no round for longer
 
 
 @dataclass(frozen=True, slots=True)
 class StreamWorkers:
-    """`Guests` of the round that a stream is of."""
+    """`Elastic workers` of the round that a stream is of."""
 
     stream: SampleStream
     connect: Callable[[str], Engine]  # by name; raises ActorLost if it is gone meanwhile
-    tell_keeper: Callable[[dict[str, str]], None]  # a message of the topic of guests; blocks
+    tell_keeper: Callable[
+        [dict[str, str]], None
+    ]  # a message of the topic of elastic workers; blocks
     most_running: int | None = None  # requests that each takes at a time
     connected: dict[str, Engine] = field(default_factory=dict)  # by name
 
     async def give_up(self, name: str, reason: str) -> None:
         """Later rounds first: the keeper may take its time."""
-        logger.warning("guest=%s given up: %s", name, reason)
+        logger.warning("elastic_worker=%s given up: %s", name, reason)
         self.connected.pop(name, None)
         try:
-            await self.stream.tell_guest(WorkerNotice(name=name, kind="gone", reason=reason))
+            await self.stream.tell_elastic_worker(
+                WorkerNotice(name=name, kind="gone", reason=reason)
+            )
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.to_thread(self.tell_keeper, given_up(name, reason))
         except (ActorLost, OSError) as error:  # TimeoutError and Dask's of communication are such
-            logger.warning("guest=%s given up, not told: %s", name, error)
+            logger.warning("elastic_worker=%s given up, not told: %s", name, error)
 
     async def news(self, wait_s: float) -> list[ElasticNews]:
-        told, _ = await self.stream.take(GUESTS, max_items=64, wait_s=wait_s)
+        told, _ = await self.stream.take(ELASTIC_WORKERS, max_items=64, wait_s=wait_s)
         news = await asyncio.gather(*map(self._news, told))  # in this order
         return [each for each in news if each is not None]
 
@@ -63,7 +67,7 @@ class StreamWorkers:
         try:
             engine = self.connected[told.name] = await self._engine(told.name)
         except (ActorLost, TimeoutError) as error:
-            logger.info("guest=%s is gone before it was asked: %s", told.name, error)
+            logger.info("elastic_worker=%s is gone before it was asked: %s", told.name, error)
             return None
         return EngineJoined(
             engine=engine,
@@ -83,12 +87,13 @@ class StreamWorkers:
 def workers_of_round(
     run: RunContext, stream: SampleStream, asker: EngineClient
 ) -> StreamWorkers | None:
-    """The guests of this run; None where it takes none. For a task on a worker. asker: who asks
-    them, since a round and an evaluation may share a guest.
+    """The elastic workers of this run; None where it takes none. For a task on a worker. asker: who
+    asks them, since a round and an evaluation may share an elastic worker.
 
-    A call to a guest waits no longer than its lease: whoever cannot renew that answers nothing.
+    A call to an elastic worker waits no longer than its lease: whoever cannot renew that answers
+    nothing.
     """
-    config = run.guests
+    config = run.elastic
     if not config.enabled:
         return None
     client = get_client()  # known to this thread alone
@@ -99,4 +104,4 @@ def workers_of_round(
     def tell_keeper(message: dict[str, str]) -> None:
         client.log_event(TOPIC, message)
 
-    return StreamWorkers(stream, connect, tell_keeper, config.max_running_per_guest)
+    return StreamWorkers(stream, connect, tell_keeper, config.max_running_per_worker)

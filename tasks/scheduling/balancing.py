@@ -26,14 +26,14 @@ class BalancingConfig(BaseModel):
     enabled: bool = Field(
         True,
         description=(
-            "Move running responses to guests and between engines beside guests, and among the"
-            " run's own where its policy says so (scheduling.moves_running)."
+            "Move running responses to elastic workers and between engines beside elastic workers,"
+            " and among the run's own where its policy says so (scheduling.moves_running)."
         ),
     )
     look_s: float = Field(
         5.0,
         gt=0,
-        description="Seconds between two looks at the engines; a guest that joins is one more.",
+        description="Seconds between two looks at the engines; a worker that joins is one more.",
     )
     threshold: float = Field(
         0.25,
@@ -53,8 +53,8 @@ class BalancingConfig(BaseModel):
         0,
         ge=0,
         description=(
-            "Requests that an engine of the run itself has at a time in a round that guests may"
-            " join, the others wait for whoever has room; 0 for any number."
+            "Requests that an engine of the run itself has at a time in a round that elastic"
+            " workers may join, the others wait for whoever has room; 0 for any number."
         ),
     )
 

@@ -22,17 +22,17 @@ TIMER_S = 1e-6  # by which a timer may fire early
 
 
 class SeedingConfig(BaseModel):
-    """Whether devices of the run leave the rest of a round to guests, and how fast the window in
-    which they generate themselves follows what steps measure."""
+    """Whether devices of the run leave the rest of a round to elastic workers, and how fast the
+    window in which they generate themselves follows what steps measure."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
         False,
         description=(
-            "In rounds with guests the run's own engines generate at the beginning alone; then"
-            " their devices train what is complete, and the rest goes on at the guests. Without a"
-            " guest they generate to the end."
+            "In rounds with elastic workers the run's own engines generate at the beginning alone;"
+            " then their devices train what is complete, and the rest goes on at the elastic"
+            " workers. Without a elastic worker they generate to the end."
         ),
     )
     damping: float = Field(

@@ -1,12 +1,13 @@
 """The end of the seeding window in a round: the devices that it began with stop generating, and
-what runs on them goes on at its guests.
+what runs on them goes on at its elastic workers.
 
-    no guest            ──▶ the stream trainer decides, as in a round without guests
-    time up, work done  ──▶ ScaleDown of every device group that can train: its learners begin with
+    no elastic worker            ──▶ the stream trainer decides, as in a round without elastic
+    workers time up, work done  ──▶ ScaleDown of every device group that can train: its learners
+    begin with
                             what is complete
 
 `seeding` has the rules. Pure: one object decides for one round. Leaves out how responses move, and
-what becomes of them when every guest goes: the router takes the retired engines back then.
+what becomes of them when every elastic worker goes: the router takes the retired engines back then.
 """
 
 from __future__ import annotations
@@ -71,5 +72,5 @@ class SeedingWindow:
             self.window_s,
             moment.elapsed_s,
             num_own_running=moment.num_running,
-            num_workers=moment.num_guests,
+            num_workers=moment.num_elastic_workers,
         )

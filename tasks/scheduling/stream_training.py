@@ -131,7 +131,7 @@ class Moment:
     num_accepted: int  # groups accepted so far
     elapsed_s: float = 0.0  # since it began
     num_running: int = 0  # requests on the engines that it began with
-    num_guests: int = 0  # engines that joined it and take requests
+    num_elastic_workers: int = 0  # engines that joined it and take requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ class StreamTrainer:
 
     def _is_idle(self, moment: Moment) -> bool:
         """Whether the engines have nothing left to generate, for the first time."""
-        return self._looks_at_idle and not (moment.num_running or moment.num_guests)
+        return self._looks_at_idle and not (moment.num_running or moment.num_elastic_workers)
 
     def _candidates(self, reading: Reading) -> list[DeviceGroup]:
         """Groups whose engines all generate and whose learners could train."""

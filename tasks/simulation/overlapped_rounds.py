@@ -135,7 +135,7 @@ class OverlappedRun:
     leaves_running: bool = True
     watch: Watch = field(default=lambda plan, scheduler: scheduler)  # looks at the decisions
     # tells a round of the engines that join it, one for each round
-    guests: Callable[[], ElasticWorkers | None] = lambda: None
+    elastic_workers: Callable[[], ElasticWorkers | None] = lambda: None
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
 
 
@@ -190,7 +190,7 @@ def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
         feed=run.feed(),
         attempt=plan.step,
         on_accept=partial(run.learner.accept, plan.step),
-        guests=run.guests(),
+        elastic_workers=run.elastic_workers(),
         balancing=run.balancing,
     )
     if not plan.overlaps:

@@ -33,7 +33,7 @@ NAMES = (
     "tiny-tools",
     "elastic",
 )
-GUEST = "elastic-worker"
+ELASTIC_WORKER = "elastic-worker"
 PAPER = (
     "paper",
     "paper-end-to-end",
@@ -68,10 +68,10 @@ def deployments(launcher: Launcher) -> dict[str, Json]:
 
 
 def test_every_deployment_is_there(deployments: dict[str, Json]) -> None:
-    assert set(deployments) == {*NAMES, GUEST, *PAPER}
+    assert set(deployments) == {*NAMES, ELASTIC_WORKER, *PAPER}
 
 
-@pytest.mark.parametrize("name", [*NAMES, GUEST, *PAPER])
+@pytest.mark.parametrize("name", [*NAMES, ELASTIC_WORKER, *PAPER])
 def test_a_deployment_runs_in_the_clone_wherever_its_worker_is(
     deployments: dict[str, Json], name: str
 ) -> None:
@@ -97,9 +97,11 @@ def test_the_form_has_a_sentence_on_every_field(deployments: dict[str, Json], na
     assert [field for field, value in config.items() if "default" in value] == []
 
 
-def test_the_form_of_a_guest_asks_for_the_address(deployments: dict[str, Json]) -> None:
-    assert deployments[GUEST]["work_queue_name"] == "spot"
-    schema = deployments[GUEST]["parameter_openapi_schema"]["definitions"]["ElasticWorkerConfig"]
+def test_the_form_of_an_elastic_worker_asks_for_the_address(deployments: dict[str, Json]) -> None:
+    assert deployments[ELASTIC_WORKER]["work_queue_name"] == "spot"
+    schema = deployments[ELASTIC_WORKER]["parameter_openapi_schema"]["definitions"][
+        "ElasticWorkerConfig"
+    ]
     assert schema["required"] == ["address"]
     assert all(field.get("description") for field in schema["properties"].values())
 

@@ -1,5 +1,5 @@
-"""A run with guests, of which guests come, leave and are killed, and the flow with them: nothing of
-it is lost, doubled or left over."""
+"""A run with elastic workers, of which elastic workers come, leave and are killed, and the flow
+with them: nothing of it is lost, doubled or left over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED, COUNT = 8, 4
 SLOW = "engine.step_s=0.03"  # of a token: a round takes some seconds
 
 
-def test_a_run_whose_guests_come_and_go_loses_nothing(tmp_path: Path) -> None:
+def test_a_run_whose_elastic_workers_come_and_go_loses_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     copy_tables(tmp_path)
     command = [sys.executable, "-m", "research.kills.elastic_injections", "--steps", "14"]

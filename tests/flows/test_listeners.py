@@ -22,8 +22,8 @@ INVITED = "127.0.0.2"  # as good as an interface of its own
     ("name", "host", "settings"),
     [
         ("alone", "127.0.0.1", ()),
-        ("joined", INVITED, ("guests.enabled=true", "guests.weights.enabled=false")),
-        ("serves-weights", INVITED, ("guests.enabled=true", "guests.weights.enabled=true")),
+        ("joined", INVITED, ("elastic.enabled=true", "elastic.weights.enabled=false")),
+        ("serves-weights", INVITED, ("elastic.enabled=true", "elastic.weights.enabled=true")),
     ],
 )
 def test_a_run_listens_where_it_was_told_and_answers_no_stranger(
@@ -34,7 +34,7 @@ def test_a_run_listens_where_it_was_told_and_answers_no_stranger(
     process = launcher.start(
         tmp_path,
         *(*SIMULATED, SLOW, f'run_name="{name}"', f'cluster.scheduler_host="{host}"'),
-        *(f'guests.token_file="{token}"', *settings),
+        *(f'elastic.token_file="{token}"', *settings),
     )
     try:
         wait_for(run / "plans/00001.json", process)

@@ -1,6 +1,6 @@
-"""Runs whose own devices leave the rest of a round to guests: with one, the window closes, the
-devices train in mid-round, and every step trains what it should; with none, the run is the plain
-one."""
+"""Runs whose own devices leave the rest of a round to elastic workers: with one, the window closes,
+the devices train in mid-round, and every step trains what it should; with none, the run is the
+plain one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from mlflow import MlflowClient
 from artifacts.store import Store
 from tasks.cluster.ports import free_port
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, SIMULATED, Launcher
-from tests.flows.test_guest_runs import SLOW, commits, figure, guest, handed, members, wait_until
+from tests.flows.test_elastic_worker_runs import (
+    SLOW,
+    commits,
+    elastic_worker,
+    figure,
+    handed,
+    members,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -37,7 +45,7 @@ def told(run: Path, name: str) -> list[float | None]:
     return [commit["metrics"].get(name) for commit in commits(run)]
 
 
-def test_a_guest_takes_the_rest_of_a_round_while_the_devices_train(
+def test_an_elastic_worker_takes_the_rest_of_a_round_while_the_devices_train(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     run, port = tmp_path / "seeded", free_port()
@@ -50,7 +58,7 @@ def test_a_guest_takes_the_rest_of_a_round_while_the_devices_train(
     try:
         wait_until((run / "plans/00001.json").exists, "the first round", process)
         address, words = f"tls://127.0.0.1:{port}", handed(run)
-        with guest(address, "spot", launcher.environment, *words):
+        with elastic_worker(address, "spot", launcher.environment, *words):
             _, err = process.communicate(timeout=ENDS_WITHIN_S)
     finally:
         process.kill()
@@ -66,7 +74,7 @@ def test_a_guest_takes_the_rest_of_a_round_while_the_devices_train(
     assert members(run)["spot.g1"]["num_tokens"] > 0
     last = next(commit for commit in reversed(commits(run)) if commit["kind"] == "short")
     assert last["seeding"]["window_s"] == last["metrics"]["seeding/next_window_s"]
-    assert last["metrics"]["seeding/guests_worth_holding"] > 0
+    assert last["metrics"]["seeding/elastic_workers_worth_holding"] > 0
     remembered = json.loads(Store.open(str(tmp_path)).checked("seeding.json"))
     for model, windows in remembered.items():
         assert model.startswith("tiny_llama (tiny")
@@ -79,7 +87,9 @@ def test_a_guest_takes_the_rest_of_a_round_while_the_devices_train(
     assert "spot.g1" in (run / "report/index.html").read_text()
 
 
-def test_without_a_guest_the_run_is_the_plain_one(launcher: Launcher, tmp_path: Path) -> None:
+def test_without_an_elastic_worker_the_run_is_the_plain_one(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     runs: list[Path] = []
     for name, seeds in (("alone", "true"), ("plain", "false")):
         done = launcher.run(

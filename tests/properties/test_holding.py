@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from artifacts.records import Span
 from artifacts.reports.holding import Held, Window, held_seconds, used_seconds
 
-DEVICES = ("cpu:0", "cpu:1", "guest-0")
+DEVICES = ("cpu:0", "cpu:1", "elastic-worker-0")
 KINDS = ("rollout", "train", "update", "reward", "evaluate", "gate", "publish", "start")
 moments = st.floats(-20, 20, allow_nan=False)
 windows = st.builds(

@@ -1,4 +1,4 @@
-"""Whatever workers do in whatever order, the books on guests are right."""
+"""Whatever workers do in whatever order, the books on elastic workers are right."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.member_factories import APPLICANT, RULES
 
 NAMES = ("one", "two", "three")
 ADDRESSES = tuple("abcdef")
-GUESTS = tuple(f"{name}.g{number}" for name in NAMES for number in (1, 2, 3))
+ELASTIC_WORKERS = tuple(f"{name}.g{number}" for name in NAMES for number in (1, 2, 3))
 CARDS = st.builds(
     replace,
     st.just(APPLICANT),
@@ -51,9 +51,14 @@ EVENTS = st.one_of(
     ),
     st.builds(Renewed, at_s=st.just(0.0), worker=st.sampled_from(NAMES)),
     st.builds(Leaves, worker=st.sampled_from(NAMES), reason=st.just("SIGTERM")),
-    st.builds(Loaded, at_s=st.just(0.0), guest=st.sampled_from(GUESTS), version=st.integers(0, 3)),
-    st.builds(Failed, guest=st.sampled_from(GUESTS), reason=st.just("no memory")),
-    st.builds(Emptied, guest=st.sampled_from(GUESTS)),
+    st.builds(
+        Loaded,
+        at_s=st.just(0.0),
+        elastic_worker=st.sampled_from(ELASTIC_WORKERS),
+        version=st.integers(0, 3),
+    ),
+    st.builds(Failed, elastic_worker=st.sampled_from(ELASTIC_WORKERS), reason=st.just("no memory")),
+    st.builds(Emptied, elastic_worker=st.sampled_from(ELASTIC_WORKERS)),
 )
 HISTORIES = st.lists(st.tuples(EVENTS, st.floats(0.0, 8.0)), max_size=60)
 
@@ -64,40 +69,44 @@ def at(event: WorkerEvent, now_s: float) -> WorkerEvent:
 
 
 def told(members: WorkerAdmission, event: WorkerEvent) -> list[MemberDecision]:
-    """What follows; the keeper only speaks of guests that were admitted."""
-    about = getattr(event, "guest", None)
-    known = {guest.name for guest in members.guests}
+    """What follows; the keeper only speaks of elastic workers that were admitted."""
+    about = getattr(event, "elastic_worker", None)
+    known = {elastic_worker.name for elastic_worker in members.elastic_workers}
     return [] if about is not None and about not in known else members.handle(event)
 
 
 @given(HISTORIES)
-def test_guests_come_once_and_go_once(history: list[tuple[WorkerEvent, float]]) -> None:
+def test_elastic_workers_come_once_and_go_once(history: list[tuple[WorkerEvent, float]]) -> None:
     members, now_s = WorkerAdmission(RULES), 0.0
     admitted, gone, drained = Counter[str](), Counter[str](), set[str]()
     for event, later_s in history:
         now_s += later_s
         for decision in told(members, at(event, now_s)):
             match decision:
-                case Admit(guest=guest):
-                    admitted[guest.name] += 1
-                case Join(guest=guest):
-                    assert guest.name not in gone
-                    assert guest.name not in drained
-                case Drain(guest=guest):
-                    assert guest.name not in gone
-                    drained.add(guest.name)
-                case Forget(guest=guest):
-                    gone[guest.name] += 1
-                    assert guest.reason
+                case Admit(elastic_worker=elastic_worker):
+                    admitted[elastic_worker.name] += 1
+                case Join(elastic_worker=elastic_worker):
+                    assert elastic_worker.name not in gone
+                    assert elastic_worker.name not in drained
+                case Drain(elastic_worker=elastic_worker):
+                    assert elastic_worker.name not in gone
+                    drained.add(elastic_worker.name)
+                case Forget(elastic_worker=elastic_worker):
+                    gone[elastic_worker.name] += 1
+                    assert elastic_worker.reason
                 case Refuse(reason=reason) | Dismiss(reason=reason) | Renew(reason=reason):
                     assert reason
-        assert len(members.here) <= RULES.most_guests
-        workers = [guest.worker for guest in members.here]
+        assert len(members.here) <= RULES.max_workers
+        workers = [elastic_worker.worker for elastic_worker in members.here]
         assert len(workers) == len(set(workers)), "a name is in use once"
     assert set(admitted.values()) <= {1}, "no name is used twice"
     assert set(gone.values()) <= {1}
-    assert gone.keys() == {guest.name for guest in members.guests if guest.state == "gone"}
-    assert admitted.keys() == {guest.name for guest in members.guests}
+    assert gone.keys() == {
+        elastic_worker.name
+        for elastic_worker in members.elastic_workers
+        if elastic_worker.state == "gone"
+    }
+    assert admitted.keys() == {elastic_worker.name for elastic_worker in members.elastic_workers}
 
 
 @given(HISTORIES)
@@ -110,8 +119,12 @@ def test_after_a_look_everybody_is_there_and_has_a_lease(
         told(members, at(event, now_s))
         if not isinstance(event, Looked):
             continue
-        for guest in members.here:
-            assert guest.address in event.workers
-            waits_from_s = guest.since_s if guest.state == "building" else guest.renewed_s
-            bound_s = RULES.ready_s if guest.state == "building" else RULES.lease_s
+        for elastic_worker in members.here:
+            assert elastic_worker.address in event.workers
+            waits_from_s = (
+                elastic_worker.since_s
+                if elastic_worker.state == "building"
+                else elastic_worker.renewed_s
+            )
+            bound_s = RULES.ready_s if elastic_worker.state == "building" else RULES.lease_s
             assert now_s - waits_from_s <= bound_s

@@ -1,4 +1,4 @@
-"""The script of guests that come and go: what it waits for, and what it does then."""
+"""The script of elastic workers that come and go: what it waits for, and what it does then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from artifacts.store import Store
 from artifacts.token_log import TokenLog
 from research.ablations.course_figures import what_is_wrong
 from research.ablations.elastic_course import CUT_S, ScriptedCourse
-from research.kills.guest_park import GuestPark, WorkerPlace
+from research.kills.elastic_pool import ElasticPool, WorkerPlace
 from research.kills.injected_run import InjectedRun
 
 
@@ -25,7 +25,10 @@ class Park:
     """Two places, and what was done to them."""
 
     def __init__(self) -> None:
-        self.places = [WorkerPlace(name="guest-0", core=0), WorkerPlace(name="guest-1", core=1)]
+        self.places = [
+            WorkerPlace(name="elastic-worker-0", core=0),
+            WorkerPlace(name="elastic-worker-1", core=1),
+        ]
         self.done: list[tuple[str, str]] = []
 
     def fill(self, place: WorkerPlace) -> None:
@@ -51,7 +54,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.run = SimpleNamespace(committed=1, stage="training", folder=folder)
         self.park = Park()
-        self.course = ScriptedCourse(cast("InjectedRun", self.run), cast("GuestPark", self.park))
+        self.course = ScriptedCourse(cast("InjectedRun", self.run), cast("ElasticPool", self.park))
 
     def present(self, *names: str) -> None:
         lines = [
@@ -98,52 +101,55 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_guests_come_and_go_as_the_script_has_it(scene: Scene) -> None:
+def test_elastic_workers_come_and_go_as_the_script_has_it(scene: Scene) -> None:
     park, run = scene.park, scene.run
     scene.look()
     assert park.done == []  # no round is open
     run.stage = "rollout"
     scene.look(3)
-    assert park.done == [("fill", "guest-0")]
-    scene.present("guest-0")
+    assert park.done == [("fill", "elastic-worker-0")]
+    scene.present("elastic-worker-0")
     scene.look(3)
     assert len(park.done) == 1  # no step was played with it
-    scene.tell("guest-0.g1", time.time() - 60)
+    scene.tell("elastic-worker-0.g1", time.time() - 60)
     run.committed = 2
     scene.look(2)
     scene.tell("engine-0", time.time() + 60)
     scene.look()
     assert len(park.done) == 1  # it has told nothing since, another engine has
-    scene.tell("guest-0.g1", time.time() + 60)
+    scene.tell("elastic-worker-0.g1", time.time() + 60)
     scene.look()
-    assert park.done[-1] == ("drain", "guest-0")
+    assert park.done[-1] == ("drain", "elastic-worker-0")
     scene.look(4)
-    assert park.done[-1] == ("drain", "guest-0")  # the run has not said yet that it is gone
+    assert park.done[-1] == (
+        "drain",
+        "elastic-worker-0",
+    )  # the run has not said yet that it is gone
     scene.present()
     scene.look(4)
-    assert park.done[-1] == ("fill", "guest-0")
-    scene.present("guest-0")
+    assert park.done[-1] == ("fill", "elastic-worker-0")
+    scene.present("elastic-worker-0")
     scene.look(2)
-    scene.tell("guest-0.g1", time.time() + 120)
+    scene.tell("elastic-worker-0.g1", time.time() + 120)
     scene.look(2)
-    assert park.done[-1] == ("kill", "guest-0")
+    assert park.done[-1] == ("kill", "elastic-worker-0")
     scene.present()
     run.committed = 4
     scene.look(2)
-    assert park.done[-1] == ("kill", "guest-0")
+    assert park.done[-1] == ("kill", "elastic-worker-0")
     run.committed = 5  # the steps 4 and 5 were whole ones without anybody
     scene.look()
     run.committed = 7
     scene.look()
-    assert park.done[-1] == ("fill", "guest-1")
-    scene.present("guest-1")
+    assert park.done[-1] == ("fill", "elastic-worker-1")
+    scene.present("elastic-worker-1")
     scene.look(2)
-    scene.tell("guest-1.g1", time.time() + 60)
+    scene.tell("elastic-worker-1.g1", time.time() + 60)
     scene.look()
-    assert park.done[-1] == ("cut", "guest-1")
+    assert park.done[-1] == ("cut", "elastic-worker-1")
     scene.present()
     scene.look()
-    scene.present("guest-1")
+    scene.present("elastic-worker-1")
     scene.look()
     assert not scene.course.is_over
     run.committed = 8

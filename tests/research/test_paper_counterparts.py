@@ -102,7 +102,7 @@ def test_a_preset_that_no_variant_fits_is_refused(tmp_path: Path) -> None:
         orders(["fig11"], "cores", 0, wanted(tmp_path, "tiny", "sampling.top_p=0.5"))
 
 
-def test_guests_come_and_go_on_cores(tmp_path: Path) -> None:
+def test_elastic_workers_come_and_go_on_cores(tmp_path: Path) -> None:
     order = course_order(wanted(tmp_path, "tiny-elastic", "seed=3"))
     options = elastic_course._parser().parse_args(order.command[3:])
     assert (options.preset, options.set, options.json) == (
@@ -111,10 +111,10 @@ def test_guests_come_and_go_on_cores(tmp_path: Path) -> None:
         tmp_path / "polyrl" / "course.json",
     )
     order.out.mkdir()
-    read = {"step_s": {"with guests": 2.0, "static": 3.0}, "reward_difference": 0.1}
+    read = {"step_s": {"with elastic workers": 2.0, "static": 3.0}, "reward_difference": 0.1}
     order.figures.write_text(json.dumps(read))
     assert course_figures(order) == {
-        "real/polyrl/guests/step_s": 2.0,
+        "real/polyrl/elastic/step_s": 2.0,
         "real/polyrl/static/step_s": 3.0,
         "real/polyrl/speed_up": 1.5,
         "real/polyrl/reward_difference": 0.1,

@@ -1,4 +1,5 @@
-"""Guests in processes of their own beside a scheduler in this one, and what they told it."""
+"""Elastic workers in processes of their own beside a scheduler in this one, and what they told
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ COMES_WITHIN_S = 400.0  # a process that imports Dask beside others that take ev
 
 
 class Trainer:
-    """A client of the scheduler, with every message that guests sent."""
+    """A client of the scheduler, with every message that elastic workers sent."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -33,7 +34,7 @@ class Trainer:
         return str(self.client.scheduler.address)
 
     def address_of(self, name: str) -> str:
-        """Where the guest is, once it has joined."""
+        """Where the elastic worker is, once it has joined."""
         wait_until(lambda: name in worker_addresses(self.client), f"{name} joins")
         return worker_addresses(self.client)[name]
 
@@ -58,7 +59,7 @@ def a_trainer(security: Security | None = None, host: str = "127.0.0.1") -> Iter
 
 
 @contextmanager
-def a_guest(
+def an_elastic_worker(
     address: str, *words: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """`rollflow worker ADDRESS ...`; killed at the end of the block if it is still there."""

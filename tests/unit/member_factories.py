@@ -16,7 +16,7 @@ from tasks.elastic.worker_events import (
 )
 
 RULES = AdmissionRules(
-    versions={"rollflow": "1", "vllm": "2"}, most_guests=2, lease_s=10.0, ready_s=60.0
+    versions={"rollflow": "1", "vllm": "2"}, max_workers=2, lease_s=10.0, ready_s=60.0
 )
 APPLICANT = Applicant(
     name="spot",
@@ -39,16 +39,20 @@ def comes(
 def present(
     members: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
 ) -> AdmittedWorker:
-    """A guest with the weights of version 1."""
+    """An elastic worker with the weights of version 1."""
     members.handle(Looked(at_s=at_s, workers=frozenset({address})))
     (admitted,) = comes(members, address, name, at_s)
     assert isinstance(admitted, Admit)
-    members.handle(Loaded(at_s=at_s, guest=admitted.guest.name, version=1))
-    return next(guest for guest in members.here if guest.name == admitted.guest.name)
+    members.handle(Loaded(at_s=at_s, elastic_worker=admitted.elastic_worker.name, version=1))
+    return next(
+        elastic_worker
+        for elastic_worker in members.here
+        if elastic_worker.name == admitted.elastic_worker.name
+    )
 
 
-def make_guest(worker: str, *, since_s: float, until_s: float | None) -> AdmittedWorker:
-    """A guest as it is kept, on one core."""
+def make_elastic_worker(worker: str, *, since_s: float, until_s: float | None) -> AdmittedWorker:
+    """An elastic worker as it is kept, on one core."""
     return AdmittedWorker(
         name=f"{worker}.g1",
         worker=worker,

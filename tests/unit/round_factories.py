@@ -182,7 +182,7 @@ async def play(
     free_s: float = 0.0,
     attempt: int = 0,
     policy: Policy | None = None,
-    guests: ElasticWorkers | None = None,
+    elastic_workers: ElasticWorkers | None = None,
     balancing: BalancingConfig | None = None,
     empty_s: float = math.inf,
 ) -> RoundResult:
@@ -218,7 +218,7 @@ async def play(
         stream_trainer=trainer or StreamTrainer(StreamTrainerConfig(), (), 0),
         on_freed=free,
         attempt=attempt,
-        guests=guests,
+        elastic_workers=elastic_workers,
         balancing=balancing or BalancingConfig(),
     )
     return await drive_round(inputs)

@@ -1,4 +1,4 @@
-"""The recipes for guests: what they start is what `rollflow worker` understands."""
+"""The recipes for elastic workers: what they start is what `rollflow worker` understands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.commands.worker import check_guest, dask_command, parser
+from flows.commands.worker import check_elastic_worker, dask_command, parser
 
 KUBERNETES = Path(__file__).parents[2] / "deployments" / "kubernetes"
 Json = dict[str, Any]  # Any: YAML values
@@ -28,13 +28,13 @@ def test_the_worker_group_belongs_to_the_cluster_beside_it() -> None:
     assert ours["image"] == theirs["image"]
 
 
-def test_a_pod_starts_a_guest_that_drains_in_the_time_it_has() -> None:
+def test_a_pod_starts_an_elastic_worker_that_drains_in_the_time_it_has() -> None:
     pod = manifest("elastic-workers.yaml")["spec"]["worker"]["spec"]
     (container,) = pod["containers"]
     program, command, *words = container["args"]
     assert (program, command) == ("rollflow", "worker")
     options = parser().parse_args(words)
-    check_guest(options)
+    check_elastic_worker(options)
     assert options.drain_s < pod["terminationGracePeriodSeconds"]
     assert options.worker_port == container["ports"][0]["containerPort"]
     assert "--worker-port 9000" in " ".join(dask_command(options))
@@ -49,7 +49,7 @@ def test_what_a_container_mounts_is_a_volume_of_its_pod(name: str) -> None:
     }
 
 
-def test_a_guests_token_is_read_from_where_its_secret_is_mounted() -> None:
+def test_an_elastic_workers_token_is_read_from_where_its_secret_is_mounted() -> None:
     pod = manifest("elastic-workers.yaml")["spec"]["worker"]["spec"]
     (container,) = pod["containers"]
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

@@ -25,7 +25,7 @@ def python(program: str) -> tuple[str, ...]:
     return (sys.executable, "-c", program)
 
 
-def test_the_flow_starts_a_guest_with_what_it_is_given() -> None:
+def test_the_flow_starts_an_elastic_worker_with_what_it_is_given() -> None:
     config = ElasticWorkerConfig(
         address="tls://host:8786",
         name="spot-1",
@@ -49,26 +49,26 @@ def test_an_address_without_its_protocol_is_refused() -> None:
         ElasticWorkerConfig(address="host:8786")
 
 
-async def test_a_guest_that_is_drained_completes_the_flow() -> None:
+async def test_an_elastic_worker_that_is_drained_completes_the_flow() -> None:
     said: list[str] = []
     await lend(python("import sys; print('is dismissed', file=sys.stderr)"), said.append, 1.0)
     assert said == ["is dismissed"]
 
 
-async def test_a_guest_may_say_a_line_of_any_length() -> None:
+async def test_an_elastic_worker_may_say_a_line_of_any_length() -> None:
     said: list[str] = []
     program = "import sys; print('x' * 200_000, 'is dismissed', sep='\\n', file=sys.stderr)"
     await lend(python(program), said.append, 1.0)
     assert [len(line) for line in said] == [200_000, len("is dismissed")]
 
 
-async def test_a_refused_guest_fails_the_flow_with_the_sentence() -> None:
+async def test_a_refused_elastic_worker_fails_the_flow_with_the_sentence() -> None:
     program = "import sys; print('is refused: no token', file=sys.stderr); sys.exit(2)"
     with pytest.raises(RuntimeError, match="ended with exit status 2; it said last: is refused"):
         await lend(python(program), lambda line: None, 1.0)
 
 
-async def test_a_cancelled_flow_has_its_guest_drained(tmp_path: Path) -> None:
+async def test_a_cancelled_flow_has_its_elastic_worker_drained(tmp_path: Path) -> None:
     there, left = asyncio.Event(), tmp_path / "left"
     words = (*python(LEAVES), str(left))
     flow = asyncio.create_task(lend(words, lambda line: there.set(), 30.0))

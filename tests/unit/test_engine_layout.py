@@ -49,10 +49,10 @@ class RecordingFleet:
         assert not beside
 
     async def published(self, *of_a_step: object) -> None:
-        """Guests would hear of it."""
+        """Elastic workers would hear of it."""
 
     def members(self) -> tuple[()]:
-        """No guests."""
+        """No elastic workers."""
         return ()
 
 

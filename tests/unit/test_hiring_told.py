@@ -1,4 +1,4 @@
-"""What a run says of how many guests to hold."""
+"""What a run says of how many elastic workers to hold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OWN = 36.0  # dollars an hour: a cent a second
 def figures(present: int, tokens: float, dollars: float, **others: float) -> dict[str, float]:
     """Of a step of 100 seconds, as they are kept."""
     return {
-        "guests/present": float(present),
-        "guests/joined": 0.0,
-        "guests/lost": 0.0,
+        "elastic/present": float(present),
+        "elastic/joined": 0.0,
+        "elastic/lost": 0.0,
         "ledger/trained_tokens": tokens,
         "cost/added_s": 100.0,
         "cost/dollars": dollars,
-        **{f"guests/{name}": value for name, value in others.items()},
+        **{f"elastic/{name}": value for name, value in others.items()},
     }
 
 
@@ -36,7 +36,7 @@ def test_the_number_that_trains_most_for_a_dollar_is_told_beside_the_others() ->
         figures(3, 9000.0, 1.6, joined=1.0),
         figures(3, 1820.0, 1.75),
     ]
-    told = "2 guests train most for a dollar: 1,200 tokens (0: 1,000, 3: 1,040)"
+    told = "2 elastic workers train most for a dollar: 1,200 tokens (0: 1,000, 3: 1,040)"
     assert worker_advice(steps, OWN) == told
 
 
@@ -52,7 +52,7 @@ def test_the_number_that_trains_most_for_a_dollar_is_told_beside_the_others() ->
         [{}, {}],
     ],
 )
-def test_nothing_is_said_where_no_step_had_the_same_guests_all_the_time(
+def test_nothing_is_said_where_no_step_had_the_same_elastic_workers_all_the_time(
     steps: list[dict[str, float]],
 ) -> None:
     assert worker_advice(steps, OWN) == ""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from guest_factories import House, SlowEngine
+from elastic_worker_factories import House, SlowEngine
 from record_factories import make_generated
 from round_factories import ENGINE
 
@@ -288,14 +288,16 @@ def test_an_engine_that_dies_with_what_was_left_on_it_is_got_over() -> None:
     run_virtual(play())
 
 
-def test_what_a_guest_has_not_heard_of_yet_is_asked_again_by_the_next_round() -> None:
+def test_what_an_elastic_worker_has_not_heard_of_yet_is_asked_again_by_the_next_round() -> None:
     async def play() -> None:
         engines: list[SimulatedEngine] = [CountingEngine("engine-0")]
         house = House()
-        run = replace(make_run(engines, train_s=0.5), engines=(engines[0],), guests=house.open)
-        guest = SlowEngine("guest-0.g1")
-        engines.append(guest)
-        house.join(guest, most_running=1)
+        run = replace(
+            make_run(engines, train_s=0.5), engines=(engines[0],), elastic_workers=house.open
+        )
+        elastic_worker = SlowEngine("elastic-worker-0.g1")
+        engines.append(elastic_worker)
+        house.join(elastic_worker, most_running=1)
         rounds = await play_all(run)
         assert [len(played.result.groups) for played in rounds] == [4] * 6
         trained = Counter(name for played in rounds for name in played.result.accepted)

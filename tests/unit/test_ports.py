@@ -30,7 +30,10 @@ with held_port(wish, print) as port:
     print(port, flush=True)
     sys.stdin.read()
 """
-GUESTS = {"enabled": True, "weights": {"enabled": True, "allowed_senders": ["127.0.0.0/8"]}}
+ELASTIC_WORKERS = {
+    "enabled": True,
+    "weights": {"enabled": True, "allowed_senders": ["127.0.0.0/8"]},
+}
 
 
 @pytest.fixture
@@ -131,7 +134,7 @@ def test_every_server_has_a_usual_port_that_counts_as_not_named(name: str) -> No
 FIELDS = {  # every port of a run, and what else must be set for it to be one
     "cluster.dashboard_port": {},
     "cluster.scheduler_port": {},
-    "guests.weights.port": {"guests": GUESTS},
+    "elastic.weights.port": {"elastic": ELASTIC_WORKERS},
 }
 
 
@@ -183,7 +186,9 @@ def test_the_weight_server_of_a_resumed_run_takes_any_port_where_its_own_is_take
         (taken, f"port {taken} is taken: the weight server has a free one\n"),
         (0, ""),
     ):
-        config = RunConfig.model_validate(given("guests.weights.port", port, {"guests": GUESTS}))
+        config = RunConfig.model_validate(
+            given("elastic.weights.port", port, {"elastic": ELASTIC_WORKERS})
+        )
         server = _weight_server(config)
         assert server is not None
         assert (server.port, capsys.readouterr().out) == (0, told)

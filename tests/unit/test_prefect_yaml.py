@@ -21,15 +21,15 @@ FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_te
 LAPTOP = ("laptop", "laptop-sync", "laptop-async", "laptop-in-turn")
 CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap", "agent")
 DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
-GUEST = "elastic-worker"
+ELASTIC_WORKER = "elastic-worker"
 PAPER = [f"paper{what}" for what in ("", "-end-to-end", "-eta", "-rewards", "-stream", "-spot")]
-OF_TRAINING = [name for name in DEPLOYMENTS if name not in (GUEST, *PAPER)]
+OF_TRAINING = [name for name in DEPLOYMENTS if name not in (ELASTIC_WORKER, *PAPER)]
 
 
 def test_there_is_a_deployment_for_every_profile() -> None:
     tiny = ("tiny", "tiny-async", "tiny-agent", "tiny-tools")
     gpu = ("one-gpu", "eight-gpu")
-    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu, "elastic", GUEST, *PAPER]
+    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu, "elastic", ELASTIC_WORKER, *PAPER]
     assert len(FILE["deployments"]) == len(DEPLOYMENTS)
 
 
@@ -43,9 +43,9 @@ def test_a_deployment_runs_a_flow_with_its_parameters(name: str) -> None:
     assert list(flow.parameters.properties) == list(DEPLOYMENTS[name]["parameters"])
 
 
-def test_a_guest_is_a_flow_of_a_queue_of_its_own() -> None:
-    ElasticWorkerConfig.model_validate(DEPLOYMENTS[GUEST]["parameters"]["config"])
-    assert DEPLOYMENTS[GUEST]["work_pool"]["work_queue_name"] == "spot"
+def test_an_elastic_worker_is_a_flow_of_a_queue_of_its_own() -> None:
+    ElasticWorkerConfig.model_validate(DEPLOYMENTS[ELASTIC_WORKER]["parameters"]["config"])
+    assert DEPLOYMENTS[ELASTIC_WORKER]["work_pool"]["work_queue_name"] == "spot"
 
 
 @pytest.mark.parametrize("name", PAPER)

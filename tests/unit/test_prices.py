@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from member_factories import make_guest
+from member_factories import make_elastic_worker
 from plan_factories import make_report, span
 from report_factories import make_commit
 
@@ -65,12 +65,12 @@ def priced_at(report: StepReport, prices: PriceConfig) -> StepReport:
     return replace(report, plan=replace(report.plan, run=run))
 
 
-def test_a_guest_is_paid_for_while_it_is_there() -> None:
+def test_an_elastic_worker_is_paid_for_while_it_is_there() -> None:
     report = make_report(())
     begun_s, ended_s = report.started_s, report.finished_s
-    came = make_guest("spot", since_s=begun_s - 100.0, until_s=begun_s + 2.0)
-    stays = make_guest("spot", since_s=ended_s - 1.0, until_s=None)
-    unseen = make_guest("spot", since_s=ended_s + 5.0, until_s=None)
+    came = make_elastic_worker("spot", since_s=begun_s - 100.0, until_s=begun_s + 2.0)
+    stays = make_elastic_worker("spot", since_s=ended_s - 1.0, until_s=None)
+    unseen = make_elastic_worker("spot", since_s=ended_s + 5.0, until_s=None)
     prices = PriceConfig(classes={"reserved": 36.0, "spot": 3.6})
     figures = cost_metrics(priced_at(report, prices), 0.0, [came, stays, unseen])
     assert figures["cost/spot_worker_s"] == pytest.approx(3.0)

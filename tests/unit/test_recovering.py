@@ -35,7 +35,7 @@ RUN = SimpleNamespace(
 SAMPLED = make_request()
 
 
-async def no_guests(report: object) -> None:
+async def no_elastic_workers(report: object) -> None:
     """There is nobody to be told of weights."""
 
 
@@ -73,12 +73,12 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(
     run = SimpleNamespace(config=config, weights_of=lambda step: f"committed-{step}")
 
     async def published(report: SimpleNamespace) -> None:
-        done.append(f"guests told of {report.weights}")
+        done.append(f"elastic workers told of {report.weights}")
 
     fleet = SimpleNamespace(run="run", start=start, replace_lost=replace_lost, published=published)
     assert await recovery.start_at(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
     restored = "run to step 4 as committed-4"
-    told = "guests told of weights-4"
+    told = "elastic workers told of weights-4"
     assert done == ["started", restored, "replaced", restored, told]
 
 
@@ -126,7 +126,9 @@ def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
         monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(3)])
         monkeypatch.setattr(durable, "publish", publish)
         await engine.submit([SAMPLED])
-        fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost, published=no_guests)
+        fleet = SimpleNamespace(
+            run=CONTEXT, replace_lost=replace_lost, published=no_elastic_workers
+        )
         await recovery.recover(RUN, fleet, 3)  # type: ignore[arg-type]
         left = (await engine.stats()).progress
         await engine.submit([SAMPLED])
@@ -161,7 +163,7 @@ async def test_learners_that_an_earlier_attempt_left_without_their_replay_are_re
     monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(0)])
     monkeypatch.setattr(durable, "replay_training", replay_training)
     monkeypatch.setattr(durable, "publish", publish)
-    fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost, published=no_guests)
+    fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost, published=no_elastic_workers)
     await recovery.recover(RUN, fleet, 3)  # type: ignore[arg-type]
     assert told == ["replay to step 3", "publish"]
 

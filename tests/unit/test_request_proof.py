@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from weight_servers import TOKEN, guest, order, serving, whole, wire, written
+from weight_servers import TOKEN, elastic_worker, order, serving, whole, wire, written
 
 from tasks.elastic.weights import access
 from tasks.elastic.weights.request_proof import PROOF_HOLDS_S, SCHEME, Ask, Proofs, signed
@@ -108,7 +108,7 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
 async def test_a_whole_pull_shows_the_token_to_nobody(tmp_path: Path) -> None:
     weights = written(tmp_path / "run")
     async with serving(weights) as server, wire(server.url) as between:
-        async with guest(tmp_path / "guest") as held:
+        async with elastic_worker(tmp_path / "elastic") as held:
             here = await held.pull(order(between.url))
             assert Path(here.path).read_bytes() == Path(weights.path).read_bytes()
         asked = b"".join(between.heads)

@@ -19,7 +19,7 @@ LATE = Reading(
     num_accepted=0,
     elapsed_s=2.5,
     num_running=3,
-    num_guests=1,
+    num_elastic_workers=1,
     capacity_tokens={"engine-0": 100},
     running=(),
 )

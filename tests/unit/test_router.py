@@ -133,15 +133,15 @@ def test_a_retired_replica_comes_back_when_no_other_is_left() -> None:
 
 def test_a_request_goes_to_no_replica_whose_weights_are_too_old_for_it() -> None:
     router = Router(["own"], most_running=1)
-    router.add("guest", version=3)
+    router.add("elastic", version=3)
     new = [replace(request(place), oldest_version=4) for place in range(2)]
-    assert router.assign(new[0], "guest") == "own"
-    assert router.assign(new[1]) is None, "the guest lags, and the other has no room"
-    assert router.assign(replace(request(9), oldest_version=3)) == "guest"
-    router.renew("guest", 2)  # told late
-    assert not router.may_run("guest", new[1])
-    router.renew("guest", 4)
-    assert router.assign(new[1]) == "guest"
+    assert router.assign(new[0], "elastic") == "own"
+    assert router.assign(new[1]) is None, "the elastic worker lags, and the other has no room"
+    assert router.assign(replace(request(9), oldest_version=3)) == "elastic"
+    router.renew("elastic", 2)  # told late
+    assert not router.may_run("elastic", new[1])
+    router.renew("elastic", 4)
+    assert router.assign(new[1]) == "elastic"
 
 
 def test_what_waits_for_newer_weights_holds_up_nothing_else() -> None:
@@ -150,7 +150,7 @@ def test_what_waits_for_newer_weights_holds_up_nothing_else() -> None:
     taken: list[Request] = []
 
     def assign(asking: Request, wanted: str) -> str | None:
-        return "guest" if asking.oldest_version <= 3 else None
+        return "elastic" if asking.oldest_version <= 3 else None
 
     while (given := line.next(assign)) is not None:
         taken.append(given[1])

@@ -134,7 +134,13 @@ async def test_a_new_round_drops_leftovers_and_ends_waits_of_the_old_one() -> No
     old = asyncio.create_task(buffer.take(SCORED, KEYS[1], 1, 5.0))
     await settle()
     dropped = await buffer.open_round(KEYS[2])
-    assert dropped == {"generated": 2, "scored": 0, "grouped": 0, "published": 0, "guests": 0}
+    assert dropped == {
+        "generated": 2,
+        "scored": 0,
+        "grouped": 0,
+        "published": 0,
+        "elastic": 0,
+    }
     assert await old == Taken(items=(), closed=True)
     assert await buffer.take(GENERATED, KEYS[2], 9, 0.0) == Taken(items=(), closed=False)
 

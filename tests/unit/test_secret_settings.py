@@ -215,7 +215,7 @@ def test_a_store_is_opened_at_no_url_with_a_secret() -> None:
         Store.open(REFUSED[0])
 
 
-def test_a_guest_as_a_flow_refuses_secrets_in_every_text() -> None:
+def test_an_elastic_worker_as_a_flow_refuses_secrets_in_every_text() -> None:
     for name in ("spot_notice", "token_file", "local_directory", "tls_key"):
         with pytest.raises(ValidationError, match=f"{name} must hold no secret"):
             TypeAdapter(ElasticWorkerConfig).validate_python(

@@ -1,5 +1,5 @@
-"""The rollout stage of a step that seeds: with a guest the window closes and the devices are freed
-in mid-round, with none the round is the plain one."""
+"""The rollout stage of a step that seeds: with an elastic worker the window closes and the devices
+are freed in mid-round, with none the round is the plain one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.seeding import PlannedWindow
 from tasks.scheduling.stream_training import ScaleDown
-from tests.unit.guest_factories import Door, joined
+from tests.unit.elastic_worker_factories import Door, joined
 from tests.unit.test_overlapped_rollout import BATCH, ENGINE, Stage
 
 WINDOW = PlannedWindow(window_s=3.0, workers=frozenset({"spot.g1"}))
@@ -54,11 +54,11 @@ def played(
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
     window: PlannedWindow | None,
-    *guests: SimulatedEngine,
+    *elastic_workers: SimulatedEngine,
     policy: Policy | None = None,
 ) -> tuple[StepPlan, RolloutReport, Trained]:
     async def play() -> tuple[StepPlan, RolloutReport, Trained]:
-        door = Door(*map(joined, guests))
+        door = Door(*map(joined, elastic_workers))
         monkeypatch.setattr(rollout, "workers_of_round", lambda run, stream, asker: door)
         stage = Stage(root, monkeypatch)
         plan = step_of(stage, policy or SyncConfig(), window)
@@ -71,11 +71,11 @@ def played(
 
 
 @pytest.mark.parametrize("policy", [SyncConfig(), TailBatchingConfig()], ids=lambda each: each.kind)
-def test_the_window_closes_and_the_devices_train_while_the_guest_goes_on(
+def test_the_window_closes_and_the_devices_train_while_the_elastic_worker_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
 ) -> None:
-    guest = SimulatedEngine("spot.g1", ENGINE)
-    plan, report, trained = played(tmp_path, monkeypatch, WINDOW, guest, policy=policy)
+    elastic_worker = SimulatedEngine("spot.g1", ENGINE)
+    plan, report, trained = played(tmp_path, monkeypatch, WINDOW, elastic_worker, policy=policy)
     assert report.window is not None
     assert report.window.closed_s == pytest.approx(3.0, abs=0.2)
     assert not report.window.is_early
@@ -92,14 +92,14 @@ def test_the_window_closes_and_the_devices_train_while_the_guest_goes_on(
 def test_a_window_without_a_length_closes_when_there_is_nothing_left_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guest = SimulatedEngine("spot.g1", ENGINE)
+    elastic_worker = SimulatedEngine("spot.g1", ENGINE)
     unknown = replace(WINDOW, window_s=None)
-    _, report, _ = played(tmp_path, monkeypatch, unknown, guest)
+    _, report, _ = played(tmp_path, monkeypatch, unknown, elastic_worker)
     assert report.window is not None
     assert report.window.closed_s is None or report.window.is_early
 
 
-def test_without_a_guest_the_round_is_the_plain_one(
+def test_without_an_elastic_worker_the_round_is_the_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = replace(WINDOW, workers=frozenset())

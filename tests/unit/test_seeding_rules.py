@@ -1,4 +1,4 @@
-"""What a configuration must have whose devices leave the rest of a round to guests."""
+"""What a configuration must have whose devices leave the rest of a round to elastic workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 
-SEEDS: dict[str, object] = {"guests": {"enabled": True}, "seeding": {"enabled": True}}
+SEEDS: dict[str, object] = {"elastic": {"enabled": True}, "seeding": {"enabled": True}}
 
 
 def config_of(preset: str, **given: object) -> RunConfig:
@@ -31,7 +31,11 @@ def test_the_elastic_presets_seed_and_others_do_not() -> None:
 @pytest.mark.parametrize(
     ("preset", "given", "told"),
     [
-        ("tiny", {"guests": {"enabled": False}}, "needs guests.enabled: only guests go on"),
+        (
+            "tiny",
+            {"elastic": {"enabled": False}},
+            "needs elastic.enabled: only elastic workers go on",
+        ),
         ("tiny-async", {}, "needs rounds that carry nothing into the next one, scheduling.kind"),
         (
             "tiny-sync",

@@ -23,12 +23,12 @@ from tasks.rounds.report import close_round, read_round
 from tasks.rounds.window_record import WindowRecord
 from tasks.run.plan import StepPlan
 from tasks.scheduling.seeding import PlannedWindow, SeedingTimes
-from tests.unit.member_factories import make_guest
+from tests.unit.member_factories import make_elastic_worker
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan
 from tests.unit.report_factories import make_commit
 
-GUEST = make_guest("spot", since_s=0.0, until_s=None)
-HERE = frozenset({GUEST.name})
+ELASTIC_WORKER = make_elastic_worker("spot", since_s=0.0, until_s=None)
+HERE = frozenset({ELASTIC_WORKER.name})
 # the step goes from 100 to 130; its round begins at 101, takes 15 s, and its own device is free
 # after 6 s of it
 WINDOW = WindowRecord(
@@ -47,12 +47,12 @@ def trained(start_s: float, end_s: float) -> Span:
 def seeded(
     window: WindowRecord | None = WINDOW,
     begins_with: frozenset[str] = HERE,
-    joined: Sequence[str] = (GUEST.name,),
+    joined: Sequence[str] = (ELASTIC_WORKER.name,),
     started_s: float = 100.0,
     plan: StepPlan | None = None,
 ) -> StepReport:
-    """A step in which a guest generates from 103 to 115, and the learner trains for 4 s in the
-    round and for 6 s after it."""
+    """A step in which an elastic worker generates from 103 to 115, and the learner trains for 4 s
+    in the round and for 6 s after it."""
     spans = (
         generated("engine-0", 101.5, 106.5),
         *(generated(name, 103.0, 115.0) for name in joined),
@@ -90,10 +90,10 @@ def test_a_window_that_stayed_open_was_as_long_as_the_round() -> None:
 @pytest.mark.parametrize(
     ("begins_with", "joined", "staying"),
     [
-        (frozenset(), (GUEST.name,), HERE),
-        (HERE, (GUEST.name,), frozenset()),
-        (HERE, (GUEST.name, "late.g1"), HERE),
-        (HERE, (GUEST.name,), frozenset({"spot.g2"})),
+        (frozenset(), (ELASTIC_WORKER.name,), HERE),
+        (HERE, (ELASTIC_WORKER.name,), frozenset()),
+        (HERE, (ELASTIC_WORKER.name, "late.g1"), HERE),
+        (HERE, (ELASTIC_WORKER.name,), frozenset({"spot.g2"})),
     ],
 )
 def test_a_step_in_which_somebody_came_or_went_is_not_steady(
@@ -104,7 +104,7 @@ def test_a_step_in_which_somebody_came_or_went_is_not_steady(
     assert not times.is_steady
 
 
-def test_nothing_is_learned_without_a_guest_or_from_two_attempts() -> None:
+def test_nothing_is_learned_without_an_elastic_worker_or_from_two_attempts() -> None:
     assert seeding_times(seeded(joined=()), HERE) is None
     assert seeding_times(seeded(window=None), HERE) is None
     assert seeding_times(seeded(started_s=103.0), HERE) is None, "its round had begun before"
@@ -132,48 +132,56 @@ def opened(root: Path, commits: Sequence[object] = (), **seeding: object) -> Ope
 
 
 def window_of(
-    windows: SeedingWindows, guests: Sequence[AdmittedWorker], kind: str = "short"
+    windows: SeedingWindows, elastic_workers: Sequence[AdmittedWorker], kind: str = "short"
 ) -> float | None:
-    planned = windows.plan(guests, kind)
+    planned = windows.plan(elastic_workers, kind)
     assert planned is not None
-    assert planned.workers == {guest.name for guest in guests}
+    assert planned.workers == {elastic_worker.name for elastic_worker in elastic_workers}
     return planned.window_s
 
 
 def test_what_a_step_teaches_is_kept_for_steps_resumes_and_later_runs(tmp_path: Path) -> None:
     run = opened(tmp_path)
     windows = SeedingWindows(run)
-    assert window_of(windows, [GUEST]) is None, "nothing is known"
-    record = windows.enter(make_commit(1), seeded(), [GUEST])
+    assert window_of(windows, [ELASTIC_WORKER]) is None, "nothing is known"
+    record = windows.enter(make_commit(1), seeded(), [ELASTIC_WORKER])
     found = 6.0 + (5.0 - 15.0) / 3
-    assert window_of(windows, [GUEST]) == pytest.approx(found)
+    assert window_of(windows, [ELASTIC_WORKER]) == pytest.approx(found)
     assert record.seeding["window_s"] == record.metrics["seeding/next_window_s"] == found
-    assert record.metrics["seeding/guests_worth_holding"] == pytest.approx((12.0 + 6.0) / 10.0)
+    assert record.metrics["seeding/elastic_workers_worth_holding"] == pytest.approx(
+        (12.0 + 6.0) / 10.0
+    )
     assert record.metrics["reward/mean"] == 0.5, "beside what it had"
     resumed = SeedingWindows(opened(tmp_path, [record]))
     assert window_of(resumed, []) == pytest.approx(found)
     later = SeedingWindows(opened(tmp_path))
-    assert window_of(later, [GUEST]) == pytest.approx(found)
-    assert window_of(later, [GUEST, replace(GUEST, name="other.g1")]) is None, "of one alone"
-    assert window_of(later, [replace(GUEST, price_class="gold")]) is None, "of its class alone"
-    assert window_of(SeedingWindows(opened(tmp_path, remembers=False)), [GUEST]) is None
+    assert window_of(later, [ELASTIC_WORKER]) == pytest.approx(found)
+    assert window_of(later, [ELASTIC_WORKER, replace(ELASTIC_WORKER, name="other.g1")]) is None, (
+        "of one alone"
+    )
+    assert window_of(later, [replace(ELASTIC_WORKER, price_class="gold")]) is None, (
+        "of its class alone"
+    )
+    assert window_of(SeedingWindows(opened(tmp_path, remembers=False)), [ELASTIC_WORKER]) is None
 
 
 def test_a_window_is_that_of_rounds_of_its_kind(tmp_path: Path) -> None:
     windows = SeedingWindows(opened(tmp_path))
-    short = windows.enter(make_commit(1), seeded(), [GUEST])
-    assert window_of(windows, [GUEST], "long") is None, "short rounds teach nothing of long ones"
+    short = windows.enter(make_commit(1), seeded(), [ELASTIC_WORKER])
+    assert window_of(windows, [ELASTIC_WORKER], "long") is None, (
+        "short rounds teach nothing of long ones"
+    )
     later = seeded(replace(WINDOW, window_s=None), plan=make_step_plan(2, kind="long"))
-    lasting = replace(later, finished_s=124.0)  # guests waited for 9 s and not for 15
-    long = windows.enter(make_commit(2, kind="long"), lasting, [GUEST])
-    found = {kind: window_of(windows, [GUEST], kind) for kind in ("short", "long")}
+    lasting = replace(later, finished_s=124.0)  # elastic workers waited for 9 s and not for 15
+    long = windows.enter(make_commit(2, kind="long"), lasting, [ELASTIC_WORKER])
+    found = {kind: window_of(windows, [ELASTIC_WORKER], kind) for kind in ("short", "long")}
     assert found["short"] == short.seeding["window_s"] == pytest.approx(6.0 - 10.0 / 3)
     assert found["long"] == long.seeding["window_s"] == pytest.approx(6.0 - 4.0 / 3)
     resumed = SeedingWindows(opened(tmp_path, [short, long], remembers=False))
     assert {kind: window_of(resumed, [], kind) for kind in found} == found
 
 
-def test_a_step_without_guests_says_so_and_teaches_nothing(tmp_path: Path) -> None:
+def test_a_step_without_elastic_workers_says_so_and_teaches_nothing(tmp_path: Path) -> None:
     windows = SeedingWindows(opened(tmp_path))
     still_open = replace(WINDOW, window_s=None, closed_s=None, freed_s=())
     alone = seeded(still_open, begins_with=frozenset(), joined=())
@@ -185,14 +193,18 @@ def test_a_step_without_guests_says_so_and_teaches_nothing(tmp_path: Path) -> No
 
 def test_a_run_that_does_not_seed_has_no_window(tmp_path: Path) -> None:
     windows = SeedingWindows(opened(tmp_path, enabled=False))
-    assert windows.plan([GUEST], "short") is None
-    assert windows.enter(make_commit(1), seeded(), [GUEST]) == make_commit(1)
+    assert windows.plan([ELASTIC_WORKER], "short") is None
+    assert windows.enter(make_commit(1), seeded(), [ELASTIC_WORKER]) == make_commit(1)
 
 
-def test_guests_are_alike_with_one_price_and_as_many_devices_of_a_kind() -> None:
-    pair = replace(GUEST, name="pair.g1", devices=("cuda:0", "cuda:1"))
-    assert class_of([GUEST, replace(GUEST, name="other.g1")]) == "spot 1 cpu"
-    assert class_of([pair, GUEST]) == class_of([GUEST, pair]) == "spot 1 cpu + spot 2 cuda"
+def test_elastic_workers_are_alike_with_one_price_and_as_many_devices_of_a_kind() -> None:
+    pair = replace(ELASTIC_WORKER, name="pair.g1", devices=("cuda:0", "cuda:1"))
+    assert class_of([ELASTIC_WORKER, replace(ELASTIC_WORKER, name="other.g1")]) == "spot 1 cpu"
+    assert (
+        class_of([pair, ELASTIC_WORKER])
+        == class_of([ELASTIC_WORKER, pair])
+        == "spot 1 cpu + spot 2 cuda"
+    )
     assert class_of([]) == ""
 
 
@@ -207,7 +219,9 @@ def test_guests_are_alike_with_one_price_and_as_many_devices_of_a_kind() -> None
 def test_the_terminal_says_how_the_window_ended(
     tmp_path: Path, window: WindowRecord, told: str
 ) -> None:
-    record = SeedingWindows(opened(tmp_path)).enter(make_commit(1), seeded(window), [GUEST])
+    record = SeedingWindows(opened(tmp_path)).enter(
+        make_commit(1), seeded(window), [ELASTIC_WORKER]
+    )
     assert told in seeding_summary([{}, record.metrics])
-    assert "guests worth holding" in seeding_summary([record.metrics])
+    assert "elastic workers worth holding" in seeding_summary([record.metrics])
     assert seeding_summary([record.metrics, {}]) == seeding_summary([]) == ""

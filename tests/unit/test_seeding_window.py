@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from guest_factories import Door, WatchedEngine, joined
+from elastic_worker_factories import Door, WatchedEngine, joined
 from round_factories import make_plan, play
-from test_guests import NUM_RESPONSES, assert_undisturbed
+from test_elastic_workers import NUM_RESPONSES, assert_undisturbed
 
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.elastic_engines import EngineGone
@@ -40,28 +40,28 @@ class Freed(list[ScaleDown]):
 
 def played(window_s: float | None, door: Door | None) -> tuple[Freed, WatchedEngine]:
     """A round of two own engines, whose responses are what they would have been anyway."""
-    freed, guest = Freed(), WatchedEngine("guest-0.g1")
+    freed, elastic_worker = Freed(), WatchedEngine("elastic-worker-0.g1")
 
     async def work() -> None:
         own = [WatchedEngine("engine-0"), WatchedEngine("engine-1")]
         if door is not None:
-            door.tell(joined(guest))
+            door.tell(joined(elastic_worker))
         window = SeedingWindow(window_s, GROUPS, ALONE)
-        result = await play(SYNC, own, trainer=window, freed=freed, guests=door)
+        result = await play(SYNC, own, trainer=window, freed=freed, elastic_workers=door)
         assert_undisturbed(result)
 
     run_virtual(work())
-    return freed, guest
+    return freed, elastic_worker
 
 
-def test_own_engines_stop_when_the_time_is_up_and_the_guest_goes_on() -> None:
-    freed, guest = played(2.0, Door())
+def test_own_engines_stop_when_the_time_is_up_and_the_elastic_worker_goes_on() -> None:
+    freed, elastic_worker = played(2.0, Door())
     assert [decision.learners for decision in freed] == [("learner-0",), ("learner-1",)]
     assert freed.first_s == pytest.approx(2.0, abs=0.1)
-    assert any(request.kept_tokens for request in guest.submitted)
+    assert any(request.kept_tokens for request in elastic_worker.submitted)
 
 
-def test_without_a_guest_the_window_stays_open() -> None:
+def test_without_an_elastic_worker_the_window_stays_open() -> None:
     assert played(2.0, None)[0] == []
     assert played(None, None)[0] == []
 
@@ -72,15 +72,15 @@ def test_a_window_without_a_length_closes_when_own_work_is_done() -> None:
     assert freed.first_s is None or freed.first_s > 2.0
 
 
-def test_when_every_guest_goes_the_own_engines_take_up_the_rest() -> None:
+def test_when_every_elastic_worker_goes_the_own_engines_take_up_the_rest() -> None:
     async def work() -> None:
         own = [WatchedEngine("engine-0"), WatchedEngine("engine-1")]
-        guest, door, freed = WatchedEngine("guest-0.g1"), Door(), Freed()
-        door.tell(joined(guest))
-        asyncio.get_running_loop().call_at(3.0, guest.fail)
-        door.tell_at(3.0, EngineGone(name=guest.name, reason="taken away"))
+        elastic_worker, door, freed = WatchedEngine("elastic-worker-0.g1"), Door(), Freed()
+        door.tell(joined(elastic_worker))
+        asyncio.get_running_loop().call_at(3.0, elastic_worker.fail)
+        door.tell_at(3.0, EngineGone(name=elastic_worker.name, reason="taken away"))
         window = SeedingWindow(1.0, GROUPS, ALONE)
-        result = await play(SYNC, own, trainer=window, freed=freed, guests=door)
+        result = await play(SYNC, own, trainer=window, freed=freed, elastic_workers=door)
         assert_undisturbed(result)
         assert len(freed) == 2
         assert len(result.generated) == NUM_RESPONSES
@@ -88,13 +88,18 @@ def test_when_every_guest_goes_the_own_engines_take_up_the_rest() -> None:
     run_virtual(work())
 
 
-def reading(elapsed_s: float, num_running: int, num_guests: int = 1) -> Reading:
+def reading(elapsed_s: float, num_running: int, num_elastic_workers: int = 1) -> Reading:
     return Reading(
         num_accepted=0,
         elapsed_s=elapsed_s,
         num_running=num_running,
-        num_guests=num_guests,
-        capacity_tokens={"engine-0": 100, "engine-1": 100, "engine-2": 100, "guest-0.g1": 100},
+        num_elastic_workers=num_elastic_workers,
+        capacity_tokens={
+            "engine-0": 100,
+            "engine-1": 100,
+            "engine-2": 100,
+            "elastic-worker-0.g1": 100,
+        },
         running=(),
     )
 
@@ -107,7 +112,7 @@ def test_a_window_knows_when_and_why_it_closed(
     window_s: float | None, elapsed_s: float, num_running: int, is_early: bool
 ) -> None:
     window = SeedingWindow(window_s, GROUPS, ALONE)
-    assert window.handle(reading(elapsed_s, num_running, num_guests=0)) == []
+    assert window.handle(reading(elapsed_s, num_running, num_elastic_workers=0)) == []
     assert window.closing is None, "nobody else is there"
     window.handle(reading(elapsed_s, num_running))
     assert window.closing == Closing(at_s=elapsed_s, is_early=is_early)

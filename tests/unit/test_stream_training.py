@@ -139,11 +139,11 @@ def test_by_devices_all_but_one_are_freed_once_nothing_is_left_to_generate() -> 
     assert not trainer.is_due(Moment(num_accepted=10))
 
 
-def test_idle_engines_stay_for_guests_that_may_leave() -> None:
+def test_idle_engines_stay_for_elastic_workers_that_may_leave() -> None:
     trainer = StreamTrainer(
         StreamTrainerConfig(enabled=True, rule="devices"), PAIRS, accept_prompts=100
     )
-    assert not trainer.is_due(Moment(num_accepted=1, num_guests=1))
+    assert not trainer.is_due(Moment(num_accepted=1, num_elastic_workers=1))
     assert trainer.is_due(Moment(num_accepted=1))
 
 

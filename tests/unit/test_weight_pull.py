@@ -1,4 +1,4 @@
-"""A guest pulls a version over a wire that fails, and from peers that die or lie."""
+"""An elastic worker pulls a version over a wire that fails, and from peers that die or lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weight_servers import SHARD, guest, order, serving, whole, wire, written
+from weight_servers import SHARD, elastic_worker, order, serving, whole, wire, written
 
 from artifacts.records import WeightsRef
 from artifacts.weight_deltas import decode, encode
@@ -37,8 +37,8 @@ def ranges(heads: list[bytes]) -> list[int]:
 async def test_a_pulled_version_is_the_published_one(tmp_path: Path) -> None:
     weights = written(tmp_path / "trainer")
     async with serving(weights) as origin:
-        got = await pulled(order(origin.url), tmp_path / "guest")
-    assert got.path == str(tmp_path / "guest" / "7" / "00007.safetensors")
+        got = await pulled(order(origin.url), tmp_path / "elastic")
+    assert got.path == str(tmp_path / "elastic" / "7" / "00007.safetensors")
     assert same(got, weights)
 
 
@@ -49,8 +49,8 @@ async def test_the_model_folder_comes_with_all_its_files(tmp_path: Path) -> None
     (model / "empty.txt").touch()
     async with serving() as origin:
         await origin.publish_model(model)
-        got = await pulled(order(origin.url, name="model"), tmp_path / "guest")
-    assert got.path == str(tmp_path / "guest" / "model")
+        got = await pulled(order(origin.url, name="model"), tmp_path / "elastic")
+    assert got.path == str(tmp_path / "elastic" / "model")
     assert (Path(got.path) / "config.json").read_text() == "{}"
     assert (Path(got.path) / "empty.txt").read_bytes() == b""
 
@@ -64,7 +64,7 @@ async def test_a_broken_transfer_goes_on_where_it_broke(
     weights = written(tmp_path / "trainer", num_shards=4)
     async with serving(weights) as origin, wire(origin.url) as link:
         link.cut_at = 2 * SHARD + SHARD // 2
-        assert same(await pulled(order(link.url), tmp_path / "guest"), weights)
+        assert same(await pulled(order(link.url), tmp_path / "elastic"), weights)
     starts = ranges(link.heads)
     assert starts[:3] == [0, SHARD, 2 * SHARD]
     assert 2 * SHARD < starts[3] < 3 * SHARD  # in the middle of the third one
@@ -81,7 +81,7 @@ async def test_a_silent_link_counts_as_broken(
         with pytest.raises(
             TimeoutError, match=r"version 7 did not come from .* within 0 s: .*timed"
         ):
-            await pulled(order(link.url, deadline_s=0.25), tmp_path / "guest")
+            await pulled(order(link.url, deadline_s=0.25), tmp_path / "elastic")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_a_link_that_drips_keeps_no_pull_beyond_its_deadline(
         link.drips_from = drips_from
         with pytest.raises(TimeoutError, match=f"did not come from .*{there}"):
             async with asyncio.timeout(5):
-                await pulled(order(link.url, deadline_s=0.2), tmp_path / "guest")
+                await pulled(order(link.url, deadline_s=0.2), tmp_path / "elastic")
 
 
 async def test_the_deadline_says_how_far_it_came(
@@ -107,17 +107,17 @@ async def test_the_deadline_says_how_far_it_came(
     async with serving() as origin:
         origin.hold(HeldVersion(complete.manifest, complete.folder, [0, 1, 2]))
         with pytest.raises(TimeoutError, match=r"[0-3] of 8 shards are there"):
-            await pulled(order(origin.url, deadline_s=0.3), tmp_path / "guest")
+            await pulled(order(origin.url, deadline_s=0.3), tmp_path / "elastic")
 
 
 async def test_a_second_attempt_fetches_what_is_missing(tmp_path: Path) -> None:
     weights = written(tmp_path / "trainer")
     async with serving(weights) as origin, wire(origin.url) as link:
-        got = await pulled(order(origin.url), tmp_path / "guest")
+        got = await pulled(order(origin.url), tmp_path / "elastic")
         with open(got.path, "r+b") as file:
             file.seek(5 * SHARD + 7)
             file.write(b"other")
-        assert same(await pulled(order(link.url), tmp_path / "guest"), weights)
+        assert same(await pulled(order(link.url), tmp_path / "elastic"), weights)
         assert ranges(link.heads) == [5 * SHARD]
 
 
@@ -125,7 +125,7 @@ async def test_a_shard_that_comes_wrong_is_fetched_once_more(tmp_path: Path) -> 
     weights = written(tmp_path / "trainer")
     async with serving(weights) as origin, wire(origin.url) as link:
         link.flip_at = 3 * SHARD
-        assert same(await pulled(order(link.url), tmp_path / "guest"), weights)
+        assert same(await pulled(order(link.url), tmp_path / "elastic"), weights)
         starts = ranges(link.heads)
         assert len(starts) == 9
         assert len(set(starts)) == 8
@@ -137,14 +137,14 @@ async def test_a_shard_that_comes_wrong_twice_is_refused(tmp_path: Path) -> None
         with open(weights.path, "r+b") as file:
             file.write(b"other")
         with pytest.raises(WeightsRefused, match=r"must have BLAKE3 .*, they came twice with"):
-            await pulled(order(origin.url), tmp_path / "guest")
+            await pulled(order(origin.url), tmp_path / "elastic")
 
 
 async def test_without_the_token_a_pull_ends_at_once(tmp_path: Path) -> None:
     async with serving(written(tmp_path / "trainer")) as origin:
         with pytest.raises(WeightsRefused, match="401"):
-            await pulled(order(origin.url, token="another"), tmp_path / "guest")
-    assert not (tmp_path / "guest").exists()
+            await pulled(order(origin.url, token="another"), tmp_path / "elastic")
+    assert not (tmp_path / "elastic").exists()
 
 
 async def test_a_version_that_goes_away_meanwhile_is_said_to_be_gone(
@@ -155,7 +155,7 @@ async def test_a_version_that_goes_away_meanwhile_is_said_to_be_gone(
     partial = HeldVersion(first.manifest, first.folder, range(4))
     async with serving() as origin:
         origin.hold(partial)
-        coming = asyncio.create_task(pulled(order(origin.url), tmp_path / "guest"))
+        coming = asyncio.create_task(pulled(order(origin.url), tmp_path / "elastic"))
         await asyncio.wait([coming], timeout=0.2)
         origin.hold(whole(written(tmp_path / "trainer", 8, 0.1)))
         origin.hold(whole(written(tmp_path / "trainer", 9, 0.1)))
@@ -173,18 +173,18 @@ async def test_a_full_disk_is_told_before_anything_is_sent(
     monkeypatch.setattr(client.shutil, "disk_usage", lambda folder: Usage)
     async with serving(written(tmp_path / "trainer")) as origin:
         with pytest.raises(WeightsRefused, match="make room, or pull into another folder"):
-            await pulled(order(origin.url), tmp_path / "guest")
+            await pulled(order(origin.url), tmp_path / "elastic")
 
 
-async def test_four_guests_take_a_version_from_the_trainer_once(tmp_path: Path) -> None:
+async def test_four_elastic_workers_take_a_version_from_the_trainer_once(tmp_path: Path) -> None:
     weights = written(tmp_path / "trainer", num_shards=20)
     async with (
         serving(weights) as origin,
         wire(origin.url) as link,
-        guest(tmp_path / "a") as a,
-        guest(tmp_path / "b") as b,
-        guest(tmp_path / "c") as c,
-        guest(tmp_path / "d") as d,
+        elastic_worker(tmp_path / "a") as a,
+        elastic_worker(tmp_path / "b") as b,
+        elastic_worker(tmp_path / "c") as c,
+        elastic_worker(tmp_path / "d") as d,
     ):
         asked = [order(link.url, receiver=name) for name in "abcd"]
         pulls = (held.pull(told) for held, told in zip((a, b, c, d), asked, strict=True))
@@ -203,7 +203,7 @@ async def test_a_peer_that_dies_in_the_middle_is_replaced_by_the_origin(
         half = HeldVersion(complete.manifest, complete.folder, range(4))
         peer.hold(half)
         origin._held["7"].fan_out.source("peer", peer.url)  # it pulls, so that others go there
-        coming = asyncio.create_task(pulled(order(origin.url), tmp_path / "guest"))
+        coming = asyncio.create_task(pulled(order(origin.url), tmp_path / "elastic"))
         await asyncio.wait([coming], timeout=0.3)
         assert not coming.done()
         await peer.close()
@@ -220,23 +220,27 @@ async def test_a_peer_that_lies_is_found_out(
     async with serving(weights) as origin, serving() as liar:
         liar.hold(HeldVersion(manifest, tmp_path / "liar", range(8)))
         origin._held["7"].fan_out.source("liar", liar.url)
-        got = await pulled(order(origin.url), tmp_path / "guest")
+        got = await pulled(order(origin.url), tmp_path / "elastic")
         assert same(got, weights)
     assert f"gave up peer={liar.url} version=7: its bytes of" in caplog.text
 
 
-async def test_a_guest_keeps_two_versions_and_the_model(tmp_path: Path) -> None:
+async def test_an_elastic_worker_keeps_two_versions_and_the_model(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    async with serving() as origin, guest(tmp_path / "guest") as kept:
+    async with serving() as origin, elastic_worker(tmp_path / "elastic") as kept:
         await origin.publish_model(tmp_path / "model")
         await kept.pull(order(origin.url, name="model"))
         for version in (8, 9, 10):
             origin.hold(whole(written(tmp_path / "trainer", version, 0.5)))
             got = await kept.pull(order(origin.url, name=str(version)))
-        assert sorted(path.name for path in (tmp_path / "guest").iterdir()) == ["10", "9", "model"]
+        assert sorted(path.name for path in (tmp_path / "elastic").iterdir()) == [
+            "10",
+            "9",
+            "model",
+        ]
         verify(whole(written(tmp_path / "trainer", 10, 0.5)).manifest, Path(got.path).parent)
-    assert not (tmp_path / "guest").exists()
+    assert not (tmp_path / "elastic").exists()
 
 
 def stepped(folder: Path, weights: WeightsRef, version: int) -> WeightsRef:
@@ -257,7 +261,7 @@ async def test_the_next_version_comes_as_a_difference_where_the_config_says_so(
     async with (
         serving(first, second, deltas=deltas) as origin,
         wire(origin.url) as link,
-        guest(tmp_path / "guest") as receiver,
+        elastic_worker(tmp_path / "elastic") as receiver,
     ):
         await receiver.pull(order(origin.url, name="7"))
         assert same(await receiver.pull(order(link.url, name="8")), second)
@@ -269,7 +273,7 @@ async def test_a_difference_to_other_weights_is_found_out(tmp_path: Path) -> Non
     second = stepped(tmp_path / "trainer", first, 8)
     async with (
         serving(first, second, deltas=True) as origin,
-        guest(tmp_path / "guest") as receiver,
+        elastic_worker(tmp_path / "elastic") as receiver,
     ):
         got = await receiver.pull(order(origin.url, name="7"))
         Path(got.path).write_bytes(bytes(8 * SHARD))

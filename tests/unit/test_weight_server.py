@@ -185,7 +185,7 @@ async def test_no_path_leads_out_of_a_version(tmp_path: Path) -> None:
                 await ask(server.url, f"/versions/7/{path}")
 
 
-async def test_a_guest_that_left_gets_nobody_sent_to_it(tmp_path: Path) -> None:
+async def test_an_elastic_worker_that_left_gets_nobody_sent_to_it(tmp_path: Path) -> None:
     async with serving(written(tmp_path)) as server:
 
         async def source(name: str) -> object:

@@ -23,7 +23,7 @@ def test_no_look_misses_a_worker_that_is_there() -> None:
     assert set(looks) == {2}
 
 
-def test_a_scheduler_that_is_gone_says_nothing_of_guests() -> None:
+def test_a_scheduler_that_is_gone_says_nothing_of_elastic_workers() -> None:
     with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
         client = Client(cluster)
         workers = JoinedWorkers(client, token="")

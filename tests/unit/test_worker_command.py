@@ -42,7 +42,7 @@ def test_the_preload_takes_what_the_command_gives_it() -> None:
     }
 
 
-def test_a_guest_has_the_environment_that_a_nanny_would_give(
+def test_an_elastic_worker_has_the_environment_that_a_nanny_would_give(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -61,7 +61,9 @@ def test_the_file_of_the_run_is_authority_certificate_and_key() -> None:
     assert "--tls-ca-file run.pem --tls-cert run.pem --tls-key run.pem --preload" in command
 
 
-def test_a_guest_listens_where_it_reaches_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_elastic_worker_listens_where_it_reaches_the_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["tcp://127.0.0.1:8786", "--print"]) == 0
     assert "--interface lo " in capsys.readouterr().out
     assert main(["tcp://127.0.0.1:8786", "--host", "127.0.0.2", "--print"]) == 0
@@ -81,8 +83,8 @@ def test_print_shows_the_command_and_no_token(
     assert "a secret" not in said
 
 
-def test_a_guest_without_a_name_has_one_that_is_its_own() -> None:
-    assert name_here().startswith("guest-")
+def test_an_elastic_worker_without_a_name_has_one_that_is_its_own() -> None:
+    assert name_here().startswith("elastic-worker-")
     assert name_here().endswith(f"-{os.getpid()}")
 
 

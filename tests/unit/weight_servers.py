@@ -1,5 +1,5 @@
-"""Weight servers on loopback, guests that pull from them, and a wire between them that fails when
-it is told to."""
+"""Weight servers on loopback, elastic workers that pull from them, and a wire between them that
+fails when it is told to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def serving(*versions: WeightsRef, deltas: bool = False) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def guest(folder: Path) -> AsyncIterator[WorkerWeights]:
+async def elastic_worker(folder: Path) -> AsyncIterator[WorkerWeights]:
     """One that serves on what it has."""
     server = WeightServer(WeightServerConfig(), TOKEN)
     await server.start()
@@ -67,7 +67,7 @@ def order(
     name: str = "7",
     token: str = TOKEN,
     deadline_s: float = 20,
-    receiver: str = "guest-0",
+    receiver: str = "elastic-worker-0",
 ) -> Pull:
     return Pull(origin=origin, name=name, token=token, deadline_s=deadline_s, receiver=receiver)
 

@@ -38,13 +38,13 @@ PAUSE_S = 0.2  # before the origin is asked again that did not answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """What a guest is told to pull."""
+    """What an elastic worker is told to pull."""
 
     origin: str  # http://ADDRESS:PORT of the trainer's weight server
     name: str  # the version's number, or MODEL for the folder that the run started from
     token: str = field(repr=False)  # the run's
     deadline_s: float  # for all of it
-    receiver: str  # the guest's name
+    receiver: str  # the elastic worker's name
 
 
 Serve = Callable[[HeldVersion], int]  # serves a version on while it comes; returns its port

@@ -6,8 +6,8 @@
     POST /versions/NAME/source      who asks says where it serves; whom to pull from is answered
     POST /versions/NAME/complete    who asks has every shard
 
-The trainer runs one, and so does every guest that passes versions on. It has an event loop in a
-thread of its own: the system copies the bytes (sendfile), the interpreter hardly works for it.
+The trainer runs one, and so does every elastic worker that passes versions on. It has an event loop
+in a thread of its own: the system copies the bytes (sendfile), the interpreter hardly works for it.
 Nothing that comes in is unpickled: it is JSON, checked. Leaves out encryption.
 """
 
@@ -94,7 +94,7 @@ class WeightServer:
         self._held = {name: held[name] for name in held if name in kept}
 
     def forget(self, receiver: str) -> None:
-        """This guest is gone: nobody is sent to it any more."""
+        """This elastic worker is gone: nobody is sent to it any more."""
         for version in tuple(self._held.values()):
             self._loop.call_soon_threadsafe(version.fan_out.forget, receiver)
 

@@ -28,13 +28,13 @@ Networks = Annotated[tuple[NetworkAddress, ...], AfterValidator(_networks)]  # a
 
 
 class WeightServerConfig(BaseModel):
-    """The HTTP server from which guests pull weights."""
+    """The HTTP server from which elastic workers pull weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: NetworkAddress = Field(
         "127.0.0.1",
-        description="IP address that the weight server binds to; guests must be able to reach it.",
+        description="IP address that the weight server binds to; elastic workers must reach it.",
     )
     port: int = Field(0, ge=0, le=65535, description="Port of the weight server; 0 takes any.")
     allowed_senders: Networks = Field(

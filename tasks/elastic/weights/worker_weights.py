@@ -1,6 +1,7 @@
-"""The versions that a guest has pulled: the last two, served on to others while they come.
+"""The versions that an elastic worker has pulled: the last two, served on to others while they
+come.
 
-order ──▶ pull (a thread) ──▶ FOLDER/NAME ◀── other guests
+order ──▶ pull (a thread) ──▶ FOLDER/NAME ◀── other elastic workers
                               older ones are deleted
 """
 
@@ -18,10 +19,11 @@ from tasks.elastic.weights.server import WeightServer, kept_beside
 
 
 class WorkerWeights:
-    """One guest's folder of weights. Pulls of one guest come one after the other."""
+    """One elastic worker's folder of weights. Pulls of one elastic worker come one after the
+    other."""
 
     def __init__(self, folder: Path, server: WeightServer | None) -> None:
-        """server: passes versions on, started; None where nobody can reach this guest."""
+        """server: passes versions on, started; None where nobody can reach this elastic worker."""
         self._folder = folder
         self._server = server
         self._pulling = asyncio.Lock()
@@ -44,7 +46,7 @@ class WorkerWeights:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _serve(self, version: HeldVersion) -> int:
-        assert self._server is not None, "a guest without a server serves nothing"
+        assert self._server is not None, "an elastic worker without a server serves nothing"
         self._server.hold(version)
         return self._server.port
 

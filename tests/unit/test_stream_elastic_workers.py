@@ -1,4 +1,5 @@
-"""Guests on their way to rounds: the buffer remembers who is there, and a round gets a handle."""
+"""Elastic workers on their way to rounds: the buffer remembers who is there, and a round gets a
+handle."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from tasks.elastic.worker_events import GivenUp
 from tasks.elastic.workers import event_of
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.rounds.elastic_engines import EngineGone, EngineJoined, EngineLeaving
-from tasks.run.sample_buffer import GUESTS, RoundKey, SampleBuffer, Stage
+from tasks.run.sample_buffer import ELASTIC_WORKERS, RoundKey, SampleBuffer, Stage
 from tasks.run.sample_stream import CAPACITIES
 from tasks.run.stream_workers import StreamWorkers
 
@@ -21,15 +22,15 @@ FIRST, SECOND = RoundKey(1), RoundKey(2)
 
 
 async def tell(buffer: SampleBuffer, told: WorkerNotice) -> None:
-    await buffer.tell_guest(told)
+    await buffer.tell_elastic_worker(told)
 
 
 async def heard(buffer: SampleBuffer, key: RoundKey) -> list[object]:
-    taken = await buffer.take(GUESTS, key, 9, 0.0)
+    taken = await buffer.take(ELASTIC_WORKERS, key, 9, 0.0)
     return [*taken.items]
 
 
-async def test_every_open_round_hears_of_a_guest_and_those_that_open_while_it_is_there() -> None:
+async def test_every_open_round_hears_of_a_worker_and_those_that_open_while_it_is_there() -> None:
     buffer = SampleBuffer(CAPACITIES)
     await buffer.open_round(FIRST)
     await tell(buffer, JOINED)
@@ -37,7 +38,7 @@ async def test_every_open_round_hears_of_a_guest_and_those_that_open_while_it_is
     assert await heard(buffer, FIRST) == await heard(buffer, SECOND) == [JOINED]
 
 
-async def test_rounds_that_open_later_hear_nothing_of_a_guest_that_leaves() -> None:
+async def test_rounds_that_open_later_hear_nothing_of_an_elastic_worker_that_leaves() -> None:
     for end in (LEAVING, GONE):
         buffer = SampleBuffer(CAPACITIES)
         await buffer.open_round(FIRST)
@@ -48,7 +49,7 @@ async def test_rounds_that_open_later_hear_nothing_of_a_guest_that_leaves() -> N
         assert await heard(buffer, SECOND) == []
 
 
-async def test_of_a_guest_that_is_there_a_later_round_hears_what_was_told_last() -> None:
+async def test_of_an_elastic_worker_that_is_there_a_later_round_hears_what_was_told_last() -> None:
     buffer = SampleBuffer(CAPACITIES)
     await buffer.open_round(FIRST)
     newer = WorkerNotice(name="spot.g1", kind="joined", version=4, devices=("spot/cpu",))
@@ -67,7 +68,7 @@ class Told:
     async def take(
         self, stage: Stage[Any], max_items: int, wait_s: float
     ) -> tuple[list[WorkerNotice], bool]:  # Any: of any record
-        assert stage == GUESTS
+        assert stage == ELASTIC_WORKERS
         return self.told, False
 
 
@@ -83,8 +84,8 @@ def connect(name: str) -> SimulatedEngine:
 
 async def test_a_round_gets_a_handle_on_who_joined_and_hears_who_goes() -> None:
     stream = Told(JOINED, LEAVING, GONE)
-    guests = StreamWorkers(stream, connect, unheard, most_running=8)  # type: ignore[arg-type]
-    joined, leaving, gone = await guests.news(0.0)
+    elastic_workers = StreamWorkers(stream, connect, unheard, most_running=8)  # type: ignore[arg-type]
+    joined, leaving, gone = await elastic_workers.news(0.0)
     assert isinstance(joined, EngineJoined)
     assert joined.engine.name == "spot.g1"
     assert (joined.devices, joined.version, joined.most_running) == (("spot/cpu",), 3, 8)
@@ -98,7 +99,7 @@ async def test_who_joined_and_is_gone_by_now_never_joined() -> None:
     assert isinstance(gone, EngineGone)
 
 
-async def test_a_guest_that_tells_of_newer_weights_is_looked_for_once() -> None:
+async def test_an_elastic_worker_that_tells_of_newer_weights_is_looked_for_once() -> None:
     asked: list[str] = []
 
     def connect_once(name: str) -> SimulatedEngine:
@@ -106,16 +107,16 @@ async def test_a_guest_that_tells_of_newer_weights_is_looked_for_once() -> None:
         return connect(name)
 
     stream = Told(JOINED)
-    guests = StreamWorkers(stream, connect_once, unheard)  # type: ignore[arg-type]
-    (first,) = await guests.news(0.0)
-    (second,) = await guests.news(0.0)
+    elastic_workers = StreamWorkers(stream, connect_once, unheard)  # type: ignore[arg-type]
+    (first,) = await elastic_workers.news(0.0)
+    (second,) = await elastic_workers.news(0.0)
     assert isinstance(first, EngineJoined)
     assert isinstance(second, EngineJoined)
     assert first.engine is second.engine
     assert asked == ["spot.g1"]
     for told in (GONE, JOINED):
         stream.told = [told]
-        await guests.news(0.0)
+        await elastic_workers.news(0.0)
     assert asked == ["spot.g1", "spot.g1"], "one that was gone is looked for again"
 
 
@@ -126,21 +127,21 @@ class Giving:
         self.told: list[WorkerNotice] = []
         self._failures = list(failures)
 
-    async def tell_guest(self, told: WorkerNotice) -> None:
+    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
         if self._failures:
             raise self._failures.pop()
         self.told.append(told)
 
 
-async def test_a_guest_that_a_round_gives_up_is_gone_for_later_rounds_and_its_keeper_is_told() -> (
+async def test_a_worker_that_a_round_gives_up_is_gone_for_later_rounds_and_its_keeper_is_told() -> (
     None
 ):
     stream, heard_by_keeper = Giving(), list[dict[str, str]]()
-    guests = StreamWorkers(stream, connect, heard_by_keeper.append)  # type: ignore[arg-type]
-    await guests.give_up("spot.g1", "no answer")
+    elastic_workers = StreamWorkers(stream, connect, heard_by_keeper.append)  # type: ignore[arg-type]
+    await elastic_workers.give_up("spot.g1", "no answer")
     assert stream.told == [WorkerNotice(name="spot.g1", kind="gone", reason="no answer")]
     (message,) = heard_by_keeper
-    assert event_of(message, 0.0) == GivenUp(guest="spot.g1", reason="no answer")
+    assert event_of(message, 0.0) == GivenUp(elastic_worker="spot.g1", reason="no answer")
 
 
 async def test_a_round_goes_on_though_nobody_hears_what_it_gives_up() -> None:

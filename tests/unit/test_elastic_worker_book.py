@@ -1,4 +1,4 @@
-"""What guests did: figures of every step, and who was there over all attempts at a run."""
+"""What elastic workers did: figures of every step, and who was there over all attempts at a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from artifacts.tables import ResponseRow
 from tasks.elastic.worker_events import AdmittedWorker, Took
 from tasks.elastic.worker_history import WorkerHistory
 
-GUEST = AdmittedWorker(
+ELASTIC_WORKER = AdmittedWorker(
     name="spot.g1",
     worker="spot",
     address="tcp://there",
@@ -39,7 +39,7 @@ GUEST = AdmittedWorker(
     took=Took(build_s=8.0, pull_s=1.5, load_s=0.5),
 )
 
-NONE_MISSED = {f"guests/missed_{limit}": 0.0 for limit in ("pull_s", "build_s", "load_s")}
+NONE_MISSED = {f"elastic/missed_{limit}": 0.0 for limit in ("pull_s", "build_s", "load_s")}
 PROMPT = Prompt(prompt_id="0/1", domain="test", text="", token_ids=(), gold="")
 
 
@@ -49,58 +49,67 @@ def row(engine: str, num_tokens: int) -> ResponseRow:
     return ResponseRow(step=1, kind="sync", prompt=PROMPT, response=response)
 
 
-def book(name: str, guests: Sequence[AdmittedWorker]) -> WorkerHistory:
-    return WorkerHistory(Store.open(f"memory://{name}"), lambda: guests)
+def book(name: str, elastic_workers: Sequence[AdmittedWorker]) -> WorkerHistory:
+    return WorkerHistory(Store.open(f"memory://{name}"), lambda: elastic_workers)
 
 
 def test_a_step_tells_who_came_who_went_and_what_they_sampled() -> None:
-    guests = [GUEST, replace(GUEST, name="slow.g1", worker="slow", state="building", version=None)]
-    kept = book("told", guests)
+    elastic_workers = [
+        ELASTIC_WORKER,
+        replace(ELASTIC_WORKER, name="slow.g1", worker="slow", state="building", version=None),
+    ]
+    kept = book("told", elastic_workers)
     rows = [row("spot.g1", 7), row("engine-0", 5), row("spot.g1", 3)]
     assert kept.enter(rows) == {
-        "guests/present": 1.0,
-        "guests/pull_s": 1.5,
-        "guests/tokens": 10.0,
-        "guests/joined": 1.0,
-        "guests/lost": 0.0,
+        "elastic/present": 1.0,
+        "elastic/pull_s": 1.5,
+        "elastic/tokens": 10.0,
+        "elastic/joined": 1.0,
+        "elastic/lost": 0.0,
         **NONE_MISSED,
     }
-    guests[0] = replace(GUEST, state="gone", until_s=160.0, reason="its worker is away")
+    elastic_workers[0] = replace(
+        ELASTIC_WORKER, state="gone", until_s=160.0, reason="its worker is away"
+    )
     assert kept.enter([row("spot.g1", 2)]) == {
-        "guests/present": 0.0,
-        "guests/pull_s": 0.0,
-        "guests/tokens": 2.0,
-        "guests/joined": 0.0,
-        "guests/lost": 1.0,
+        "elastic/present": 0.0,
+        "elastic/pull_s": 0.0,
+        "elastic/tokens": 2.0,
+        "elastic/joined": 0.0,
+        "elastic/lost": 1.0,
         **NONE_MISSED,
     }
-    assert kept.enter([])["guests/lost"] == 0.0
+    assert kept.enter([])["elastic/lost"] == 0.0
     spot, slow = kept.members
     assert (spot.num_responses, spot.num_tokens) == (3, 12)
     assert (slow.num_responses, slow.state) == (0, "building")
 
 
-def test_a_guest_whose_engine_never_came_up_is_not_lost() -> None:
-    never = replace(GUEST, state="gone", version=None, reason="no memory")
+def test_an_elastic_worker_whose_engine_never_came_up_is_not_lost() -> None:
+    never = replace(ELASTIC_WORKER, state="gone", version=None, reason="no memory")
     figures = book("never", [never]).enter([])
-    assert figures["guests/joined"] == figures["guests/lost"] == 0.0
+    assert figures["elastic/joined"] == figures["elastic/lost"] == 0.0
 
 
-def test_a_step_counts_the_limits_that_guests_have_missed() -> None:
-    gone = replace(GUEST, state="gone", version=None, missed="pull_s")
-    guests = [gone, replace(gone, name="b.g1", missed="load_s"), replace(gone, name="c.g1")]
-    kept = book("missed", guests)
+def test_a_step_counts_the_limits_that_elastic_workers_have_missed() -> None:
+    gone = replace(ELASTIC_WORKER, state="gone", version=None, missed="pull_s")
+    elastic_workers = [
+        gone,
+        replace(gone, name="b.g1", missed="load_s"),
+        replace(gone, name="c.g1"),
+    ]
+    kept = book("missed", elastic_workers)
     figures = kept.enter([])
-    assert figures["guests/missed_pull_s"] == 2.0
-    assert (figures["guests/missed_build_s"], figures["guests/missed_load_s"]) == (0.0, 1.0)
-    assert kept.enter([])["guests/missed_pull_s"] == 0.0
+    assert figures["elastic/missed_pull_s"] == 2.0
+    assert (figures["elastic/missed_build_s"], figures["elastic/missed_load_s"]) == (0.0, 1.0)
+    assert kept.enter([])["elastic/missed_pull_s"] == 0.0
 
 
-def test_the_next_attempt_at_a_run_knows_the_guests_of_the_one_before() -> None:
-    before = book("kept", [GUEST, replace(GUEST, name="spot.g2")])
+def test_the_next_attempt_at_a_run_knows_the_elastic_workers_of_the_one_before() -> None:
+    before = book("kept", [ELASTIC_WORKER, replace(ELASTIC_WORKER, name="spot.g2")])
     before.enter([row("spot.g1", 4)])
     before.keep()
-    now = book("kept", [replace(GUEST, name="spot.g3")])
+    now = book("kept", [replace(ELASTIC_WORKER, name="spot.g3")])
     assert now.generations == {"spot": 2}
     assert [line.name for line in now.members] == ["spot.g1", "spot.g2", "spot.g3"]
     assert now.members[0].num_tokens == 4
@@ -108,7 +117,7 @@ def test_the_next_attempt_at_a_run_knows_the_guests_of_the_one_before() -> None:
     assert elastic_worker_rows(now.members, now_s=130.0)[0]["there s"] == ""
 
 
-def test_a_run_without_guests_keeps_nothing() -> None:
+def test_a_run_without_elastic_workers_keeps_nothing() -> None:
     kept = book("none", [])
     kept.keep()
     store = Store.open("memory://none")
@@ -116,10 +125,13 @@ def test_a_run_without_guests_keeps_nothing() -> None:
     assert elastic_workers_summary(kept.members) == ""
 
 
-def test_guests_are_told_in_a_line_and_in_rows() -> None:
-    kept = book("shown", [GUEST])
+def test_elastic_workers_are_told_in_a_line_and_in_rows() -> None:
+    kept = book("shown", [ELASTIC_WORKER])
     kept.enter([row("spot.g1", 1234)])
-    assert elastic_workers_summary(kept.members) == "guests: 1 present (spot.g1), 1,234 tokens"
+    assert (
+        elastic_workers_summary(kept.members)
+        == "elastic workers: 1 present (spot.g1), 1,234 tokens"
+    )
     (shown,) = elastic_worker_rows(kept.members, now_s=130.0)
     assert shown["there s"] == 30
     assert (shown["build s"], shown["pull s"], shown["load s"]) == (8.0, 1.5, 0.5)

@@ -1,4 +1,4 @@
-"""Pull, build and load of a guest have a limit each, and who misses one is told which."""
+"""Pull, build and load of an elastic worker have a limit each, and who misses one is told which."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tasks.elastic.engines import ElasticEngines
 from tasks.elastic.worker_limits import LIMITS, Limit, LimitMissed, Limits
 from tasks.engines.base import EngineLost
 from tasks.learner.stage_reports import PublishReport
-from tests.unit.member_factories import make_guest
-from tests.unit.test_guest_pulls import guest, serving
+from tests.unit.member_factories import make_elastic_worker
+from tests.unit.test_elastic_worker_pulls import elastic_worker, serving
 
 GIVEN = ElasticConfig(enabled=True, pull_s=7.0, build_s=8.0, load_s=9.0)
 WEIGHTS = WeightsRef(version=3, path="", digest="")
@@ -45,13 +45,14 @@ class Late:
 
 
 def engines(error: Exception, *, pulls: bool) -> tuple[ElasticEngines, Late]:
-    """Of a run with the limits that are given; pulls: whether guests pull over the network."""
+    """Of a run with the limits that are given; pulls: whether elastic workers pull over the
+    network."""
 
     async def offered(*args: object) -> Any:
         return SimpleNamespace()
 
     run: Any = SimpleNamespace(
-        run_id="r", guests=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
+        run_id="r", elastic_workers=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
     )
     origin: Any = SimpleNamespace(offer=offered, offer_model=offered) if pulls else None
     made, late = ElasticEngines(SimpleNamespace(), run, origin), Late(error)  # type: ignore[arg-type]
@@ -60,7 +61,7 @@ def engines(error: Exception, *, pulls: bool) -> tuple[ElasticEngines, Late]:
 
 
 async def missed(made: ElasticEngines, limit: Limit) -> LimitMissed:
-    one = make_guest("spot", since_s=0.0, until_s=None)
+    one = make_elastic_worker("spot", since_s=0.0, until_s=None)
     call: Coroutine[Any, Any, object]  # Any: as it is written
     match limit:
         case "pull_s":
@@ -77,9 +78,9 @@ async def missed(made: ElasticEngines, limit: Limit) -> LimitMissed:
 @pytest.mark.parametrize(
     ("limit", "what", "waits_s"),
     [
-        ("pull_s", "the pull of version 3 must take 7 s (guests.pull_s)", 17.0),
-        ("build_s", "the engine's build must take 8 s (guests.build_s)", 25.0),
-        ("load_s", "the load of version 3 must take 9 s (guests.load_s)", 9.0),
+        ("pull_s", "the pull of version 3 must take 7 s (elastic.pull_s)", 17.0),
+        ("build_s", "the engine's build must take 8 s (elastic.build_s)", 25.0),
+        ("load_s", "the load of version 3 must take 9 s (elastic.load_s)", 9.0),
     ],
 )
 async def test_what_takes_too_long_is_told_by_its_limit(
@@ -98,21 +99,23 @@ async def test_a_build_without_a_pull_has_its_own_time_alone() -> None:
     assert late.waited_s == [8.0]
 
 
-async def test_a_guest_that_dies_meanwhile_has_missed_no_limit() -> None:
+async def test_an_elastic_worker_that_dies_meanwhile_has_missed_no_limit() -> None:
     made, _ = engines(EngineLost("killed"), pulls=True)
     with pytest.raises(EngineLost, match="killed"):
         await made.load("spot.g1", PUBLISHED, Running.DROP)
 
 
 async def test_the_model_s_pull_within_a_build_is_told_as_a_pull() -> None:
-    """As the guest's process says it, which another process reads."""
+    """As the elastic worker's process says it, which another process reads."""
     told = pickle.loads(pickle.dumps(LimitMissed("pull_s", "the pull of version model ...")))
     made, _ = engines(told, pulls=True)
     assert (await missed(made, "build_s")).limit == "pull_s"
     assert str(told) == "the pull of version model ..."
 
 
-async def test_a_pull_that_does_not_come_says_its_limit_in_the_guest(tmp_path: Path) -> None:
+async def test_a_pull_that_does_not_come_says_its_limit_in_the_elastic_worker(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as origin:
         told = await origin.offer_model()
         await origin.offer(written(tmp_path / "run"))
@@ -122,8 +125,8 @@ async def test_a_pull_that_does_not_come_says_its_limit_in_the_guest(tmp_path: P
             deltas=False,
             limits=Limits(pull_s=1e-9, build_s=1.0, load_s=1.0),
         )
-        async with guest(hurried, tmp_path / "spot", host=None) as pulls:  # type: ignore[arg-type]
-            with pytest.raises(LimitMissed, match=r"guests\.pull_s") as caught:
+        async with elastic_worker(hurried, tmp_path / "spot", host=None) as pulls:  # type: ignore[arg-type]
+            with pytest.raises(LimitMissed, match=r"elastic workers\.pull_s") as caught:
                 await pulls.pull("7")
             assert caught.value.limit == "pull_s"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from card_factories import a_guest, a_trainer
+from card_factories import a_trainer, an_elastic_worker
 from distributed import Client
 from plan_factories import CONTEXT
 from round_factories import ENGINE, make_plan, play
@@ -28,7 +28,7 @@ from tasks.engines.remote import RemoteEngine
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.learner.stage_reports import PublishReport
 from tasks.rounds.records import RoundResult
-from tasks.run.elastic_setup import admission_of, guest_run_of
+from tasks.run.elastic_setup import admission_of, elastic_worker_run_of
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import RoundKey, SampleBuffer, Stage
 from tasks.run.sample_stream import CAPACITIES
@@ -56,8 +56,8 @@ class NearStream:
         taken = await self._buffer.take(stage, KEY, max_items, wait_s)
         return [*taken.items], taken.closed
 
-    async def tell_guest(self, told: WorkerNotice) -> None:
-        await self._buffer.tell_guest(told)
+    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
+        await self._buffer.tell_elastic_worker(told)
 
 
 class SlowEngine(SimulatedEngine):
@@ -73,29 +73,32 @@ class SlowEngine(SimulatedEngine):
 
 
 class House:
-    """A run's side of its guests, without the flow."""
+    """A run's side of its elastic workers, without the flow."""
 
     def __init__(self, client: Client, run: RunContext, membership: WorkerAdmission) -> None:
         self.buffer = SampleBuffer(CAPACITIES)
-        self.engines = ElasticEngines(client, guest_run_of(run))
+        self.engines = ElasticEngines(client, elastic_worker_run_of(run))
         workers = JoinedWorkers(client, token="secret")
         self.keeper = ElasticKeeper(membership, workers, self.engines, self._tell)
 
         def connect(name: str) -> RemoteEngine:
-            return RemoteEngine(Remote.connect(run.run_id, name, client), run.guests.lease_s)
+            return RemoteEngine(Remote.connect(run.run_id, name, client), run.elastic.lease_s)
 
         def tell_keeper(message: dict[str, str]) -> None:
             client.log_event(TOPIC, message)
 
         stream = NearStream(self.buffer)
-        self.guests = StreamWorkers(stream, connect, tell_keeper)  # type: ignore[arg-type]
+        self.elastic_workers = StreamWorkers(stream, connect, tell_keeper)  # type: ignore[arg-type]
 
     async def _tell(self, told: WorkerNotice) -> None:
-        await self.buffer.tell_guest(told)
+        await self.buffer.tell_elastic_worker(told)
 
     async def until_state(self, name: str, state: str) -> None:
         async with asyncio.timeout(COMES_WITHIN_S):
-            while (name, state) not in {(guest.name, guest.state) for guest in self.keeper.guests}:
+            while (name, state) not in {
+                (elastic_worker.name, elastic_worker.state)
+                for elastic_worker in self.keeper.elastic_workers
+            }:
                 await asyncio.sleep(0.05)
 
     async def until_at_work(self, name: str) -> None:
@@ -105,14 +108,20 @@ class House:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_guest_joins_a_round_is_killed_and_no_response_is_lost(tmp_path: Path) -> None:
+async def test_an_elastic_worker_joins_a_round_is_killed_and_no_response_is_lost(
+    tmp_path: Path,
+) -> None:
     (token := tmp_path / "token").write_text("secret")
-    guests = ElasticConfig(enabled=True, lease_s=120.0, build_s=COMES_WITHIN_S)
+    elastic_workers = ElasticConfig(enabled=True, lease_s=120.0, build_s=COMES_WITHIN_S)
     run = replace(
-        CONTEXT, engine=SLOW, guests=guests, artifact_root=f"file://{tmp_path}", run_id="run"
+        CONTEXT,
+        engine=SLOW,
+        elastic_workers=elastic_workers,
+        artifact_root=f"file://{tmp_path}",
+        run_id="run",
     )
     words = ("--name", "spot", "--token-file", str(token), "--lease-s", "120")
-    with a_trainer() as trainer, a_guest(trainer.address, *words) as process:
+    with a_trainer() as trainer, an_elastic_worker(trainer.address, *words) as process:
         house = House(trainer.client, run, admission_of(run, {}))
         await house.keeper.start()
         await house.buffer.open_round(KEY)
@@ -123,7 +132,9 @@ async def test_a_guest_joins_a_round_is_killed_and_no_response_is_lost(tmp_path:
         own = SlowEngine()
 
         async def played() -> RoundResult:
-            return await play(PLAN, [own], guests=house.guests, max_response_tokens=MOST_TOKENS)
+            return await play(
+                PLAN, [own], elastic_workers=house.elastic_workers, max_response_tokens=MOST_TOKENS
+            )
 
         playing = asyncio.create_task(played())
         await house.until_at_work("spot.g1")
@@ -134,7 +145,7 @@ async def test_a_guest_joins_a_round_is_killed_and_no_response_is_lost(tmp_path:
         house.keeper.stop(is_over=True)
     assert result.joined == {"spot.g1": ("spot/cpu",)}
     assert 0 < asked_before < NUM_RESPONSES < len(own.submitted) + NUM_RESPONSES
-    assert len(own.submitted) > asked_before, "what the guest had is generated here"
+    assert len(own.submitted) > asked_before, "what the elastic worker had is generated here"
     names = [response.response_id for response in result.generated]
     assert len(names) == len(set(names)) == NUM_RESPONSES
     assert len(result.groups) == 6

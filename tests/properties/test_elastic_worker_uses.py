@@ -1,4 +1,5 @@
-"""Whatever happens to guests, in whatever order: the uses of their seconds sum to what was held."""
+"""Whatever happens to elastic workers, in whatever order: the uses of their seconds sum to what was
+held."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from tasks.elastic.worker_events import (
     Took,
     WorkerEvent,
 )
-from tasks.metrics.elastic_phases import guest_spans
-from tasks.metrics.step_cost import guest_devices
+from tasks.metrics.elastic_phases import elastic_worker_spans
+from tasks.metrics.step_cost import elastic_worker_devices
 from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
 
@@ -43,9 +44,9 @@ def events(at_s: float) -> st.SearchStrategy[WorkerEvent | str]:
         present.map(lambda workers: Looked(at_s=at_s, workers=frozenset(workers))),
         worker.map(lambda of: Renewed(at_s=at_s, worker=of)),
         worker.map(lambda of: Leaves(worker=of, reason="it leaves")),
-        st.builds(Loaded, at_s=st.just(at_s), guest=name, version=st.just(1), took=takes),
-        name.map(lambda of: Failed(guest=of, reason="no engine")),
-        name.map(lambda of: Emptied(guest=of)),
+        st.builds(Loaded, at_s=st.just(at_s), elastic_worker=name, version=st.just(1), took=takes),
+        name.map(lambda of: Failed(elastic_worker=of, reason="no engine")),
+        name.map(lambda of: Emptied(elastic_worker=of)),
     )
 
 
@@ -55,11 +56,11 @@ def memberships(draw: st.DrawFn) -> WorkerAdmission:
     members = WorkerAdmission(RULES)
     for at_s in sorted(draw(st.lists(times, max_size=25))):
         event = draw(events(at_s))
-        known = {guest.name for guest in members.guests}
+        known = {elastic_worker.name for elastic_worker in members.elastic_workers}
         if isinstance(event, str):
             worker = draw(st.sampled_from(sorted(WORKERS)))
             comes(members, WORKERS[worker], worker, at_s)
-        elif not isinstance(event, Loaded | Failed | Emptied) or event.guest in known:
+        elif not isinstance(event, Loaded | Failed | Emptied) or event.elastic_worker in known:
             members.handle(event)
     return members
 
@@ -82,7 +83,7 @@ windows = st.builds(
 
 
 @given(memberships(), st.lists(spans, max_size=6), st.sets(st.sampled_from(NAMES)), windows, times)
-def test_the_uses_of_guests_sum_to_what_was_held(
+def test_the_uses_of_elastic_workers_sum_to_what_was_held(
     members: WorkerAdmission,
     worked: list[Span],
     interrupted: set[str],
@@ -92,8 +93,8 @@ def test_the_uses_of_guests_sum_to_what_was_held(
     made = make_report(tuple(worked), started_s=started_s, finished_s=window.end_s)
     rollout = replace(made.rollout, interrupted=tuple(sorted(interrupted)))
     report = replace(made, rollout=rollout)
-    held = guest_devices(members.guests, window)
-    told = [*worked, *guest_spans(members.guests, report, window)]
+    held = elastic_worker_devices(members.elastic_workers, window)
+    told = [*worked, *elastic_worker_spans(members.elastic_workers, report, window)]
     used = used_seconds(held, told, window)
     seconds = held_seconds(held, window)
     assert used.keys() == seconds.keys()

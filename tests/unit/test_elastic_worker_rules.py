@@ -1,4 +1,5 @@
-"""What a configuration with guests must have, and what workers say that offer themselves."""
+"""What a configuration with elastic workers must have, and what workers say that offer
+themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.config.guest_rules import weight_server_of
+from flows.config.elastic_rules import weight_server_of
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from tasks.elastic.config import ElasticConfig
@@ -16,31 +17,31 @@ from tasks.elastic.weights.weight_config import WeightServerConfig
 from tasks.elastic.worker_card import TOKEN_VARIABLE, Terms, make_card
 from tasks.elastic.worker_events import Leaves, Renewed
 from tasks.elastic.workers import applicant_of, event_of
-from tasks.run.elastic_setup import check_token, guest_run_of, worker_line
+from tasks.run.elastic_setup import check_token, elastic_worker_run_of, worker_line
 from tests.unit.plan_factories import CONTEXT
 
 FAR: dict[str, object] = {
     "cluster.scheduler_host": "10.1.0.1",
-    "guests.weights.allowed_senders": ["10.1.0.0/16"],
+    "elastic.weights.allowed_senders": ["10.1.0.0/16"],
 }
 TERMS = Terms(price_class="spot", token="secret", drain_s=30.0, lease_s=20.0, grace_s=60.0)
 
 
-def test_guests_need_the_gate() -> None:
-    with pytest.raises(ValueError, match=r"guests\.enabled needs gate\.enabled"):
+def test_elastic_workers_need_the_gate() -> None:
+    with pytest.raises(ValueError, match=r"elastic workers\.enabled needs gate\.enabled"):
         RunConfig.model_validate(
-            {"preset": "tiny", "guests": {"enabled": True}, "gate": {"enabled": False}}
+            {"preset": "tiny", "elastic": {"enabled": True}, "gate": {"enabled": False}}
         )
 
 
-def test_guests_answer_in_a_single_turn() -> None:
+def test_elastic_workers_answer_in_a_single_turn() -> None:
     with pytest.raises(ValueError, match="got environments for"):
-        RunConfig.model_validate({"preset": "tiny-agent", "guests": {"enabled": True}})
+        RunConfig.model_validate({"preset": "tiny-agent", "elastic": {"enabled": True}})
 
 
 def config_of(settings: Mapping[str, object]) -> RunConfig:
-    """A run with guests, and these fields."""
-    given: dict[str, object] = {"preset": "tiny", "guests": {"enabled": True}}
+    """A run with elastic workers, and these fields."""
+    given: dict[str, object] = {"preset": "tiny", "elastic": {"enabled": True}}
     for field, value in settings.items():
         for part in reversed(field.split(".")):
             value = {part: value}
@@ -51,31 +52,31 @@ def config_of(settings: Mapping[str, object]) -> RunConfig:
 def test_weights_are_pulled_where_the_scheduler_is_reached_by_others() -> None:
     for settings, host in (
         ({}, None),
-        ({"guests.weights.enabled": True}, "127.0.0.1"),
+        ({"elastic.weights.enabled": True}, "127.0.0.1"),
         (FAR, "10.1.0.1"),
-        (FAR | {"guests.weights.enabled": False}, None),
-        (FAR | {"guests.weights.host": "10.1.0.2"}, "10.1.0.2"),
+        (FAR | {"elastic.weights.enabled": False}, None),
+        (FAR | {"elastic.weights.host": "10.1.0.2"}, "10.1.0.2"),
         ({"cluster.scheduler_address": "tcp://127.0.0.1:8786"}, None),
         ({"cluster.scheduler_address": "tcp://localhost:8786"}, None),
         (
             {
                 "cluster.scheduler_address": "tls://10.1.0.9:8786",
-                "guests.weights.host": "10.1.0.2",
-                "guests.weights.allowed_senders": ["10.1.0.0/16"],
+                "elastic.weights.host": "10.1.0.2",
+                "elastic.weights.allowed_senders": ["10.1.0.0/16"],
             },
             "10.1.0.2",
         ),
     ):
         config = config_of(settings)
-        server = weight_server_of(config.guests, config.cluster)
+        server = weight_server_of(config.elastic, config.cluster)
         assert (server and server.host) == host
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (FAR | {"guests.weights.allowed_senders": ["::1/128"]}, "nobody could pull"),
-        (FAR | {"guests.weights.allowed_senders": ["10.1.0.1/16"]}, "must be networks such as"),
+        (FAR | {"elastic.weights.allowed_senders": ["::1/128"]}, "nobody could pull"),
+        (FAR | {"elastic.weights.allowed_senders": ["10.1.0.1/16"]}, "must be networks such as"),
         (FAR | {"cluster.scheduler_host": "0.0.0.0"}, r"host must be an IP address.*'0\.0\.0\.0'"),
         (FAR | {"cluster.scheduler_host": "trainer"}, "host must be an IP address.*'trainer'"),
         ({"cluster.scheduler_address": "tcp://10.1.0.9:8786"}, "host must be an IP address.*''"),
@@ -88,15 +89,17 @@ def test_weights_that_nobody_could_pull_are_refused(settings: dict[str, object],
 
 def test_weights_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    with pytest.raises(ValueError, match=r"guests\.token_file must name a file with a secret"):
+    with pytest.raises(
+        ValueError, match=r"elastic workers\.token_file must name a file with a secret"
+    ):
         check_token(ElasticConfig(enabled=True), WeightServerConfig())
     check_token(ElasticConfig(), None)
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     check_token(ElasticConfig(enabled=True), WeightServerConfig())
 
 
-def test_no_preset_takes_guests_unasked() -> None:
-    assert not RunConfig.model_validate({"preset": "tiny"}).guests.enabled
+def test_no_preset_takes_elastic_workers_unasked() -> None:
+    assert not RunConfig.model_validate({"preset": "tiny"}).elastic_workers.enabled
 
 
 def test_the_start_of_a_run_says_how_a_worker_joins() -> None:
@@ -125,12 +128,14 @@ def test_a_card_is_read_as_the_rules_have_it() -> None:
     assert applicant.lease_s == 20.0
 
 
-def test_an_engine_holds_all_gpus_of_its_guest_or_all_cores() -> None:
+def test_an_engine_holds_all_gpus_of_its_elastic_worker_or_all_cores() -> None:
     for devices, size, cores in (
         (("cuda:2", "cuda:3"), 2, ()),
         (("cpu:4", "cpu:5", "cpu:6"), 1, (0, 1, 2)),
     ):
-        _, (config, _, name, core_ids, _) = recipe(guest_run_of(CONTEXT), "spot.g1", devices)
+        _, (config, _, name, core_ids, _) = recipe(
+            elastic_worker_run_of(CONTEXT), "spot.g1", devices
+        )
         assert config.tensor_parallel_size == size  # type: ignore[attr-defined]
         assert (name, core_ids) == ("spot.g1", cores)
     assert shown_devices("spot", ("cuda:2", "cuda:3")) == ("spot/cuda:2", "spot/cuda:3")

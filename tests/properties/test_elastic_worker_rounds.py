@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from guest_factories import Door, House, WatchedEngine, undisturbed_tokens
+from elastic_worker_factories import Door, House, WatchedEngine, undisturbed_tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_factories import make_plan, play
@@ -72,7 +72,7 @@ balancings = st.sampled_from(
 )
 
 
-class PresentGuest(WatchedEngine):
+class PresentElasticWorker(WatchedEngine):
     """Tells the house of every version that it has loaded."""
 
     def __init__(self, name: str, version: int, house: House, most_running: int | None) -> None:
@@ -95,7 +95,7 @@ class World:
     """Engines that come and go as the changes have it."""
 
     def __init__(self, num_own: int, changes_: list[Change], version: Callable[[], int]) -> None:
-        """version: of the weights that a guest has when it joins."""
+        """version: of the weights that an elastic worker has when it joins."""
         self.house = House()
         self.engines = [WatchedEngine(f"engine-{place}") for place in range(num_own)]
         self.own = tuple(self.engines)
@@ -111,10 +111,10 @@ class World:
             self._end(self.engines[change.place % len(self.engines)], change.kind)
 
     def _join(self, most_running: int | None) -> None:
-        name = f"guest.g{len(self.engines)}"
-        guest = PresentGuest(name, self._version(), self.house, most_running)
-        self.engines.append(guest)
-        self.house.join(guest, most_running)
+        name = f"elastic_worker.g{len(self.engines)}"
+        elastic_worker = PresentElasticWorker(name, self._version(), self.house, most_running)
+        self.engines.append(elastic_worker)
+        self.house.join(elastic_worker, most_running)
 
     def _end(self, engine: WatchedEngine, kind: str) -> None:
         if kind.startswith("die"):
@@ -174,7 +174,9 @@ def test_every_round_ends_and_brings_home_what_it_would_have(
             plan.accept_prompts,
         )
         door = world.house.open()
-        return await play(plan, world.own, trainer=trainer, guests=door, balancing=balancing)
+        return await play(
+            plan, world.own, trainer=trainer, elastic_workers=door, balancing=balancing
+        )
 
     assert_whole(run_virtual(work()), plan, range(1))
 
@@ -209,7 +211,7 @@ def test_every_asynchronous_run_ends_and_trains_every_group_once(
             feed=lambda: SimulatedFeed(SimulatedRewardConfig()),
             max_response_tokens=2000,
             leaves_running=leaves_running,
-            guests=world.house.open,
+            elastic_workers=world.house.open,
             balancing=balancing,
         )
         return [played async for played in play_overlapped(run)]
@@ -234,7 +236,7 @@ def test_every_engine_may_be_gone_at_once(plan: RoundPlan, gone_ms: int) -> None
             *(Change(at_s=at_s, kind="gone", place=place, most_running=None) for place in range(3)),
         ]
         world = World(2, news, version=lambda: 0)
-        return await play(plan, world.own, guests=world.house.open())
+        return await play(plan, world.own, elastic_workers=world.house.open())
 
     assert_whole(run_virtual(work()), plan, range(1))
 
@@ -246,7 +248,7 @@ def test_a_round_that_nobody_joins_is_the_round_that_nobody_may_join(
 ) -> None:
     async def work(door: Door | None) -> RoundResult:
         engines = [WatchedEngine(f"engine-{place}") for place in range(num_own)]
-        return await play(plan, engines, guests=door)
+        return await play(plan, engines, elastic_workers=door)
 
     async def empty() -> RoundResult:
         return await work(Door())

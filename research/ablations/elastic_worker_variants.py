@@ -1,5 +1,5 @@
-"""The variants that say what a run pays for being open to guests while none comes, as what they
-change of one preset. Pure."""
+"""The variants that say what a run pays for being open to elastic workers while none comes, as what
+they change of one preset. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from research.ablations.ablation_variants import AblationVariant
 
-CLOSED = ("guests.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
+CLOSED = ("elastic.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
 
 OPEN: Mapping[str, AblationVariant] = {
     "colocated": AblationVariant(
-        label="colocated: no guests, no token reports",
+        label="colocated: no elastic workers, no token reports",
         over="",
         settings=(*CLOSED, "engine.report_tokens=0"),
     ),
@@ -21,10 +21,10 @@ OPEN: Mapping[str, AblationVariant] = {
         settings=(*CLOSED, "engine.report_tokens=32"),
     ),
     "open": AblationVariant(
-        label="+ open to guests, with seeding; none comes",
+        label="+ open to elastic workers, with seeding; none comes",
         over="reports",
         settings=(
-            "guests.enabled=true",
+            "elastic.enabled=true",
             "seeding.enabled=true",
             "cluster.scheduler_port=0",
             "engine.report_tokens=32",

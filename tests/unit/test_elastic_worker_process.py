@@ -1,5 +1,5 @@
-"""A guest's process: it joins, shows its card, tells that it lives and that it leaves, and ends as
-it is told."""
+"""An elastic worker's process: it joins, shows its card, tells that it lives and that it leaves,
+and ends as it is told."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from card_factories import ROOT, Trainer, a_guest, a_trainer, ended, wait_until
+from card_factories import ROOT, Trainer, a_trainer, an_elastic_worker, ended, wait_until
 
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.elastic import worker_process as guest_process
+from tasks.elastic import worker_process as worker_process
 from tasks.elastic.worker_card import (
     TOKEN_VARIABLE,
     devices_here,
@@ -34,12 +34,14 @@ def trainer() -> Iterator[Trainer]:
         yield trainer
 
 
-def test_a_guest_joins_shows_its_card_and_leaves_when_it_is_dismissed(trainer: Trainer) -> None:
+def test_an_elastic_worker_joins_shows_its_card_and_leaves_when_it_is_dismissed(
+    trainer: Trainer,
+) -> None:
     words = ("--name", "first", "--price-class", "cheap", "--lease-s", "0.4")
-    with a_guest(trainer.address, *words, environment={TOKEN_VARIABLE: TOKEN}) as process:
+    with an_elastic_worker(trainer.address, *words, environment={TOKEN_VARIABLE: TOKEN}) as process:
         address = trainer.address_of("first")
         info = trainer.client.scheduler_info(n_workers=-1)["workers"][address]
-        assert (info["resources"], info["nanny"]) == ({"guest": 1.0}, None)
+        assert (info["resources"], info["nanny"]) == ({"elastic": 1.0}, None)
 
         card = trainer.client.run(read_card, workers=[address])[address]
         assert (card["name"], card["price_class"]) == ("first", "cheap")
@@ -57,36 +59,39 @@ def test_a_guest_joins_shows_its_card_and_leaves_when_it_is_dismissed(trainer: T
         trainer.client.run(dismiss, "its responses are elsewhere", workers=[address])
         code, said = ended(process)
     assert code == 0
-    assert "guest first leaves (SIGTERM) within 30 s" in said
-    assert said.splitlines()[-1] == "guest first is dismissed: its responses are elsewhere"
+    assert "elastic worker first leaves (SIGTERM) within 30 s" in said
+    assert said.splitlines()[-1] == "elastic worker first is dismissed: its responses are elsewhere"
     assert "first" not in worker_addresses(trainer.client)
 
 
-def test_a_guest_that_nobody_dismisses_goes_after_its_time(
+def test_an_elastic_worker_that_nobody_dismisses_goes_after_its_time(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     notice = tmp_path / "notice"
     words = ("--name", "patient", "--drain-s", "0.5", "--spot-notice", str(notice))
-    with a_guest(trainer.address, *words) as process:
+    with an_elastic_worker(trainer.address, *words) as process:
         trainer.client.run(read_card, workers=[trainer.address_of("patient")])
         notice.touch()
         code, said = ended(process)
     assert code == 0
     assert trainer.told("leaving", "patient")[0]["reason"] == f"notice at {notice}"
-    assert "guest patient has left after 0.5 s" in said
+    assert "elastic worker patient has left after 0.5 s" in said
 
 
-def test_a_refused_guest_says_why_and_ends_with_2(trainer: Trainer) -> None:
-    with a_guest(trainer.address, "--name", "stranger") as process:
+def test_a_refused_elastic_worker_says_why_and_ends_with_2(trainer: Trainer) -> None:
+    with an_elastic_worker(trainer.address, "--name", "stranger") as process:
         address = trainer.address_of("stranger")
-        trainer.client.run(refuse, "a guest must know the token", workers=[address])
+        trainer.client.run(refuse, "an elastic worker must know the token", workers=[address])
         code, said = ended(process)
     assert code == 2
-    assert said.splitlines()[-1] == "guest stranger is refused: a guest must know the token"
+    assert (
+        said.splitlines()[-1]
+        == "elastic worker stranger is refused: an elastic worker must know the token"
+    )
 
 
-def test_a_second_interrupt_ends_a_guest_at_once(trainer: Trainer) -> None:
-    with a_guest(trainer.address, "--name", "hasty") as process:
+def test_a_second_interrupt_ends_an_elastic_worker_at_once(trainer: Trainer) -> None:
+    with an_elastic_worker(trainer.address, "--name", "hasty") as process:
         trainer.client.run(read_card, workers=[trainer.address_of("hasty")])
         process.send_signal(signal.SIGINT)
         wait_until(lambda: bool(trainer.told("leaving", "hasty")), "it says that it leaves")
@@ -94,17 +99,17 @@ def test_a_second_interrupt_ends_a_guest_at_once(trainer: Trainer) -> None:
         assert ended(process)[0] == 1
 
 
-def test_a_guest_that_no_run_has_found_leaves_at_once(trainer: Trainer) -> None:
-    with a_guest(trainer.address, "--name", "unseen") as process:
+def test_an_elastic_worker_that_no_run_has_found_leaves_at_once(trainer: Trainer) -> None:
+    with an_elastic_worker(trainer.address, "--name", "unseen") as process:
         trainer.address_of("unseen")
         process.send_signal(signal.SIGINT)
         code, said = ended(process)
     assert (code, trainer.told("leaving", "unseen")) == (0, [])
-    assert "guest unseen leaves (SIGINT); no run had found it" in said
+    assert "elastic worker unseen leaves (SIGINT); no run had found it" in said
 
 
-def test_a_killed_guest_leaves_no_process_behind(trainer: Trainer) -> None:
-    with a_guest(trainer.address, "--name", "victim") as process:
+def test_a_killed_elastic_worker_leaves_no_process_behind(trainer: Trainer) -> None:
+    with an_elastic_worker(trainer.address, "--name", "victim") as process:
         trainer.address_of("victim")
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -114,23 +119,25 @@ def test_a_killed_guest_leaves_no_process_behind(trainer: Trainer) -> None:
         wait_until(lambda: "victim" not in worker_addresses(trainer.client), "it is gone")
 
 
-def test_a_guest_is_drained_when_the_process_that_started_it_is_gone(trainer: Trainer) -> None:
-    guest = f"{sys.executable} -m flows.commands.worker {trainer.address} --name orphan"
-    shell = ["sh", "-c", f"{guest} --parent $$ & wait"]
+def test_an_elastic_worker_is_drained_when_the_process_that_started_it_is_gone(
+    trainer: Trainer,
+) -> None:
+    elastic_worker = f"{sys.executable} -m flows.commands.worker {trainer.address} --name orphan"
+    shell = ["sh", "-c", f"{elastic_worker} --parent $$ & wait"]
     with subprocess.Popen(shell, cwd=ROOT, stderr=subprocess.PIPE, text=True) as parent:
         trainer.address_of("orphan")
         parent.kill()
         assert parent.stderr is not None
         said = parent.stderr.read()  # until the last process that writes there has ended
-    assert "guest orphan leaves (SIGTERM); no run had found it" in said
+    assert "elastic worker orphan leaves (SIGTERM); no run had found it" in said
     wait_until(lambda: "orphan" not in worker_addresses(trainer.client), "it is gone")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_guest_that_nobody_listens_to_any_more_leaves_all_the_same(
+def test_an_elastic_worker_that_nobody_listens_to_any_more_leaves_all_the_same(
     trainer: Trainer, number: int
 ) -> None:
-    with a_guest(trainer.address, "--name", f"unheard-{number}") as process:
+    with an_elastic_worker(trainer.address, "--name", f"unheard-{number}") as process:
         trainer.address_of(f"unheard-{number}")
         assert process.stderr is not None
         process.stderr.close()
@@ -139,7 +146,7 @@ def test_a_guest_that_nobody_listens_to_any_more_leaves_all_the_same(
         assert process.wait(timeout=60) == 0
 
 
-def test_a_child_that_ends_by_itself_keeps_no_guest_from_ending(
+def test_a_child_that_ends_by_itself_keeps_no_elastic_worker_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
@@ -147,26 +154,29 @@ def test_a_child_that_ends_by_itself_keeps_no_guest_from_ending(
     child.wait()
     ended: list[int] = []
     monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [gone])
-    monkeypatch.setattr(guest_process.os, "_exit", ended.append)
+    monkeypatch.setattr(worker_process.os, "_exit", ended.append)
     monkeypatch.setattr(sys, "addaudithook", lambda _: None)  # there is no way back
-    guest_process.end_process(3)
+    worker_process.end_process(3)
     assert ended == [3]
 
 
-def test_without_a_scheduler_a_guest_ends_after_its_grace() -> None:
-    with a_guest("tcp://127.0.0.1:9", "--name", "early", "--grace-s", "1") as process:
+def test_without_a_scheduler_an_elastic_worker_ends_after_its_grace() -> None:
+    with an_elastic_worker("tcp://127.0.0.1:9", "--name", "early", "--grace-s", "1") as process:
         code, said = ended(process)
     assert code == 3
-    assert "guest early ends: the scheduler at tcp://127.0.0.1:9 has not answered for 1 s" in said
+    assert (
+        "elastic worker early ends: the scheduler at tcp://127.0.0.1:9 has not answered for 1 s"
+        in said
+    )
 
 
-def test_a_guest_whose_scheduler_is_gone_ends_with_3() -> None:
-    with a_trainer() as trainer, a_guest(trainer.address, "--name", "left") as process:
+def test_an_elastic_worker_whose_scheduler_is_gone_ends_with_3() -> None:
+    with a_trainer() as trainer, an_elastic_worker(trainer.address, "--name", "left") as process:
         trainer.address_of("left")
         trainer.client.cluster.close()
         code, said = ended(process)
     assert code == 3
-    assert "guest left ends: its connection to the scheduler has ended" in said
+    assert "elastic worker left ends: its connection to the scheduler has ended" in said
 
 
 @pytest.mark.parametrize(
@@ -176,8 +186,10 @@ def test_a_guest_whose_scheduler_is_gone_ends_with_3() -> None:
         (("--parent", "1"), "--parent must be the process that started this one, "),
     ],
 )
-def test_what_a_guest_finds_wrong_is_one_sentence(words: tuple[str, ...], sentence: str) -> None:
-    with a_guest("tcp://127.0.0.1:9", *words) as process:
+def test_what_an_elastic_worker_finds_wrong_is_one_sentence(
+    words: tuple[str, ...], sentence: str
+) -> None:
+    with an_elastic_worker("tcp://127.0.0.1:9", *words) as process:
         code, said = ended(process)
     assert code == 2
     assert sentence in said.splitlines()[-1]

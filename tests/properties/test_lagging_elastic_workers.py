@@ -1,5 +1,5 @@
-"""Guests that hold older weights than the run's own engines, because their pulls take long: no
-token of theirs is ever too old, no group is trained twice or never, and no round hangs."""
+"""Elastic workers that hold older weights than the run's own engines, because their pulls take
+long: no token of theirs is ever too old, no group is trained twice or never, and no round hangs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from guest_factories import House, WatchedEngine
+from elastic_worker_factories import House, WatchedEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,8 @@ HUNG_S = 5_000.0  # far longer than any of these runs takes
 
 
 class Puller:
-    """A guest that has a version only so long after it was published, as its link has it."""
+    """An elastic worker that has a version only so long after it was published, as its link has
+    it."""
 
     def __init__(self, name: str, house: House, lag_s: float) -> None:
         self.engine = WatchedEngine(name)
@@ -60,7 +61,9 @@ async def play_lagging(
 ) -> tuple[list[SimulatedRound], House]:
     own = [WatchedEngine(f"engine-{place}") for place in range(num_own)]
     house = House()
-    pullers = [Puller(f"guest.g{place}", house, lag_s) for place, lag_s in enumerate(lags_s)]
+    pullers = [
+        Puller(f"elastic_worker.g{place}", house, lag_s) for place, lag_s in enumerate(lags_s)
+    ]
 
     def weights(version: int) -> WeightsRef:
         for puller in pullers:
@@ -77,7 +80,7 @@ async def play_lagging(
         feed=lambda: SimulatedFeed(SimulatedRewardConfig()),
         max_response_tokens=2000,
         leaves_running=leaves_running,
-        guests=house.open,
+        elastic_workers=house.open,
         balancing=BalancingConfig(look_s=0.5, threshold=0.0, keep_running=0),
     )
     async with asyncio.timeout(HUNG_S):
@@ -93,7 +96,7 @@ async def play_lagging(
     st.booleans(),
     st.sampled_from(["interrupt", "pause"]),
 )
-def test_a_guest_that_lags_generates_nothing_that_is_too_old(
+def test_an_elastic_worker_that_lags_generates_nothing_that_is_too_old(
     ratio: float,
     extra_lag: int,
     num_own: int,
@@ -117,7 +120,7 @@ def test_a_guest_that_lags_generates_nothing_that_is_too_old(
                 assert {span.version for span in response.generated.versions} <= set(allowed)
 
 
-def test_guests_alone_that_lag_for_long_are_waited_for() -> None:
+def test_elastic_workers_alone_that_lag_for_long_are_waited_for() -> None:
     """Every publication reaches them half a minute late, and there is nobody else."""
     policy = AsynchronousConfig(async_ratio=1.0)
     rounds, _ = run_virtual(play_lagging(policy, 0, [30.0, 45.0], leaves_running=True))
@@ -125,16 +128,16 @@ def test_guests_alone_that_lag_for_long_are_waited_for() -> None:
     assert sum(played.result.awaited_weights_s for played in rounds) > 30.0
 
 
-def test_a_guest_that_lags_goes_on_with_groups_of_its_own_weights() -> None:
+def test_an_elastic_worker_that_lags_goes_on_with_groups_of_its_own_weights() -> None:
     """It is not retired: it finishes what it has, and takes what is old enough for it."""
 
     policy = AsynchronousConfig(async_ratio=2.0)
     rounds, _ = run_virtual(play_lagging(policy, 1, [2.0], leaves_running=True))
-    by_guest = [
+    by_elastic_worker = [
         response.generated
         for played in rounds
         for group in played.result.groups
         for response in group.responses
-        if response.generated.engine == "guest.g0"
+        if response.generated.engine == "elastic_worker.g0"
     ]
-    assert len({span.version for each in by_guest for span in each.versions}) > 1
+    assert len({span.version for each in by_elastic_worker for span in each.versions}) > 1

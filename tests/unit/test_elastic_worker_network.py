@@ -1,4 +1,4 @@
-"""A guest behind a border of its own, whose wire is cut without a word."""
+"""An elastic worker behind a border of its own, whose wire is cut without a word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REASON = why_not()
 
 
 @pytest.mark.skipif(bool(REASON), reason=REASON or "hosts can be made")
-def test_a_guest_whose_link_falls_silent_ends_after_its_grace() -> None:
+def test_an_elastic_worker_whose_link_falls_silent_ends_after_its_grace() -> None:
     with network_hosts("far") as hosts, a_trainer(host=hosts.here) as trainer:
         scheduler = trainer.address
         words = ["-m", "flows.commands.worker", scheduler, "--name", "far", "--grace-s", "3"]
@@ -29,4 +29,4 @@ def test_a_guest_whose_link_falls_silent_ends_after_its_grace() -> None:
             code, said = ended(process)
             hosts.mend("far")
     assert code == 3
-    assert f"guest far ends: the scheduler at {scheduler} has not answered for 3 s" in said
+    assert f"elastic worker far ends: the scheduler at {scheduler} has not answered for 3 s" in said

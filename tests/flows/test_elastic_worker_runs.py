@@ -1,6 +1,6 @@
 """A run whose engines it did not all start: a worker joins in mid-run, gets requests and is killed,
-another joins, and no response is lost or trained twice; and one whose guests see none of its files
-pull them."""
+another joins, and no response is lost or trained twice; and one whose elastic workers see none of
+its files pull them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOKEN = "of-the-run"
 
 
 @contextmanager
-def guest(
+def elastic_worker(
     address: str, name: str, environment: dict[str, str], *words: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`rollflow worker` until the end of the block."""
@@ -52,7 +52,7 @@ def guest(
 
 
 def handed(run: Path) -> tuple[str, ...]:
-    """What a guest is given beside the address."""
+    """What an elastic worker is given beside the address."""
     return ("--certificate", str(run / "run.pem"))
 
 
@@ -81,29 +81,31 @@ def figure(run: Path, name: str) -> list[float]:
 
 
 def members(run: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
-    """What is kept of the guests, by name."""
+    """What is kept of the elastic workers, by name."""
     return {line["name"]: line for line in json.loads((run / "report/members.json").read_text())}
 
 
-def test_a_killed_guest_costs_no_response(launcher: Launcher, tmp_path: Path) -> None:
-    run, port = tmp_path / "guests", free_port()
+def test_a_killed_elastic_worker_costs_no_response(launcher: Launcher, tmp_path: Path) -> None:
+    run, port = tmp_path / "elastic", free_port()
     process = launcher.start(
         tmp_path,
         *(*SIMULATED, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
-        *(DRAWN, "guests.enabled=true", f"cluster.scheduler_port={port}"),
+        *(DRAWN, "elastic.enabled=true", f"cluster.scheduler_port={port}"),
     )
     address = f"tls://127.0.0.1:{port}"
     try:
         wait_until((run / "plans/00001.json").exists, "the first round", process)
-        with guest(address, "spot", launcher.environment, *handed(run)) as first:
-            wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
+        with elastic_worker(address, "spot", launcher.environment, *handed(run)) as first:
+            wait_until(
+                lambda: sum(figure(run, "elastic/tokens")) > 0, "an elastic worker's token", process
+            )
             under_way = len(commits(run)) + 1
             wait_until((run / f"plans/{under_way:05d}.json").exists, "the next round", process)
             begun_s = time.monotonic()
             wait_until(lambda: time.monotonic() > begun_s + 1.0, "its middle", process)
             first.send_signal(signal.SIGKILL)
             first.wait()
-            with guest(address, "spot", launcher.environment, *handed(run)):
+            with elastic_worker(address, "spot", launcher.environment, *handed(run)):
                 out, err = process.communicate(timeout=ENDS_WITHIN_S)
     finally:
         process.kill()
@@ -119,17 +121,17 @@ def test_a_killed_guest_costs_no_response(launcher: Launcher, tmp_path: Path) ->
     came = members(run)
     assert came["spot.g1"]["state"] == "gone"
     assert came["spot.g1"]["num_tokens"] > 0
-    assert sum(figure(run, "guests/joined")) >= 1
-    assert sum(figure(run, "guests/lost")) >= 1
+    assert sum(figure(run, "elastic/joined")) >= 1
+    assert sum(figure(run, "elastic/lost")) >= 1
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     names = [experiment.experiment_id for experiment in client.search_experiments()]
     (tracked,) = client.search_runs(names)
-    assert client.get_metric_history(tracked.info.run_id, "guests/present")
+    assert client.get_metric_history(tracked.info.run_id, "elastic/present")
     assert "spot.g1" in (run / "report/index.html").read_text()
 
 
 def weights_in(folder: Path) -> list[str]:
-    """What a guest with this --local-directory has pulled, by name."""
+    """What an elastic worker with this --local-directory has pulled, by name."""
     return sorted(path.name for path in folder.glob("dask-scratch-space/*/rollflow-weights/*"))
 
 
@@ -160,7 +162,7 @@ def knock(address: str, port: int) -> int:
         return error.code
 
 
-def test_a_guest_pulls_what_it_needs_and_a_stranger_gets_nothing(
+def test_an_elastic_worker_pulls_what_it_needs_and_a_stranger_gets_nothing(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """The simulated engine reads its tokenizer from the model's folder that came."""
@@ -170,16 +172,22 @@ def test_a_guest_pulls_what_it_needs_and_a_stranger_gets_nothing(
     process = launcher.start(
         tmp_path,
         *(*SIMULATED, DRAWN, SLOW, "num_steps=4", f'run_name="{run.name}"'),
-        *("guests.enabled=true", f'guests.token_file="{token}"', f"cluster.scheduler_port={port}"),
-        *("guests.weights.enabled=true", f"guests.weights.port={weight_port}"),
+        *(
+            "elastic.enabled=true",
+            f'elastic.token_file="{token}"',
+            f"cluster.scheduler_port={port}",
+        ),
+        *("elastic.weights.enabled=true", f"elastic.weights.port={weight_port}"),
     )
     address = f"tls://127.0.0.1:{port}"
     words = ("--host", "127.0.0.1", "--token-file", str(token), "--local-directory", str(spot))
     words = (*words, *handed(run))
     try:
         wait_until((run / "plans/00001.json").exists, "the first round", process)
-        with guest(address, "spot", launcher.environment, *words) as worker:
-            wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
+        with elastic_worker(address, "spot", launcher.environment, *words) as worker:
+            wait_until(
+                lambda: sum(figure(run, "elastic/tokens")) > 0, "an elastic worker's token", process
+            )
             held = weights_in(spot)
             assert knock("127.0.0.1", weight_port) == 401
             code, said = refused(address, stranger, launcher.environment, *handed(run))
@@ -192,29 +200,33 @@ def test_a_guest_pulls_what_it_needs_and_a_stranger_gets_nothing(
     assert len(held) > 1, "and the versions"
     assert not weights_in(spot), "nothing stays"
     assert (code, weights_in(stranger)) == (2, [])
-    assert "guest stranger is refused: the token must be the run's, this one is not" in said
+    assert (
+        "elastic worker stranger is refused: the token must be the run's, this one is not" in said
+    )
     spoken = members(run)["spot.g1"]
     assert spoken["num_tokens"] > 0
     assert spoken["joined_s"] > spoken["since_s"] + spoken["build_s"]
     assert spoken["pull_s"] > 0
-    assert max(figure(run, "guests/pull_s")) > 0
+    assert max(figure(run, "elastic/pull_s")) > 0
     page = (run / "report/index.html").read_text()
     assert "127.0.0.1 was refused weights once," in page
     assert "it showed no proof" in (run / "log/flow.log").read_text()
 
 
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "hosts can be made")
-def test_a_guest_on_another_host_pulls_unasked(launcher: Launcher, tmp_path: Path) -> None:
-    """Where the scheduler listens for other machines, guests pull by default."""
+def test_an_elastic_worker_on_another_host_pulls_unasked(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Where the scheduler listens for other machines, elastic workers pull by default."""
     run, port = tmp_path / "far", free_port()
     (token := tmp_path / "token").write_text(TOKEN)
     with network_hosts("far") as hosts:
         process = launcher.start(
             tmp_path,
-            *(*SIMULATED, SLOW, "num_steps=4", f'run_name="{run.name}"', "guests.enabled=true"),
-            *(f'guests.token_file="{token}"', f'cluster.scheduler_host="{hosts.here}"'),
+            *(*SIMULATED, SLOW, "num_steps=4", f'run_name="{run.name}"', "elastic.enabled=true"),
+            *(f'elastic.token_file="{token}"', f'cluster.scheduler_host="{hosts.here}"'),
             f"cluster.scheduler_port={port}",
-            f'guests.weights.allowed_senders=["{hosts.network}"]',
+            f'elastic.weights.allowed_senders=["{hosts.network}"]',
         )
         words = ("--name", "far", "--host", hosts.address("far"), "--token-file", str(token))
         words = (*words, "--local-directory", str(tmp_path / "spot"), *handed(run))
@@ -228,7 +240,9 @@ def test_a_guest_on_another_host_pulls_unasked(launcher: Launcher, tmp_path: Pat
                 env=os.environ | launcher.environment,
                 stderr=subprocess.DEVNULL,
             )
-            wait_until(lambda: sum(figure(run, "guests/tokens")) > 0, "a guest's token", process)
+            wait_until(
+                lambda: sum(figure(run, "elastic/tokens")) > 0, "an elastic worker's token", process
+            )
             held = weights_in(tmp_path / "spot")
             _, err = process.communicate(timeout=ENDS_WITHIN_S)
             far.wait(COMES_WITHIN_S)

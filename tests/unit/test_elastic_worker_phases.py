@@ -1,4 +1,4 @@
-"""What guests are held for when they do not generate, told apart."""
+"""What elastic workers are held for when they do not generate, told apart."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tasks.elastic.worker_events import (
     Renewed,
     Took,
 )
-from tasks.metrics.elastic_phases import guest_spans
+from tasks.metrics.elastic_phases import elastic_worker_spans
 from tasks.metrics.report import StepReport
-from tasks.metrics.step_cost import cost_metrics, guest_devices
+from tasks.metrics.step_cost import cost_metrics, elastic_worker_devices
 from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
 
@@ -30,7 +30,12 @@ HERE = frozenset({"a"})
 # admitted at 10, its engine is built until 16, a second for pull and three for load: there at 20
 JOINED = (
     Looked(at_s=9.0, workers=HERE),
-    Loaded(at_s=20.0, guest="spot.g1", version=1, took=Took(build_s=6.0, pull_s=1.0, load_s=3.0)),
+    Loaded(
+        at_s=20.0,
+        elastic_worker="spot.g1",
+        version=1,
+        took=Took(build_s=6.0, pull_s=1.0, load_s=3.0),
+    ),
 )
 
 
@@ -39,13 +44,13 @@ def generated(start_s: float, end_s: float) -> Span:
 
 
 def lived(*events: Looked | Loaded | Leaves | Emptied | Renewed) -> tuple[AdmittedWorker, ...]:
-    """The guest after these, from its admission on."""
+    """The elastic worker after these, from its admission on."""
     members = WorkerAdmission(RULES)
     members.handle(JOINED[0])
     comes(members, "a", at_s=10.0)
     for event in (JOINED[1], *events):
         members.handle(event)
-    return members.guests
+    return members.elastic_workers
 
 
 def report_of(*spans: Span, interrupted: bool = False) -> StepReport:
@@ -54,16 +59,18 @@ def report_of(*spans: Span, interrupted: bool = False) -> StepReport:
     return replace(made, rollout=replace(made.rollout, interrupted=lost))
 
 
-def used(guests: tuple[AdmittedWorker, ...], report: StepReport) -> dict[str, float]:
+def used(elastic_workers: tuple[AdmittedWorker, ...], report: StepReport) -> dict[str, float]:
     """Seconds by use, those that are none left out."""
-    held = guest_devices(guests, WINDOW)
-    spans = [*report.spans, *guest_spans(guests, report, WINDOW)]
+    held = elastic_worker_devices(elastic_workers, WINDOW)
+    spans = [*report.spans, *elastic_worker_spans(elastic_workers, report, WINDOW)]
     seconds = used_seconds(held, spans, WINDOW)["spot"]
     return {use: pytest.approx(used_s) for use, used_s in seconds.items() if used_s}
 
 
-def test_a_guest_starts_gets_weights_generates_and_waits() -> None:
-    later = Loaded(at_s=62.0, guest="spot.g1", version=2, took=Took(pull_s=1.5, load_s=0.5))
+def test_an_elastic_worker_starts_gets_weights_generates_and_waits() -> None:
+    later = Loaded(
+        at_s=62.0, elastic_worker="spot.g1", version=2, took=Took(pull_s=1.5, load_s=0.5)
+    )
     seconds = used(lived(later), report_of(generated(25.0, 50.0), generated(62.0, 92.0)))
     expected = {"starting": 6.0, "transferring": 4.0 + 2.0, "generating": 55.0}
     assert seconds == expected | {IDLE: 90.0 - 67.0}
@@ -72,7 +79,7 @@ def test_a_guest_starts_gets_weights_generates_and_waits() -> None:
 def test_one_that_leaves_drains_until_it_is_gone() -> None:
     renewed = Renewed(at_s=39.0, worker="spot")
     leaves = (Looked(at_s=40.0, workers=HERE), Leaves(worker="spot", reason="spot notice"))
-    gone = (Looked(at_s=48.0, workers=HERE), Emptied(guest="spot.g1"))
+    gone = (Looked(at_s=48.0, workers=HERE), Emptied(elastic_worker="spot.g1"))
     seconds = used(lived(renewed, *leaves, *gone), report_of(generated(20.0, 42.0)))
     assert seconds == {"starting": 6.0, "transferring": 4.0, "generating": 22.0, "draining": 6.0}
 
@@ -95,10 +102,10 @@ def test_one_that_never_came_up_was_starting() -> None:
     members.handle(JOINED[0])
     comes(members, "a", at_s=10.0)
     members.handle(Looked(at_s=30.0, workers=frozenset()))
-    assert used(members.guests, report_of()) == {"starting": 20.0}
+    assert used(members.elastic_workers, report_of()) == {"starting": 20.0}
 
 
-def test_a_step_has_the_uses_of_its_guests_and_a_comparison_says_them() -> None:
+def test_a_step_has_the_uses_of_its_elastic_workers_and_a_comparison_says_them() -> None:
     figures = cost_metrics(report_of(generated(20.0, 60.0)), 0.0, lived())
     uses = {name: value for name, value in figures.items() if name.startswith("cost/spot_")}
     assert uses.pop("cost/spot_worker_s") == pytest.approx(sum(uses.values())) == 90.0

@@ -1,4 +1,4 @@
-"""Places of guests: which are filled again, and whose link carries weights."""
+"""Places of elastic workers: which are filled again, and whose link carries weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import cast
 
 import pytest
 
-from research.kills.guest_park import LOOK_S, RATE_MBIT, GuestPark, WorkerPlace
+from research.kills.elastic_pool import LOOK_S, RATE_MBIT, ElasticPool, WorkerPlace
 from research.kills.network_hosts import NetworkHosts
 
-NAMES = ["guest-0", "guest-1"]
+NAMES = ["elastic-worker-0", "elastic-worker-1"]
 
 
 class Wires:
@@ -39,8 +39,8 @@ def wires() -> Wires:
 
 
 @pytest.fixture
-def park(tmp_path: Path, wires: Wires) -> Iterator[GuestPark]:
-    made = GuestPark(tmp_path, NAMES, cast("NetworkHosts", wires))
+def park(tmp_path: Path, wires: Wires) -> Iterator[ElasticPool]:
+    made = ElasticPool(tmp_path, NAMES, cast("NetworkHosts", wires))
     for place in made.places:
         place.worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     made.transferring()  # from here on it knows how much is new
@@ -53,21 +53,21 @@ def names(places: list[WorkerPlace]) -> list[str]:
     return [place.name for place in places]
 
 
-def test_who_asks_twice_at_once_is_told_the_same_places(park: GuestPark, wires: Wires) -> None:
+def test_who_asks_twice_at_once_is_told_the_same_places(park: ElasticPool, wires: Wires) -> None:
     for name in NAMES:
         wires.carry(name, seconds=60.0)
     assert [names(park.transferring()) for _ in range(2)] == [NAMES, NAMES]
 
 
-def test_a_link_that_is_still_again_carries_no_weights(park: GuestPark, wires: Wires) -> None:
-    wires.carry("guest-0", seconds=60.0)
-    assert names(park.transferring()) == ["guest-0"]
+def test_a_link_that_is_still_again_carries_no_weights(park: ElasticPool, wires: Wires) -> None:
+    wires.carry("elastic-worker-0", seconds=60.0)
+    assert names(park.transferring()) == ["elastic-worker-0"]
     time.sleep(1.5 * LOOK_S)
     assert names(park.transferring()) == []
 
 
 def test_the_last_empty_place_is_left_to_who_is_told_to_join(
-    park: GuestPark, monkeypatch: pytest.MonkeyPatch
+    park: ElasticPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled: list[str] = []
     monkeypatch.setattr(park, "fill", lambda place: filled.append(place.name))
@@ -75,7 +75,7 @@ def test_the_last_empty_place_is_left_to_who_is_told_to_join(
     assert first.worker is not None
     first.worker.kill()
     first.worker.wait()
-    assert names(park.empty()) == ["guest-0"]
+    assert names(park.empty()) == ["elastic-worker-0"]
     first.filled_from_s = 0.0  # its pause is over
-    assert names(park.empty()) == ["guest-0"]
+    assert names(park.empty()) == ["elastic-worker-0"]
     assert filled == []

@@ -1,4 +1,5 @@
-"""A guest pulls what its run serves, and passes it on; only who has the token gets anything."""
+"""An elastic worker pulls what its run serves, and passes it on; only who has the token gets
+anything."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ async def serving(folder: Path) -> AsyncIterator[RunWeightServer]:
 
 
 @asynccontextmanager
-async def guest(
+async def elastic_worker(
     origin: WeightOrigin, folder: Path, token: str = TOKEN, host: str | None = "127.0.0.1"
 ) -> AsyncIterator[WeightPulls]:
     """In a worker that was started with this token and this --host."""
@@ -59,10 +60,10 @@ async def guest(
             await pulls._weights.close()
 
 
-async def test_a_guest_pulls_the_model_and_every_version(tmp_path: Path) -> None:
+async def test_an_elastic_worker_pulls_the_model_and_every_version(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as origin,
-        guest(await origin.offer_model(), tmp_path / "spot", host=None) as pulls,
+        elastic_worker(await origin.offer_model(), tmp_path / "spot", host=None) as pulls,
     ):
         model = await asyncio.to_thread(pulls.model)
         assert Path(model) == tmp_path / "spot" / FOLDER / "model"
@@ -70,7 +71,7 @@ async def test_a_guest_pulls_the_model_and_every_version(tmp_path: Path) -> None
         for version in (1, 2, 3):
             weights = written(tmp_path / "run", version)
             await origin.offer(weights)
-            await origin.offer(weights)  # for another guest
+            await origin.offer(weights)  # for another elastic worker
             here = await pulls.pull(str(version))
             assert (here.version, here.digest) == (version, weights.digest)
             assert Path(here.path).read_bytes() == Path(weights.path).read_bytes()
@@ -83,7 +84,7 @@ async def test_a_guest_pulls_the_model_and_every_version(tmp_path: Path) -> None
 async def test_a_run_that_goes_back_has_its_versions_pulled_again(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as origin,
-        guest(await origin.offer_model(), tmp_path / "spot") as pulls,
+        elastic_worker(await origin.offer_model(), tmp_path / "spot") as pulls,
     ):
         for version in (2, 3, 1):
             await origin.offer(written(tmp_path / "run", version))
@@ -93,15 +94,18 @@ async def test_a_run_that_goes_back_has_its_versions_pulled_again(tmp_path: Path
             await pulls.pull("3")
 
 
-async def test_a_guest_that_others_reach_passes_versions_on(
+async def test_an_elastic_worker_that_others_reach_passes_versions_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run's own files are away while the second guest pulls."""
+    """The run's own files are away while the second elastic worker pulls."""
     async with serving(tmp_path) as origin:
         told = await origin.offer_model()
         weights = written(tmp_path / "run")
         await origin.offer(weights)
-        async with guest(told, tmp_path / "near") as near, guest(told, tmp_path / "far") as far:
+        async with (
+            elastic_worker(told, tmp_path / "near") as near,
+            elastic_worker(told, tmp_path / "far") as far,
+        ):
             await near.pull("7")
             monkeypatch.setattr("tasks.elastic.weights.fan_out.MOST_FROM_ORIGIN", 0)
             sent = Path(weights.path).read_bytes()
@@ -113,7 +117,7 @@ async def test_a_guest_that_others_reach_passes_versions_on(
 async def test_a_version_that_is_written_over_is_refused(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as origin,
-        guest(await origin.offer_model(), tmp_path / "spot") as pulls,
+        elastic_worker(await origin.offer_model(), tmp_path / "spot") as pulls,
     ):
         weights = written(tmp_path / "run")
         await origin.offer(weights)
@@ -125,7 +129,7 @@ async def test_a_version_that_is_written_over_is_refused(tmp_path: Path) -> None
 async def test_a_wrong_token_gets_nothing_and_is_remembered(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as origin,
-        guest(await origin.offer_model(), tmp_path / "spot", token="another") as pulls,
+        elastic_worker(await origin.offer_model(), tmp_path / "spot", token="another") as pulls,
     ):
         with pytest.raises(WeightsRefused, match="answered 401"):
             await asyncio.to_thread(pulls.model)
@@ -139,5 +143,7 @@ async def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
     async with serving(tmp_path) as origin:
         taken = int((await origin.offer_model()).url.rpartition(":")[2])
         second = RunWeightServer(WeightServerConfig(port=taken), TOKEN, tmp_path, LIMITS)
-        with pytest.raises(ValueError, match=r"guests\.weights\.host and port must be free"):
+        with pytest.raises(
+            ValueError, match=r"elastic workers\.weights\.host and port must be free"
+        ):
             await second.open()

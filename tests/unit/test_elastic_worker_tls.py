@@ -1,4 +1,4 @@
-"""Guests over Dask's own TLS: who has the run's certificate joins, others are refused in a
+"""Elastic workers over Dask's own TLS: who has the run's certificate joins, others are refused in a
 sentence."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from card_factories import a_guest, a_trainer, ended
+from card_factories import a_trainer, an_elastic_worker, ended
 from distributed import Security
 from listeners import listeners
 
@@ -28,10 +28,14 @@ def security_of(pem: str) -> Security:
     )
 
 
-def test_a_guest_with_the_runs_certificate_joins_and_a_stranger_is_refused(tmp_path: Path) -> None:
+def test_an_elastic_worker_with_the_runs_certificate_joins_and_a_stranger_is_refused(
+    tmp_path: Path,
+) -> None:
     pem, other = (str(make_certificate(tmp_path / name)) for name in ("run.pem", "other.pem"))
     with a_trainer(security_of(pem)) as trainer:
-        with a_guest(trainer.address, "--name", "invited", "--certificate", pem) as process:
+        with an_elastic_worker(
+            trainer.address, "--name", "invited", "--certificate", pem
+        ) as process:
             address = trainer.address_of("invited")
             assert address.startswith("tls://")
             assert {host for host, _ in listeners(process.pid)} == {"127.0.0.1"}
@@ -40,14 +44,17 @@ def test_a_guest_with_the_runs_certificate_joins_and_a_stranger_is_refused(tmp_p
             trainer.client.run(dismiss, "the run is over", workers=[address])
             assert ended(process)[0] == 0
         words = ("--name", "stranger", "--certificate", other)
-        with a_guest(trainer.address, *words) as process:
+        with an_elastic_worker(trainer.address, *words) as process:
             assert_refused(process, f"{trainer.address} lets in who has the run's certificate")
         plain = trainer.address.replace("tls://", "tcp://")
-        with a_guest(plain, "--name", "stranger", "--grace-s", "4") as process:
+        with an_elastic_worker(plain, "--name", "stranger", "--grace-s", "4") as process:
             assert_refused(process, f"{plain} takes nothing but TLS")
         assert "stranger" not in worker_addresses(trainer.client)
 
 
 def assert_refused(process: subprocess.Popen[str], why: str) -> None:
     code, said = ended(process)
-    assert (code, said.splitlines()[-1]) == (2, f"guest stranger is refused: {why}; {NEEDED}")
+    assert (code, said.splitlines()[-1]) == (
+        2,
+        f"elastic worker stranger is refused: {why}; {NEEDED}",
+    )

@@ -1,6 +1,6 @@
-"""Guests of an experiment: a few places for workers, each on a host of its own where this machine
-makes hosts, which are filled again some time after their worker has gone; but for one, which stays
-empty for who is told to join.
+"""Elastic workers of an experiment: a few places for workers, each on a host of its own where this
+machine makes hosts, which are filled again some time after their worker has gone; but for one,
+which stays empty for who is told to join.
 
     place: empty ─▶ fill ─▶ rollflow worker ─▶ drain, kill, cut ... ─▶ empty ─▶ (pause) ─▶ fill
 
@@ -65,7 +65,7 @@ class WorkerPlace:
         return self.worker is None or self.worker.poll() is not None
 
 
-class GuestPark:
+class ElasticPool:
     """The places, and what can happen to who is there."""
 
     def __init__(self, folder: Path, names: list[str], hosts: NetworkHosts | None) -> None:
@@ -93,12 +93,12 @@ class GuestPark:
         """FIELD=VALUE, of a run that these workers can join and pull weights from."""
         network = LOOPBACK_NETWORKS[0] if self._hosts is None else self._hosts.network
         return (
-            "guests.enabled=true",
-            f"guests.lease_s={LEASE_S}",
-            f"guests.token_file={self._folder / TOKEN}",
+            "elastic.enabled=true",
+            f"elastic.lease_s={LEASE_S}",
+            f"elastic.token_file={self._folder / TOKEN}",
             *(f"cluster.{field}={self._certificate}" for field in TLS),
-            "guests.weights.enabled=true",
-            f'guests.weights.allowed_senders=["{network}"]',
+            "elastic.weights.enabled=true",
+            f'elastic.weights.allowed_senders=["{network}"]',
             f"cluster.scheduler_host={self._here}",
             f"cluster.scheduler_port={self._port}",
         )
@@ -209,17 +209,19 @@ class GuestPark:
 
 
 @contextmanager
-def guest_park(num_places: int, rate_mbit: float | None = RATE_MBIT) -> Iterator[GuestPark]:
+def elastic_pool(num_places: int, rate_mbit: float | None = RATE_MBIT) -> Iterator[ElasticPool]:
     """Places for the block, on hosts where this machine makes them. rate_mbit: of each link, in
     megabits a second; None for what the machine gives."""
-    names = [f"guest-{number}" for number in range(num_places)]
+    names = [f"elastic-worker-{number}" for number in range(num_places)]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-guests-"))
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="rollflow-elastic-workers-")
+        )
         try:
             hosts = stack.enter_context(network_hosts(*names, rate_mbit=rate_mbit))
         except NetworkRefused as refused:
             print(f"no link is cut: {refused}", file=sys.stderr)
             hosts = None
-        park = GuestPark(Path(folder), names, hosts)
+        park = ElasticPool(Path(folder), names, hosts)
         stack.callback(park.close)
         yield park

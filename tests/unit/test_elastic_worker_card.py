@@ -1,4 +1,5 @@
-"""A guest's card: what it says, what it proves and to whom, and what counts as a notice."""
+"""An elastic worker's card: what it says, what it proves and to whom, and what counts as a
+notice."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.elastic import termination_notice as guest_notice
+from tasks.elastic import termination_notice as elastic_worker_notice
 from tasks.elastic.termination_notice import is_notice, notice_given
 from tasks.elastic.worker_card import (
     PROOF_HOLDS_S,
@@ -55,12 +56,12 @@ def test_a_proof_counts_for_one_token_one_address_one_name_and_a_while() -> None
     assert not is_proven(moved, "secret", ADDRESS, 5000.0)
 
 
-def test_a_guest_without_the_token_proves_nothing_to_a_run_that_has_one() -> None:
+def test_an_elastic_worker_without_the_token_proves_nothing_to_a_run_that_has_one() -> None:
     assert not is_proven(card(token=""), "secret", ADDRESS, 1000.0)
     assert is_proven(card(token=""), "", ADDRESS, 1000.0)
 
 
-def test_a_worker_that_is_no_guest_has_no_card() -> None:
+def test_a_worker_that_is_no_elastic_worker_has_no_card() -> None:
     worker = SimpleNamespace(name="engine-0", extensions={})
     with pytest.raises(LookupError, match="engine-0 was not; start it by 'rollflow worker'"):
         read_card(dask_worker=worker)
@@ -94,7 +95,9 @@ def test_a_token_is_one_line_and_is_never_repeated(
         assert token not in str(caught.value)
 
 
-def test_a_guest_has_the_gpus_it_may_see_or_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_elastic_worker_has_the_gpus_it_may_see_or_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert devices_here() == ("cuda:2", "cuda:3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -140,14 +143,14 @@ async def test_an_address_of_the_cloud_gives_notice() -> None:
 async def test_a_file_that_appears_is_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guest_notice, "LOOK_S", 0.01)
+    monkeypatch.setattr(elastic_worker_notice, "LOOK_S", 0.01)
     looked: list[str] = []
 
     def appears_in_the_second_look(path: str) -> bool:
         looked.append(path)
         return len(looked) == 2
 
-    monkeypatch.setattr(guest_notice, "_file_says", appears_in_the_second_look)
+    monkeypatch.setattr(elastic_worker_notice, "_file_says", appears_in_the_second_look)
     await notice_given(str(tmp_path / "notice"))
     assert len(looked) == 2
 

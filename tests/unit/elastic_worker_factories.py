@@ -1,4 +1,5 @@
-"""Guests of simulated rounds: who tells of them, and engines that watch what they are asked."""
+"""Elastic workers of simulated rounds: who tells of them, and engines that watch what they are
+asked."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from tasks.scheduling.seeds import derive_seed
 
 
 class Door:
-    """Tells a round of its guests (`Guests`)."""
+    """Tells a round of its elastic workers (`Elastic workers`)."""
 
     def __init__(self, *news: ElasticNews) -> None:
         self._news = Mailbox[ElasticNews]()
-        self.given_up: dict[str, str] = {}  # reasons, by the guest's name
+        self.given_up: dict[str, str] = {}  # reasons, by the elastic worker's name
         self.tell(*news)
 
     def tell(self, *news: ElasticNews) -> None:
@@ -88,10 +89,11 @@ class WatchedEngine(SimulatedEngine):
 
 
 class House:
-    """Whoever admits guests through a run: tells every round that begins of those present."""
+    """Whoever admits elastic workers through a run: tells every round that begins of those
+    present."""
 
     def __init__(self) -> None:
-        self.given_up: dict[str, str] = {}  # by rounds; reasons, by the guest's name
+        self.given_up: dict[str, str] = {}  # by rounds; reasons, by the elastic worker's name
         self._present: dict[str, tuple[WatchedEngine, int | None]] = {}
         self._door = Door()
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from guest_factories import Door, HangingEngine, WatchedEngine, joined, undisturbed_tokens
+from elastic_worker_factories import Door, HangingEngine, WatchedEngine, joined, undisturbed_tokens
 from round_factories import ENGINE, make_plan, play
 
 from artifacts.records import Group, Request
@@ -38,10 +38,10 @@ def names_of(requests: Sequence[Request]) -> list[str]:
     return [request.response_id for request in requests]
 
 
-def test_a_round_that_no_guest_joins_is_the_round_without_guests() -> None:
+def test_a_round_that_no_elastic_worker_joins_is_the_round_without_elastic_workers() -> None:
     async def with_door(door: Door | None) -> tuple[RoundResult, list[list[Request]]]:
         engines = [WatchedEngine("engine-0"), WatchedEngine("engine-1")]
-        result = await play(SHORT, engines, guests=door)
+        result = await play(SHORT, engines, elastic_workers=door)
         return result, [engine.submitted for engine in engines]
 
     async def empty() -> tuple[RoundResult, list[list[Request]]]:
@@ -50,58 +50,65 @@ def test_a_round_that_no_guest_joins_is_the_round_without_guests() -> None:
     assert run_virtual(with_door(None)) == run_virtual(empty())
 
 
-def test_a_guest_that_is_present_when_the_round_begins_has_its_share() -> None:
+def test_an_elastic_worker_that_is_present_when_the_round_begins_has_its_share() -> None:
     async def work() -> None:
-        own, guest = WatchedEngine("engine-0"), WatchedEngine("guest-0.g1")
-        result = await play(SYNC, [own], guests=Door(joined(guest)))
+        own, elastic_worker = WatchedEngine("engine-0"), WatchedEngine("elastic-worker-0.g1")
+        result = await play(SYNC, [own], elastic_workers=Door(joined(elastic_worker)))
         assert_undisturbed(result)
-        assert len(own.submitted) == len(guest.submitted) == NUM_RESPONSES / 2
-        assert result.joined == {"guest-0.g1": ("guest-0.g1:0",)}
+        assert len(own.submitted) == len(elastic_worker.submitted) == NUM_RESPONSES / 2
+        assert result.joined == {"elastic-worker-0.g1": ("elastic-worker-0.g1:0",)}
 
     run_virtual(work())
 
 
-def test_a_guest_has_no_more_requests_at_a_time_than_its_limit() -> None:
+def test_an_elastic_worker_has_no_more_requests_at_a_time_than_its_limit() -> None:
     async def work() -> None:
-        own, guest = WatchedEngine("engine-0"), WatchedEngine("guest-0.g1")
-        result = await play(SYNC, [own], guests=Door(joined(guest, most_running=3)))
+        own, elastic_worker = WatchedEngine("engine-0"), WatchedEngine("elastic-worker-0.g1")
+        result = await play(
+            SYNC, [own], elastic_workers=Door(joined(elastic_worker, most_running=3))
+        )
         assert_undisturbed(result)
-        assert guest.most_running == len(guest.submitted) == 3
+        assert elastic_worker.most_running == len(elastic_worker.submitted) == 3
 
     run_virtual(work())
 
 
-def test_without_any_engine_the_round_waits_for_a_guest_and_asks_it_in_order() -> None:
+def test_without_any_engine_the_round_waits_for_an_elastic_worker_and_asks_it_in_order() -> None:
     async def work() -> None:
         door = Door()
-        guest, late = WatchedEngine("guest-0.g1"), WatchedEngine("guest-1.g1")
-        door.tell_at(500.0, joined(guest, most_running=5))
+        elastic_worker, late = (
+            WatchedEngine("elastic-worker-0.g1"),
+            WatchedEngine("elastic-worker-1.g1"),
+        )
+        door.tell_at(500.0, joined(elastic_worker, most_running=5))
         door.tell_at(502.0, joined(late, most_running=2))
-        result = await play(SYNC, [], guests=door)
+        result = await play(SYNC, [], elastic_workers=door)
         assert_undisturbed(result)
         assert asyncio.get_running_loop().time() > 500.0
-        assert (guest.most_running, late.most_running) == (5, 2)
+        assert (elastic_worker.most_running, late.most_running) == (5, 2)
         assert late.submitted
-        asked = names_of([*guest.submitted, *late.submitted])
+        asked = names_of([*elastic_worker.submitted, *late.submitted])
         assert sorted(asked) == sorted(response.response_id for response in result.generated)
-        assert names_of(guest.submitted) == sorted(names_of(guest.submitted))
+        assert names_of(elastic_worker.submitted) == sorted(names_of(elastic_worker.submitted))
 
     run_virtual(work())
 
 
 def test_without_any_engine_those_of_the_run_are_made_anew_soon() -> None:
     async def work() -> float:
-        with pytest.raises(EngineLost, match="no engine was left for 10 s, and no guest came"):
-            await play(SYNC, [], guests=Door(), deadline_s=60, empty_s=10)
+        with pytest.raises(
+            EngineLost, match="no engine was left for 10 s, and no elastic worker came"
+        ):
+            await play(SYNC, [], elastic_workers=Door(), deadline_s=60, empty_s=10)
         return asyncio.get_running_loop().time()
 
     assert 10 <= run_virtual(work()) < 20
 
 
-def test_the_wait_for_a_guest_has_the_round_s_deadline() -> None:
+def test_the_wait_for_an_elastic_worker_has_the_round_s_deadline() -> None:
     async def work() -> float:
         with pytest.raises(TimeoutError) as caught:
-            await play(SYNC, [], guests=Door(), deadline_s=60)
+            await play(SYNC, [], elastic_workers=Door(), deadline_s=60)
         assert "24 requests wait for an engine with room" in str(caught.value)
         assert "alive: no engine" in str(caught.value)
         return asyncio.get_running_loop().time()
@@ -109,96 +116,100 @@ def test_the_wait_for_a_guest_has_the_round_s_deadline() -> None:
     assert 60 <= run_virtual(work()) < 70
 
 
-def test_a_round_goes_on_with_a_guest_when_its_last_own_engine_is_lost() -> None:
+def test_a_round_goes_on_with_an_elastic_worker_when_its_last_own_engine_is_lost() -> None:
     async def work() -> None:
-        own, guest = WatchedEngine("engine-0"), WatchedEngine("guest-0.g1")
+        own, elastic_worker = WatchedEngine("engine-0"), WatchedEngine("elastic-worker-0.g1")
         asyncio.get_running_loop().call_later(0.5, own.fail)
-        result = await play(SYNC, [own], guests=Door(joined(guest)))
+        result = await play(SYNC, [own], elastic_workers=Door(joined(elastic_worker)))
         assert_undisturbed(result)
-        assert {response.engine for response in result.generated} >= {guest.name}
+        assert {response.engine for response in result.generated} >= {elastic_worker.name}
 
     run_virtual(work())
 
 
 def test_a_round_that_has_lost_every_engine_goes_on_with_the_next_that_joins() -> None:
     async def work() -> None:
-        own, guest, next_one = (WatchedEngine(name) for name in ("engine-0", "a.g1", "a.g2"))
-        door = Door(joined(guest))
+        own, elastic_worker, next_one = (
+            WatchedEngine(name) for name in ("engine-0", "a.g1", "a.g2")
+        )
+        door = Door(joined(elastic_worker))
         asyncio.get_running_loop().call_later(0.5, own.fail)
         door.tell_at(0.7, EngineGone(name="a.g1", reason="its lease is over"))
         door.tell_at(90.0, joined(next_one))
-        assert_undisturbed(await play(SYNC, [own], guests=door))
+        assert_undisturbed(await play(SYNC, [own], elastic_workers=door))
         assert next_one.submitted
 
     run_virtual(work())
 
 
-def test_what_runs_on_a_guest_that_is_leaving_goes_on_elsewhere_with_its_tokens() -> None:
+def test_what_runs_on_an_elastic_worker_that_is_leaving_goes_on_elsewhere_with_its_tokens() -> None:
     async def work() -> None:
-        own, guest = WatchedEngine("engine-0"), WatchedEngine("guest-0.g1")
-        door = Door(joined(guest))
-        door.tell_at(0.6, EngineLeaving(name=guest.name))
-        result = await play(SYNC, [own], guests=door)
+        own, elastic_worker = WatchedEngine("engine-0"), WatchedEngine("elastic-worker-0.g1")
+        door = Door(joined(elastic_worker))
+        door.tell_at(0.6, EngineLeaving(name=elastic_worker.name))
+        result = await play(SYNC, [own], elastic_workers=door)
         assert_undisturbed(result)
         assert result.migrated
-        assert {part.engine for part in result.migrated} == {guest.name}
+        assert {part.engine for part in result.migrated} == {elastic_worker.name}
         resumed = {request.response_id: request for request in own.submitted if request.kept_tokens}
         assert resumed.keys() == {part.response_id for part in result.migrated if part.token_ids}
-        assert set(guest.aborted) == {part.response_id for part in result.migrated}
-        assert len(guest.submitted) == NUM_RESPONSES / 2
-        asked = Counter(names_of(own.submitted)) + Counter(names_of(guest.submitted))
+        assert set(elastic_worker.aborted) == {part.response_id for part in result.migrated}
+        assert len(elastic_worker.submitted) == NUM_RESPONSES / 2
+        asked = Counter(names_of(own.submitted)) + Counter(names_of(elastic_worker.submitted))
         assert sum(asked.values()) == NUM_RESPONSES + len(result.migrated)
 
     run_virtual(work())
 
 
-def test_a_guest_that_hangs_holds_up_nobody_and_its_end_is_heard() -> None:
+def test_an_elastic_worker_that_hangs_holds_up_nobody_and_its_end_is_heard() -> None:
     """It takes what it is asked and says nothing, then stops taking anything at all."""
 
     async def work(hangs_s: float) -> float:
-        own, guest = WatchedEngine("engine-0"), HangingEngine("guest-0.g1")
-        door = Door(joined(guest))
-        asyncio.get_running_loop().call_at(hangs_s, setattr, guest, "hangs", True)
-        door.tell_at(hangs_s + 0.1, EngineLeaving(name=guest.name))
-        door.tell_at(8.0, EngineGone(name=guest.name, reason="its lease is over"))
-        assert_undisturbed(await play(SYNC, [own], guests=door))
+        own, elastic_worker = WatchedEngine("engine-0"), HangingEngine("elastic-worker-0.g1")
+        door = Door(joined(elastic_worker))
+        asyncio.get_running_loop().call_at(hangs_s, setattr, elastic_worker, "hangs", True)
+        door.tell_at(hangs_s + 0.1, EngineLeaving(name=elastic_worker.name))
+        door.tell_at(8.0, EngineGone(name=elastic_worker.name, reason="its lease is over"))
+        assert_undisturbed(await play(SYNC, [own], elastic_workers=door))
         return min(own.finished_s)
 
     for hangs_s in (0.0, 0.5):
         assert run_virtual(work(hangs_s)) < 5.0
 
 
-def test_a_closed_round_waits_only_a_moment_for_a_guest() -> None:
-    """Its surplus runs on a guest that hangs when it is to be stopped."""
+def test_a_closed_round_waits_only_a_moment_for_an_elastic_worker() -> None:
+    """Its surplus runs on an elastic worker that hangs when it is to be stopped."""
 
     async def work() -> None:
-        own, guest = WatchedEngine("engine-0"), HangingEngine("guest-0.g1")
-        door = Door(joined(guest, most_running=2))
-        asyncio.get_running_loop().call_at(0.1, setattr, guest, "hangs", True)
+        own, elastic_worker = WatchedEngine("engine-0"), HangingEngine("elastic-worker-0.g1")
+        door = Door(joined(elastic_worker, most_running=2))
+        asyncio.get_running_loop().call_at(0.1, setattr, elastic_worker, "hangs", True)
         accepted: list[Group] = []
-        result = await play(SHORT, [own], guests=door, accepted=accepted)
+        result = await play(SHORT, [own], elastic_workers=door, accepted=accepted)
         assert len(result.groups) == len(accepted) == 6
         assert asyncio.get_running_loop().time() < max(own.finished_s) + 12.0
-        assert guest.name not in {response.engine for response in result.generated}
+        assert elastic_worker.name not in {response.engine for response in result.generated}
 
     run_virtual(work())
 
 
-def test_a_guest_with_other_weights_is_asked_nothing() -> None:
+def test_an_elastic_worker_with_other_weights_is_asked_nothing() -> None:
     async def work() -> None:
-        guest = WatchedEngine("guest-0.g1", version=1)
-        result = await play(SYNC, [WatchedEngine("engine-0")], guests=Door(joined(guest, 1)))
+        elastic_worker = WatchedEngine("elastic-worker-0.g1", version=1)
+        result = await play(
+            SYNC, [WatchedEngine("engine-0")], elastic_workers=Door(joined(elastic_worker, 1))
+        )
         assert_undisturbed(result)
-        assert (guest.submitted, result.joined) == ([], {})
+        assert (elastic_worker.submitted, result.joined) == ([], {})
 
     run_virtual(work())
 
 
-def test_a_guest_that_lies_about_its_weights_is_lost() -> None:
+def test_an_elastic_worker_that_lies_about_its_weights_is_lost() -> None:
     async def work() -> None:
-        liar = WatchedEngine("guest-0.g1", version=7)
+        liar = WatchedEngine("elastic-worker-0.g1", version=7)
         door = Door(joined(liar, 0))
-        result = await play(SYNC, [WatchedEngine("engine-0")], guests=door)
+        result = await play(SYNC, [WatchedEngine("engine-0")], elastic_workers=door)
         assert_undisturbed(result)
         assert {response.engine for response in result.generated} == {"engine-0"}
         assert result.stale_tokens > 0
@@ -207,7 +218,7 @@ def test_a_guest_that_lies_about_its_weights_is_lost() -> None:
     run_virtual(work())
 
 
-def test_a_guest_that_a_round_gives_up_is_told_of_and_one_that_is_gone_is_not() -> None:
+def test_an_elastic_worker_that_a_round_gives_up_is_told_of_and_one_that_is_gone_is_not() -> None:
     async def work() -> None:
         own, sick, gone = (WatchedEngine(name) for name in ("engine-0", "a.g1", "b.g1"))
         door = Door(joined(sick), joined(gone))
@@ -215,26 +226,30 @@ def test_a_guest_that_a_round_gives_up_is_told_of_and_one_that_is_gone_is_not() 
         asyncio.get_running_loop().call_later(0.5, own.fail)
         door.tell_at(0.4, EngineGone(name="b.g1", reason="its lease is over"))
         door.tell_at(1.0, joined(WatchedEngine("a.g2")))
-        assert_undisturbed(await play(SYNC, [own], guests=door))
+        assert_undisturbed(await play(SYNC, [own], elastic_workers=door))
         assert door.given_up == {"a.g1": "a.g1 is gone"}
 
     run_virtual(work())
 
 
-def test_what_a_guest_still_runs_for_a_round_that_gave_it_up_is_trained_by_no_other() -> None:
+def test_what_an_elastic_worker_still_runs_for_a_round_that_gave_it_up_is_trained_by_no_other() -> (
+    None
+):
     """It hangs for a while, and comes back under its name before anybody has ended it."""
 
     async def work() -> None:
-        guest = HangingEngine("guest-0.g1")
-        first = Door(joined(guest))
-        asyncio.get_running_loop().call_later(0.3, setattr, guest, "hangs", True)
-        first.tell_at(0.4, EngineGone(name=guest.name, reason="its lease is over"))
-        one = await play(SYNC, [WatchedEngine("engine-0")], guests=first, attempt=1)
+        elastic_worker = HangingEngine("elastic-worker-0.g1")
+        first = Door(joined(elastic_worker))
+        asyncio.get_running_loop().call_later(0.3, setattr, elastic_worker, "hangs", True)
+        first.tell_at(0.4, EngineGone(name=elastic_worker.name, reason="its lease is over"))
+        one = await play(SYNC, [WatchedEngine("engine-0")], elastic_workers=first, attempt=1)
         assert_undisturbed(one)
-        guest.hangs = False
-        assert (await guest.stats()).progress or guest.submitted, "it has old requests"
-        again = Door(joined(guest))
-        other = await play(SYNC, [WatchedEngine("engine-1")], guests=again, attempt=2)
+        elastic_worker.hangs = False
+        assert (await elastic_worker.stats()).progress or elastic_worker.submitted, (
+            "it has old requests"
+        )
+        again = Door(joined(elastic_worker))
+        other = await play(SYNC, [WatchedEngine("engine-1")], elastic_workers=again, attempt=2)
         assert_undisturbed(other)
         assert {response.attempt for response in other.generated} == {2}
         assert other.stale_tokens > 0
@@ -244,23 +259,27 @@ def test_what_a_guest_still_runs_for_a_round_that_gave_it_up_is_trained_by_no_ot
 
 def test_news_that_change_nothing_change_nothing() -> None:
     async def work() -> None:
-        own, guest, twin = (WatchedEngine(name) for name in ("engine-0", "a.g1", "a.g1"))
+        own, elastic_worker, twin = (WatchedEngine(name) for name in ("engine-0", "a.g1", "a.g1"))
         stranger = EngineGone(name="nobody", reason="its lease is over")
         leaving, gone = EngineLeaving(name="a.g1"), EngineGone(name="a.g1", reason="over")
-        door = Door(stranger, EngineLeaving(name="nobody"), joined(guest), joined(guest))
+        door = Door(
+            stranger, EngineLeaving(name="nobody"), joined(elastic_worker), joined(elastic_worker)
+        )
         door.tell_at(0.4, joined(twin), leaving, leaving, joined(twin))
         door.tell_at(0.5, leaving, gone, gone, leaving, joined(twin))
-        assert_undisturbed(await play(SYNC, [own], guests=door))
+        assert_undisturbed(await play(SYNC, [own], elastic_workers=door))
         assert twin.submitted == []
 
     run_virtual(work())
 
 
-def test_a_guest_that_cannot_take_a_request_is_lost_and_the_run_goes_on() -> None:
+def test_an_elastic_worker_that_cannot_take_a_request_is_lost_and_the_run_goes_on() -> None:
     async def work() -> None:
         small = ENGINE.model_copy(update={"max_model_len": 64})
-        guest = WatchedEngine("guest-0.g1", small)
-        result = await play(SYNC, [WatchedEngine("engine-0")], guests=Door(joined(guest)))
+        elastic_worker = WatchedEngine("elastic-worker-0.g1", small)
+        result = await play(
+            SYNC, [WatchedEngine("engine-0")], elastic_workers=Door(joined(elastic_worker))
+        )
         assert_undisturbed(result)
         assert {response.engine for response in result.generated} == {"engine-0"}
 
@@ -271,34 +290,34 @@ def test_what_was_stopped_while_it_waited_is_asked_of_nobody() -> None:
     """A short round has its groups before the line is empty."""
 
     async def work() -> None:
-        guest = WatchedEngine("guest-0.g1")
-        result = await play(SHORT, [], guests=Door(joined(guest, most_running=1)))
+        elastic_worker = WatchedEngine("elastic-worker-0.g1")
+        result = await play(SHORT, [], elastic_workers=Door(joined(elastic_worker, most_running=1)))
         assert len(result.groups) == 6
-        asked = names_of(guest.submitted)
+        asked = names_of(elastic_worker.submitted)
         assert len(asked) == len(set(asked)) < 40
         assert {response.response_id for response in result.generated} == set(asked)
 
     run_virtual(work())
 
 
-def test_devices_that_were_freed_generate_again_when_the_last_guest_leaves() -> None:
-    """The engine that stayed is lost, a guest goes on, and then it leaves as well."""
+def test_devices_that_were_freed_generate_again_when_the_last_elastic_worker_leaves() -> None:
+    """The engine that stayed is lost, an elastic worker goes on, and then it leaves as well."""
 
     async def work() -> None:
         engines = [WatchedEngine("engine-0"), WatchedEngine("engine-1")]
-        guest = WatchedEngine("guest-0.g1")
+        elastic_worker = WatchedEngine("elastic-worker-0.g1")
         freed: list[ScaleDown] = []
         door = Door()
 
         async def disturb() -> None:
             while not freed:
                 await asyncio.sleep(0.01)
-            door.tell(joined(guest))
+            door.tell(joined(elastic_worker))
             await asyncio.sleep(0.1)
             next(each for each in engines if each.name not in freed[0].engines).fail()
             await asyncio.sleep(0.1)
-            assert guest.submitted
-            door.tell(EngineLeaving(name=guest.name))
+            assert elastic_worker.submitted
+            door.tell(EngineLeaving(name=elastic_worker.name))
 
         disturbing = asyncio.create_task(disturb())
         pairs = [
@@ -307,7 +326,7 @@ def test_devices_that_were_freed_generate_again_when_the_last_guest_leaves() -> 
         ]
         config = StreamTrainerConfig(enabled=True, max_freed_share=0.5)
         trainer = StreamTrainer(config, pairs, SYNC.accept_prompts)
-        result = await play(SYNC, engines, trainer=trainer, freed=freed, guests=door)
+        result = await play(SYNC, engines, trainer=trainer, freed=freed, elastic_workers=door)
         await disturbing
         assert_undisturbed(result)
         assert len(freed) == 1

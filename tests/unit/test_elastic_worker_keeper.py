@@ -1,4 +1,5 @@
-"""What the keeper does about guests: built, loaded, told to rounds, withdrawn, forgotten."""
+"""What the keeper does about elastic workers: built, loaded, told to rounds, withdrawn,
+forgotten."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ class Engines:
     async def open(self) -> None:
         self.opened += 1
 
-    async def build(self, guest: AdmittedWorker) -> None:
-        self.done.append(f"build {guest.name}")
+    async def build(self, elastic_worker: AdmittedWorker) -> None:
+        self.done.append(f"build {elastic_worker.name}")
 
     async def load(self, name: str, published: PublishReport, running: Running) -> None:
         await self.may_load.wait()
@@ -170,15 +171,18 @@ async def test_a_worker_is_told_to_rounds_when_its_engine_holds_the_newest_weigh
         await until(lambda: rounds.kinds == [JOINED])
         assert rounds.told[0].devices == ("spot/cpu",)
         assert engines.done[1:] == ["load spot.g1/3 drop"], "the version that it pulled"
-        (guest,) = keeper.guests
-        assert guest.joined_s is not None
-        assert min(guest.took.build_s, guest.took.pull_s, guest.took.load_s) > 0
+        (elastic_worker,) = keeper.elastic_workers
+        assert elastic_worker.joined_s is not None
+        assert (
+            min(elastic_worker.took.build_s, elastic_worker.took.pull_s, elastic_worker.took.load_s)
+            > 0
+        )
     assert engines.opened == 1
     assert workers.ended == [("the run is over", "a"), ("closed", "")]
     assert engines.done[-1] == "close"
 
 
-async def test_a_store_that_is_away_when_a_guest_comes_costs_no_guest() -> None:
+async def test_a_store_that_is_away_when_an_elastic_worker_comes_costs_no_elastic_worker() -> None:
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
 
     def keep_names() -> None:
@@ -204,7 +208,7 @@ async def test_a_look_that_fails_is_followed_by_another() -> None:
         await until(lambda: rounds.kinds == [JOINED])
 
 
-async def test_before_a_load_that_drops_what_runs_no_round_may_ask_the_guest() -> None:
+async def test_before_a_load_that_drops_what_runs_no_round_may_ask_the_elastic_worker() -> None:
     """It is withdrawn before `publish` returns, and is back when it has loaded."""
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
@@ -218,7 +222,7 @@ async def test_before_a_load_that_drops_what_runs_no_round_may_ask_the_guest() -
         assert rounds.kinds[2] == ("spot.g1", "joined", 4)
 
 
-async def test_a_load_that_drops_nothing_leaves_the_guest_where_it_is() -> None:
+async def test_a_load_that_drops_nothing_leaves_the_elastic_worker_where_it_is() -> None:
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
@@ -254,14 +258,14 @@ async def test_a_version_whose_file_is_gone_is_passed_over_for_a_newer_one() -> 
     assert workers.ended[0] == ("the run is over", "a")
 
 
-async def test_a_guest_that_fails_the_gate_ends_and_the_run_goes_on() -> None:
+async def test_an_elastic_worker_that_fails_the_gate_ends_and_the_run_goes_on() -> None:
     workers, engines, rounds = Workers("a"), Engines(WeightCheckFailed("another tensor")), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: ("renewed", "a") in workers.ended)
         assert rounds.kinds == [("spot.g1", "gone", -1)]
-        (guest,) = keeper.guests
-        assert guest.reason == "WeightCheckFailed: another tensor"
+        (elastic_worker,) = keeper.elastic_workers
+        assert elastic_worker.reason == "WeightCheckFailed: another tensor"
         await until(lambda: "discard spot.g1" in engines.done)
 
 
@@ -274,11 +278,13 @@ async def test_a_worker_that_is_away_has_not_failed(loss: Exception) -> None:
         workers.addresses.clear()
         engines.failures.append(loss)
         await keeper.publish(published(4), Running.DROP)
-        await until(lambda: keeper.guests[0].state == "gone")
-        assert keeper.guests[0].reason == "its worker is away"
+        await until(lambda: keeper.elastic_workers[0].state == "gone")
+        assert keeper.elastic_workers[0].reason == "its worker is away"
 
 
-async def test_a_guest_that_leaves_is_dismissed_when_it_has_handed_everything_over() -> None:
+async def test_an_elastic_worker_that_leaves_is_dismissed_when_it_has_handed_everything_over() -> (
+    None
+):
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     engines.is_idle = False
     async with keeping(workers, engines, rounds) as keeper:
@@ -296,8 +302,9 @@ async def test_a_guest_that_leaves_is_dismissed_when_it_has_handed_everything_ov
         assert engines.done.count("load spot.g1/4 drop") == 0
 
 
-async def test_a_lost_buffer_costs_no_guest() -> None:
-    """The weights are published again after it is made anew, and with them the guest is told."""
+async def test_a_lost_buffer_costs_no_elastic_worker() -> None:
+    """The weights are published again after it is made anew, and with them the elastic worker is
+    told."""
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     rounds.failure = ActorLost("sample-buffer is gone")
     async with keeping(workers, engines, rounds) as keeper:
@@ -309,19 +316,19 @@ async def test_a_lost_buffer_costs_no_guest() -> None:
         await until(lambda: rounds.kinds[-1:] == [JOINED])
 
 
-async def test_a_guest_that_misses_a_limit_is_told_which() -> None:
+async def test_an_elastic_worker_that_misses_a_limit_is_told_which() -> None:
     missed = LimitMissed("load_s", "spot.g1: the load of version 3 must take 5 s at most")
     workers, engines, rounds = Workers("a"), Engines(missed), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: bool(workers.why))
-        (guest,) = keeper.guests
-        assert guest.missed == "load_s"
-        assert workers.why == [guest.reason]
-        assert "the load of version 3 must take 5 s at most" in guest.reason
+        (elastic_worker,) = keeper.elastic_workers
+        assert elastic_worker.missed == "load_s"
+        assert workers.why == [elastic_worker.reason]
+        assert "the load of version 3 must take 5 s at most" in elastic_worker.reason
 
 
-async def test_a_guest_that_lags_is_told_of_with_every_version_that_it_loads() -> None:
+async def test_an_elastic_worker_that_lags_is_told_of_with_every_version_that_it_loads() -> None:
     """Rounds ask it for what its weights are new enough for, unless a load drops what it runs."""
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
@@ -336,7 +343,7 @@ async def test_a_guest_that_lags_is_told_of_with_every_version_that_it_loads() -
         assert [version for _, _, version in rounds.kinds] == [3, 4, 5]
 
 
-async def test_a_guest_that_missed_a_load_that_drops_drops_what_it_runs_with_the_next() -> None:
+async def test_a_worker_that_missed_a_load_that_drops_drops_what_it_runs_with_the_next() -> None:
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
@@ -347,14 +354,14 @@ async def test_a_guest_that_missed_a_load_that_drops_drops_what_it_runs_with_the
         assert engines.done[-1] == "load spot.g1/5 drop"
 
 
-async def test_a_guest_that_a_round_gave_up_is_withdrawn_and_begins_anew() -> None:
+async def test_an_elastic_worker_that_a_round_gave_up_is_withdrawn_and_begins_anew() -> None:
     """It lives, and may still run what the round had asked: only another process is asked again."""
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
-        workers.hear(GivenUp(guest="spot.g1", reason="no answer for 60 s"))
-        workers.hear(GivenUp(guest="nobody", reason="no answer for 60 s"))
+        workers.hear(GivenUp(elastic_worker="spot.g1", reason="no answer for 60 s"))
+        workers.hear(GivenUp(elastic_worker="nobody", reason="no answer for 60 s"))
         await until(lambda: ("renewed", "a") in workers.ended)
         assert rounds.kinds[1] == ("spot.g1", "gone", -1)
         assert workers.why == ["no answer for 60 s"]
@@ -362,13 +369,13 @@ async def test_a_guest_that_a_round_gave_up_is_withdrawn_and_begins_anew() -> No
         await until(lambda: rounds.kinds[-1] == ("spot.g2", "joined", 3))
 
 
-async def test_a_guest_that_a_round_gave_up_because_its_worker_died_is_gone_for_that() -> None:
+async def test_a_worker_that_a_round_gave_up_because_its_process_died_is_gone_for_that() -> None:
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
         workers.addresses.clear()
-        workers.hear(GivenUp(guest="spot.g1", reason="no answer for 60 s"))
+        workers.hear(GivenUp(elastic_worker="spot.g1", reason="no answer for 60 s"))
         await until(lambda: rounds.kinds[-1] == ("spot.g1", "gone", -1))
-        (guest,) = keeper.guests
-        assert guest.reason == "its worker is away"
+        (elastic_worker,) = keeper.elastic_workers
+        assert elastic_worker.reason == "its worker is away"

@@ -1,0 +1,87 @@
+"""What a run that takes elastic workers must have besides, and where these get their weights."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+from flows.config.parts import Parts
+from tasks.cluster.devices import ClusterConfig
+from tasks.cluster.ports import Wish, is_loopback
+from tasks.elastic.config import ElasticConfig
+from tasks.elastic.weights.weight_config import WeightServerConfig
+
+
+def check_elastic_workers(config: Parts) -> None:
+    """ValueError for elastic workers that nobody could trust or that could not answer."""
+    if not config.elastic.enabled:
+        return
+    if not config.gate.enabled:
+        raise ValueError(
+            "elastic.enabled needs gate.enabled: the gate alone shows that the weights which came"
+            " to an elastic worker are the learner's; leave gate.enabled on"
+        )
+    if config.environments:
+        named = ", ".join(sorted(config.environments))
+        raise ValueError(
+            "elastic.enabled needs responses of a single turn, got environments for"
+            f" {named}: their processes are where the run's own engines are; disable elastic"
+            " workers"
+        )
+    weight_server_of(config.elastic, config.cluster)
+
+
+def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> WeightServerConfig | None:
+    """Where elastic workers pull weights; None where they read the run's own paths. ValueError
+    where nobody could pull."""
+    weights = elastic.weights
+    if not elastic.enabled or not _is_wanted(elastic, cluster):
+        return None
+    host = weights.host or ("" if cluster.scheduler_address else cluster.scheduler_host)
+    if not _is_address(host):
+        raise ValueError(
+            "elastic.weights.host must be an IP address of this machine that elastic workers"
+            f" reach, got {host!r}; give it, or have elastic workers read the run's paths:"
+            " elastic.weights.enabled=false"
+        )
+    only_here = all(ip_network(network).is_loopback for network in weights.allowed_senders)
+    if only_here and not is_loopback(host):
+        raise ValueError(
+            "elastic.weights.allowed_senders must have the networks that elastic workers are in,"
+            f" such as 10.1.0.0/16, got {', '.join(weights.allowed_senders)} beside the address"
+            f" {host}: nobody could pull; add them"
+        )
+    return WeightServerConfig(
+        host=host,
+        port=weights.port,
+        allowed_senders=weights.allowed_senders,
+        deltas=weights.deltas,
+    )
+
+
+def wish_of_weights(elastic: ElasticConfig, server: WeightServerConfig) -> Wish:
+    """The port of the run's weight server."""
+    return Wish(
+        what="the weight server",
+        port=server.port,
+        is_named="port" in elastic.weights.model_fields_set,
+        cure="in elastic.weights.port",
+        host=server.host,
+    )
+
+
+def _is_wanted(elastic: ElasticConfig, cluster: ClusterConfig) -> bool:
+    """As configured, else where the scheduler's address is one for other machines."""
+    if elastic.weights.enabled is not None:
+        return elastic.weights.enabled
+    host = cluster.scheduler_host
+    if cluster.scheduler_address:
+        host = cluster.scheduler_address.rpartition("://")[2].rpartition(":")[0].strip("[]")
+    return not is_loopback(host)
+
+
+def _is_address(host: str) -> bool:
+    """Whether it is the address of a machine, and not of all that it has."""
+    try:
+        return not ip_address(host).is_unspecified
+    except ValueError:
+        return False
