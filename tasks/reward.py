@@ -16,8 +16,7 @@ from artifacts.commit import read_commits
 from tasks.rewards.judges.reward import judge_of
 from tasks.rewards.pool import RewardPool, pool_of
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes, from_record
-from tasks.rewards.report import RewardReport
-from tasks.rewards.scoring import ScoringInputs, score_round
+from tasks.rewards.scoring import RewardReport, ScoringInputs, score_round
 from tasks.run.judging import batcher_of
 from tasks.run.plan import StepPlan, journal_of
 from tasks.run.prompts import prompts_of

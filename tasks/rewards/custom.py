@@ -19,10 +19,10 @@ from artifacts.urls import Location
 from tasks.isolation.import_path import absolute
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
-from tasks.rewards.workers.reply import WorkerReply
-from tasks.rewards.workers.verify_worker import (
+from tasks.rewards.verify_worker import (
     DEFAULT_MEMORY_BYTES,
     VerifyWorker,
+    WorkerReply,
     WorkerSlow,
     WorkerStartError,
 )

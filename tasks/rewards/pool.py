@@ -24,10 +24,8 @@ from dataclasses import dataclass, field
 from artifacts.records import Generated, Prompt, Score
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.base import ProcessReward, Reward
-from tasks.rewards.next_kind import next_kind
 from tasks.rewards.programs.adaptive_timeout import Anchor, MeasuredTimes, merged
-from tasks.rewards.programs.code_tests import code_tests_of
-from tasks.rewards.programs.second_look import SecondLooks
+from tasks.rewards.programs.code_tests import SecondLooks, code_tests_of
 from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
 
 
@@ -260,3 +258,16 @@ def close_pools() -> None:
     with _pools_lock:
         while _pools:
             _pools.popitem()[1].close()
+
+
+def next_kind(
+    backlog: Mapping[str, int], running: Mapping[str, int], num_workers: int
+) -> str | None:
+    """The kind that a free worker turns to, None if it may turn to none: of those with a backlog
+    the one with the fewest workers.
+
+    With `num_workers` at work only a kind that has none of them may still begin.
+    """
+    is_full = sum(running.values()) >= num_workers
+    waiting = [kind for kind, count in backlog.items() if count and not (is_full and running[kind])]
+    return min(waiting, key=lambda kind: (running[kind], -backlog[kind]), default=None)

@@ -25,7 +25,7 @@ from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, wrong
 from tasks.rewards.maths.final_answer import answer_tail, find_answer
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
-from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
+from tasks.rewards.verify_worker import VerifyWorker, without_value
 
 Entry = dict[str, Any]  # Any: reasoning-gym is untyped
 

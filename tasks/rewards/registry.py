@@ -20,8 +20,7 @@ from tasks.rewards.base import Reward, Verdict, stamp
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import JudgeConfig
-from tasks.rewards.maths.math_answer import MathAnswerConfig
-from tasks.rewards.maths.worked_answer import WorkedAnswerConfig
+from tasks.rewards.maths.math_answer import MathAnswerConfig, WorkedAnswerConfig
 from tasks.rewards.programs.adaptive_timeout import (
     Anchor,
     MeasuredTimes,

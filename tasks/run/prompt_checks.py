@@ -19,8 +19,8 @@ from typing import Literal
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.engines.model_files import unembedded_tokens
+from tasks.rewards.judges.question import QuestionEncoder
 from tasks.rewards.judges.reward import JudgeConfig, judge_of, question_about
-from tasks.rewards.judges.tokens import QuestionEncoder
 from tasks.rewards.registry import Rewards, config_of
 from tasks.run.prompts import (
     HELDOUT,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from artifacts.records import CaseResult
-from tasks.rewards.next_kind import next_kind
+from tasks.rewards.pool import next_kind
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes, observed
 from tasks.simulation.reward_times import AnswerToScore, JudgeTimes, ProgramTimes, RewardTimes
 

@@ -15,7 +15,7 @@ from artifacts.records import Prompt
 from tasks.rewards.judges.core import JudgeCore
 from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
 from tasks.rewards.judges.placement import Placement
-from tasks.rewards.judges.prompt import make_question
+from tasks.rewards.judges.question import make_question
 from tests.engine.conftest import Slot
 
 pytestmark = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from artifacts.datasets.plain_values import MAX_DEPTH, check, from_json, same, to_json
 from tasks.rewards.programs.sandbox.case_runner import ENDINGS
-from tasks.rewards.programs.sandbox.reply import MAX_REPLY_BYTES, CommandReply, read_reply
+from tasks.rewards.programs.sandbox.messages import MAX_REPLY_BYTES, CommandReply, read_reply
 
 Json = Any  # Any: JSON, forged or not
 

@@ -12,7 +12,7 @@ from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishRep
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.metrics.report import StepReport
 from tasks.rewards.maths.math_answer import MathAnswerConfig
-from tasks.rewards.report import RewardReport
+from tasks.rewards.scoring import RewardReport
 from tasks.rounds.report import RolloutReport
 from tasks.run.deadlines import DeadlineConfig
 from tasks.run.plan import StepPlan

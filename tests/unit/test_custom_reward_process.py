@@ -13,7 +13,7 @@ from record_factories import make_generated
 from artifacts.records import Outcome, Prompt, Score
 from tasks.environments.adapters.custom import CustomEnvironment, CustomEnvironmentConfig
 from tasks.rewards.custom import CustomConfig, CustomReward
-from tasks.rewards.workers.verify_worker import VerifyWorker
+from tasks.rewards.verify_worker import VerifyWorker
 
 Build = Callable[..., CustomReward]
 PROMPT = Prompt(prompt_id="0/1", domain="own", token_ids=(1,), gold="g", text="q")

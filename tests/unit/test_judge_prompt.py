@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from artifacts.judgements import JudgeQuestion
 from artifacts.models.character_tokenizer import character_tokenizer
 from tasks.rewards.base import wrong
-from tasks.rewards.judges.prompt import shown_part
+from tasks.rewards.judges.question import QuestionEncoder, head_and_tail, shown_part, verdict_tokens
 from tasks.rewards.judges.reward import exact_rule, question_of, verdict_unasked
-from tasks.rewards.judges.tokens import QuestionEncoder, head_and_tail, verdict_tokens
 from tests.unit.judge_factories import make_config, make_generated, make_prompt
 
 WHOLE = make_config(shown="response")

@@ -22,8 +22,7 @@ from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
-from tasks.rewards.report import RewardReport
-from tasks.rewards.scoring import score_round
+from tasks.rewards.scoring import RewardReport, score_round
 from tasks.run.plan import StepPlan
 from tasks.run.prompts import dataset_of
 from tasks.run.run_context import RunContext

@@ -26,8 +26,7 @@ from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.custom import CustomConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig
-from tasks.rewards.next_kind import next_kind
-from tasks.rewards.pool import RewardPool, close_pools, pool_of
+from tasks.rewards.pool import RewardPool, close_pools, next_kind, pool_of
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, Anchor, MeasuredTimes
 from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner

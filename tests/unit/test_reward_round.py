@@ -24,8 +24,7 @@ from tasks.rewards.custom import CustomConfig
 from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
-from tasks.rewards.report import RewardReport
-from tasks.rewards.scoring import score_round
+from tasks.rewards.scoring import RewardReport, score_round
 from tasks.run.plan import StepPlan
 from tasks.run.sample_buffer import GENERATED, SCORED
 from tasks.run.sample_stream import StreamDelivery

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from judge_factories import make_generated, make_prompt
 
 from artifacts.records import Outcome
-from tasks.rewards.maths.worked_answer import WorkedAnswer, WorkedAnswerConfig, worked_share
+from tasks.rewards.maths.math_answer import WorkedAnswer, WorkedAnswerConfig, worked_share
 
 GOLD = "3 + 5 = 8\n8 + 2 = 10\n10"
 

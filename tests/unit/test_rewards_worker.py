@@ -16,7 +16,7 @@ from record_factories import make_generated
 from artifacts.records import Outcome, Prompt, Score
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.custom import CustomConfig, CustomReward
-from tasks.rewards.workers.verify_worker import VerifyWorker, WorkerStartError, without_value
+from tasks.rewards.verify_worker import VerifyWorker, WorkerStartError, without_value
 
 REWARD_FUNCTIONS = """
 import os, signal, sys, time

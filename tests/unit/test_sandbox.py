@@ -34,12 +34,11 @@ from tasks.rewards.programs.code_tests import (
     CodeTestsConfig,
     read_gold,
 )
-from tasks.rewards.programs.sandbox import candidate_walls, self_test
+from tasks.rewards.programs.sandbox import sandbox, self_test
 from tasks.rewards.programs.sandbox.candidate_process import CandidateProcess
-from tasks.rewards.programs.sandbox.candidate_walls import ENTRY
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner, TestsBroken
-from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
+from tasks.rewards.programs.sandbox.messages import Command
+from tasks.rewards.programs.sandbox.sandbox import ENTRY, Sandbox, SandboxUnavailable
 
 LIMIT_S = 20.0  # of programs that end by themselves, however busy the machine is
 ADD = CodeGold(function="add", cases=(call_case((2, 3), 5), call_case((-1, 1), 0)))
@@ -264,7 +263,7 @@ def with_candidates_that(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     patch = (
         f"run = server.run_program; server.run_program = lambda *given: ({first}, run(*given)); "
     )
-    monkeypatch.setattr(candidate_walls, "ENTRY", f"{prepared}{imports}{patch}server.main()")
+    monkeypatch.setattr(sandbox, "ENTRY", f"{prepared}{imports}{patch}server.main()")
 
 
 def test_a_programs_time_begins_when_its_process_waits_for_it(
@@ -682,7 +681,7 @@ def test_with_a_fixed_limit_no_solution_is_executed() -> None:
 
 def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     reward = CodeTests(CodeTestsConfig(), MeasuredTimes())
-    monkeypatch.setattr("tasks.rewards.programs.sandbox.candidate_walls.CODE", ("no/such/path",))
+    monkeypatch.setattr("tasks.rewards.programs.sandbox.sandbox.CODE", ("no/such/path",))
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
     assert (score.reward, score.outcome) == (None, Outcome.INFRA)
     assert "no/such/path" in score.detail

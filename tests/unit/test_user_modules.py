@@ -15,7 +15,7 @@ from flows.commands.catalogue import COMMANDS
 from tasks.cluster.dask_cluster import SETTINGS
 from tasks.cluster.process_environment import SAFE_PATH, python_path
 from tasks.isolation.interpreter import own
-from tasks.rewards.workers.verify_worker import VerifyWorker
+from tasks.rewards.verify_worker import VerifyWorker
 
 ROOT = Path(__file__).parents[2]
 ROLLFLOW = Path(sys.executable).with_name("rollflow")
@@ -154,7 +154,7 @@ def test_a_process_that_knows_these_sources_by_their_installation_alone_finds_bo
     """As a flow of Prefect's worker does, whose path does not begin with them."""
     program = (
         "import sys; sys.path[:] = [path for path in sys.path if path]\n"
-        "from tasks.rewards.workers.verify_worker import VerifyWorker\n"
+        "from tasks.rewards.verify_worker import VerifyWorker\n"
         "from tasks.isolation.import_path import find\n"
         "find('my_reward:reward'); import flows.config, artifacts.layout\n"
         "worker = VerifyWorker('my_reward:reward', timeout_s=5.0)\n"

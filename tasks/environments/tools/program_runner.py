@@ -22,7 +22,7 @@ from tasks.environments.base import (
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import CURES, Isolation
 from tasks.isolation.limits import SandboxLimits
-from tasks.rewards.programs.sandbox.reply import CommandReply
+from tasks.rewards.programs.sandbox.messages import CommandReply
 from tasks.rewards.programs.sandbox.sandbox import (
     LostUnderProgram,
     Sandbox,

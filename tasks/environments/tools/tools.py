@@ -40,9 +40,8 @@ from tasks.environments.tools.questions import (
     result_of,
     worked_out,
 )
-from tasks.rewards.maths.answer_line import bare_answer
 from tasks.rewards.maths.exact_number import amount, exact_number, plain
-from tasks.rewards.maths.final_answer import fold
+from tasks.rewards.maths.final_answer import bare_answer, fold
 
 RULES = {
     "calculator": "You have a calculator: reply with calc and an expression to use it.",

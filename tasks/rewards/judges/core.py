@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from artifacts.judgements import Judgement, JudgeQuestion
 from artifacts.records import Generated
-from tasks.rewards.judges.tokens import QuestionEncoder, verdict_tokens
+from tasks.rewards.judges.question import QuestionEncoder, verdict_tokens
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams

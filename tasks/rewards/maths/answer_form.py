@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from tasks.rewards.maths.form import (
     INFINITY,
+    RANGES,
     Form,
     Kind,
     all_but,
@@ -22,10 +23,10 @@ from tasks.rewards.maths.form import (
     as_interval,
     interval,
     scalar,
+    shared,
 )
-from tasks.rewards.maths.outline import peeled, split_at
+from tasks.rewards.maths.notation import peeled, split_at
 from tasks.rewards.maths.relation_form import LETTER, read_congruence, read_relation
-from tasks.rewards.maths.shared_range import RANGES, shared
 from tasks.rewards.maths.units import split_unit
 
 _COMMA = re.compile("[,;]")
@@ -48,8 +49,7 @@ _BASES = {
 }  # fmt: skip
 _GRID = r"\{(?:p|b|small|)(?:matrix|array)\}"
 _MATRIX = re.compile(
-    rf"\[?\s*\\begin{_GRID}\s*(?:\{{[lcr| ]*\}})?(?P<cells>.*)\\end{_GRID}\s*\]?",
-    re.DOTALL,
+    rf"\[?\s*\\begin{_GRID}\s*(?:\{{[lcr| ]*\}})?(?P<cells>.*)\\end{_GRID}\s*\]?", re.DOTALL
 )
 _BUILDER = re.compile(rf"\s*{LETTER}\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?\s*)?[|:](.+)")
 _REAL_LINE = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|(?:\\text\{)?all real(?:s| numbers)\}?")

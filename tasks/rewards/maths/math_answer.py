@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,10 +42,10 @@ from tasks.rewards.maths.exact_number import (
     plain,
     too_complex,
 )
-from tasks.rewards.maths.final_answer import answer_tail, find_answer, fold
+from tasks.rewards.maths.final_answer import answer_tail, find_answer, fold, visible_text
 from tasks.rewards.maths.same_answer import ComparisonRules, is_readable, same_answer, same_number
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
-from tasks.rewards.workers.verify_worker import VerifyWorker, without_value
+from tasks.rewards.verify_worker import VerifyWorker, without_value
 
 RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
 REHEARSED = (
@@ -249,3 +252,66 @@ def read_gold(gold: str) -> tuple[str, ExactNumber | None]:
     group."""
     text = plain(fold(stated_gold(gold)))
     return text, exact_number(text)
+
+
+class WorkedAnswerConfig(BaseModel):
+    """Compare the final answer, and the lines before it with those of the gold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["worked_answer"] = Field(
+        "worked_answer", description="Chooses the mathematics reward that pays for worked lines."
+    )
+    answer_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description=(
+            "Reward of the right answer alone; what is left of 1 is paid for the lines of the gold"
+            " that the response begins with."
+        ),
+    )
+    answer: MathAnswerConfig = Field(
+        MathAnswerConfig(), description="How the final answer is compared."
+    )
+
+    def build_reward(self, book: MeasuredTimes) -> Reward:
+        """It executes no programs and needs no time limits."""
+        return WorkedAnswer(self)
+
+
+class WorkedAnswer(MathAnswer):
+    """Scores against a gold whose last line is the answer and the others its working."""
+
+    name = "worked_answer"
+
+    def __init__(self, config: WorkedAnswerConfig) -> None:
+        super().__init__(config.answer)
+        self._answer_share = config.answer_share
+
+    def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
+        """Between 0 and 1, OK where the answer is right; INFRA if the gold ends in no answer."""
+        *working, answer = prompt.gold.split("\n")
+        verdict = self.judge(answer, generated.text)
+        if not working or verdict.reward is None:
+            return verdict
+        lines_share = (1 - self._answer_share) * worked_share(working, generated.text)
+        return replace(verdict, reward=self._answer_share * verdict.reward + lines_share)
+
+    def check_gold(self, gold: str) -> None:
+        """ValueError if nothing can ever be equal to the answer: the gold's last line."""
+        super().check_gold(gold.split("\n")[-1])
+
+
+def worked_share(working: Sequence[str], text: str) -> float:
+    """Leading lines that a response has in common with the working, over the longer of both; what
+    follows a stated answer is none of its lines, nor is a blank one."""
+    written = filter(None, map(_plain, visible_text(text).split("\n")))
+    given = [*takewhile(lambda line: find_answer(line) is None, written)]
+    pairs = zip(map(_plain, working), given, strict=False)
+    num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return num_same / max(len(working), len(given))
+
+
+def _plain(line: str) -> str:
+    return " ".join(line.split())

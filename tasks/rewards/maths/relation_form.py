@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tasks.rewards.maths.closed_form import read_closed_form
-from tasks.rewards.maths.expression_tokens import GREEK
+from tasks.rewards.maths.closed_form import GREEK, read_closed_form
 from tasks.rewards.maths.form import (
     INFINITY,
     Form,
@@ -25,7 +24,7 @@ from tasks.rewards.maths.form import (
     tight,
 )
 from tasks.rewards.maths.identity import same_function
-from tasks.rewards.maths.outline import split_at
+from tasks.rewards.maths.notation import split_at
 from tasks.rewards.maths.units import changes_amount
 
 Read = Callable[[str], Form]

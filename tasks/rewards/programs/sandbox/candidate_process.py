@@ -24,13 +24,14 @@ from tasks.cluster.deaths import manner
 from tasks.isolation.frames import Json
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.candidate import CONFINED, LENGTH
-from tasks.rewards.programs.sandbox.command import Command, framed
 from tasks.rewards.programs.sandbox.fork_server import END, FORK, STATUS
-from tasks.rewards.programs.sandbox.reply import (
+from tasks.rewards.programs.sandbox.messages import (
     GOES_ON,
     MAX_REPLY_BYTES,
+    Command,
     CommandReply,
     Kind,
+    framed,
     read_reply,
 )
 

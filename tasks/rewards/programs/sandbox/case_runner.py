@@ -22,8 +22,7 @@ from tasks.isolation.frames import Json
 from tasks.isolation.interrupt import Interrupt
 from tasks.isolation.isolation import Isolation
 from tasks.isolation.limits import SandboxLimits
-from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.reply import CommandReply, Kind
+from tasks.rewards.programs.sandbox.messages import Command, CommandReply, Kind
 from tasks.rewards.programs.sandbox.sandbox import (
     START_S,
     LostUnderProgram,
@@ -133,19 +132,12 @@ class CaseRunner:
         return [runs[number] for number in range(len(gold.cases))]
 
     def _run_calls(
-        self,
-        program: str,
-        gold: CodeGold,
-        cases: Sequence[CallCase],
-        limits_s: Sequence[float],
+        self, program: str, gold: CodeGold, cases: Sequence[CallCase], limits_s: Sequence[float]
     ) -> list[CaseRun]:
         timed, name = zip(cases, limits_s, strict=True), gold.function
         commands = [Command.call(name, case.arguments, NO_NAMES, limit) for case, limit in timed]
         start, *replies = self._programs.start(
-            program,
-            preamble=gold.preamble,
-            limit_s=limits_s[0],
-            commands=commands,
+            program, preamble=gold.preamble, limit_s=limits_s[0], commands=commands
         )
         if start.kind != "value":
             return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
@@ -155,18 +147,9 @@ class CaseRunner:
         )
         return runs + [NOT_RUN] * (len(cases) - len(runs))
 
-    def _run_whole(
-        self,
-        program: str,
-        gold: CodeGold,
-        case: StdioCase,
-        limit_s: float,
-    ) -> CaseRun:
+    def _run_whole(self, program: str, gold: CodeGold, case: StdioCase, limit_s: float) -> CaseRun:
         (reply,) = self._programs.start(
-            program,
-            preamble=gold.preamble,
-            limit_s=limit_s,
-            stdin=case.stdin,
+            program, preamble=gold.preamble, limit_s=limit_s, stdin=case.stdin
         )
         is_quiet = reply.kind == "died" and reply.detail == manner(0)
         if not (is_quiet or reply.kind in ("value", "exited")):
@@ -186,10 +169,7 @@ class CaseRunner:
         limits_s: Sequence[float],
     ) -> list[CaseRun]:
         (start,) = self._programs.start(
-            program,
-            preamble=gold.preamble,
-            limit_s=limits_s[0],
-            keep=True,
+            program, preamble=gold.preamble, limit_s=limits_s[0], keep=True
         )
         try:
             if start.kind != "value":
@@ -213,10 +193,7 @@ class CaseRunner:
             self._tests.end()
 
     def _run_statement(
-        self,
-        function: str,
-        case: AssertionCase,
-        limit_s: float,
+        self, function: str, case: AssertionCase, limit_s: float
     ) -> tuple[CaseRun, bool]:
         """One statement, its calls carried over to the program, which has `limit_s` for all.
 
@@ -233,11 +210,7 @@ class CaseRunner:
             spent_s += answer.wall_s
             if answer.kind not in ("value", "raised"):
                 return (
-                    CaseRun(
-                        verdict=ENDINGS[answer.kind],
-                        wall_s=spent_s,
-                        detail=_words(answer),
-                    ),
+                    CaseRun(verdict=ENDINGS[answer.kind], wall_s=spent_s, detail=_words(answer)),
                     False,
                 )
             raised = _words(answer) if answer.kind == "raised" else raised

@@ -9,20 +9,30 @@ the whole sandbox and the next program gets a fresh one.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tasks.isolation.child_process import ChildProcess
 from tasks.isolation.frames import Json
 from tasks.isolation.interrupt import Interrupt, Interrupted
-from tasks.isolation.isolation import Isolation
+from tasks.isolation.isolation import (
+    INSIDE,
+    ROOT,
+    Isolation,
+    View,
+    interpreter_paths,
+    variables,
+    walls,
+    without_packages,
+)
 from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.user_map import UserMap
 from tasks.isolation.walled_process import NotStarted, start_walled
 from tasks.rewards.base import RewardUnavailable
 from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
-from tasks.rewards.programs.sandbox.candidate_walls import ENVIRONMENT, command
-from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.reply import CommandReply
+from tasks.rewards.programs.sandbox.messages import Command, CommandReply
 
 START_S = 30.0  # to a fork server that answers
 
@@ -184,10 +194,7 @@ class Sandbox:
             self._candidate = None
         self._num_candidates += 1
         self._candidate = CandidateProcess(
-            self._process.stream,
-            self._num_candidates,
-            self._interrupt,
-            self._process.is_stopped,
+            self._process.stream, self._num_candidates, self._interrupt, self._process.is_stopped
         )
         return self._candidate
 
@@ -210,3 +217,30 @@ class Sandbox:
         except OSError as error:
             self.close()
             raise SandboxLost(f"the sandbox was lost before its first program: {error}") from error
+
+
+CODE = ("tasks/rewards/programs/sandbox", "tasks/isolation", "artifacts/datasets/plain_values.py")
+ENTRY = (
+    "import sys; sys.path.insert(0, {root!r}); from tasks.rewards.programs.sandbox.fork_server"
+    " import main; main()"
+)
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}  # all that the sandbox's process gets
+
+
+def command(
+    isolation: Isolation, socket_fd: int, limits: SandboxLimits, users: UserMap | None
+) -> list[str]:
+    """The command line of a fork server that talks over this descriptor. FileNotFoundError without
+    bubblewrap."""
+    nice = ["nice", "-n", str(limits.niceness)] if limits.niceness else []
+    python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c"]
+    memory, tmp = str(limits.memory_bytes), str(limits.tmp_bytes)
+    if isolation is Isolation.LANDLOCK:
+        whole = dict.fromkeys(map(os.path.realpath, interpreter_paths()))
+        readable = [part for path in whole for part in without_packages(path)]
+        arguments = [str(socket_fd), memory, "0", *readable, str(ROOT / CODE[0])]
+        return [*nice, *python, ENTRY.format(root=str(ROOT)), *arguments]
+    view = View(paths=interpreter_paths(), code=CODE)
+    confined = [*walls(users, view), *variables(ENVIRONMENT)]
+    arguments = [str(socket_fd), memory, tmp]
+    return [*nice, *confined, *python, ENTRY.format(root=INSIDE), *arguments]

@@ -15,8 +15,7 @@ from pathlib import Path
 from tasks.isolation.interpreter import below_tmp, own
 from tasks.isolation.isolation import CURES, Isolation, hidden_packages
 from tasks.isolation.limits import SandboxLimits
-from tasks.rewards.programs.sandbox.command import Command
-from tasks.rewards.programs.sandbox.reply import CommandReply
+from tasks.rewards.programs.sandbox.messages import Command, CommandReply
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
 
 LIMIT_S = 10.0

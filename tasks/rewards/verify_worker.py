@@ -16,23 +16,26 @@ untrusted text.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import psutil  # type: ignore[import-untyped]
 
 from artifacts.records import Outcome
+from tasks.cluster.deaths import manner
 from tasks.isolation.child_process import ChildProcess, start_child
 from tasks.isolation.frames import Json, receive_frame, send_frame
 from tasks.isolation.interpreter import own
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
-from tasks.rewards.workers.reply import WorkerReply, cause_of_death, read_reply
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0
@@ -175,7 +178,7 @@ class VerifyWorker:
             sys.executable,
             "-P",
             "-m",
-            "tasks.rewards.workers.main",
+            "tasks.rewards.verify_process",
             str(socket_fd),
             self.scorer,
             str(self._memory_bytes),
@@ -241,10 +244,7 @@ class VerifyWorker:
         return reply
 
     def _watch(
-        self,
-        process: ChildProcess,
-        limit_s: float,
-        computed_s: float | None,
+        self, process: ChildProcess, limit_s: float, computed_s: float | None
     ) -> WorkerReply | None:
         """Wait for the reply to a call: None once it is there, else why there will be none.
 
@@ -293,3 +293,39 @@ def _environment(named: Sequence[str]) -> dict[str, str]:
     search_path = os.pathsep.join(dict.fromkeys(own().search_path))
     kept = {name: os.environ[name] for name in (*KEPT, *named) if name in os.environ}
     return {**single, **kept, "PYTHONPATH": search_path, "PYTHONHASHSEED": "0"}
+
+
+ENDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # they come from outside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReply:
+    """How a call ended."""
+
+    kind: Literal["value", "raised", "timeout", "memory", "died", "killed", "lost"]
+    value: Json  # what the scorer returned; None for the other kinds
+    detail: str  # the exception of "raised", how the worker ended, what a "lost" one did
+
+
+def read_reply(frame: dict[str, Json]) -> WorkerReply:
+    """What the worker says of a call."""
+    if "raised" in frame:
+        return WorkerReply(kind="raised", value=None, detail=str(frame["raised"]))
+    if "memory" in frame:
+        return WorkerReply(kind="memory", value=None, detail="out of memory")
+    return WorkerReply(kind="value", value=frame.get("value"), detail="")
+
+
+def cause_of_death(popen: subprocess.Popen[bytes]) -> WorkerReply:
+    """The reply that the end of a worker is, once it has closed its end of the socket."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        popen.wait(timeout=1.0)
+    code = popen.poll()
+    if code == -signal.SIGXCPU:
+        return WorkerReply(kind="timeout", value=None, detail="out of CPU time")
+    if code == -signal.SIGKILL:
+        return WorkerReply(kind="killed", value=None, detail=manner(code))
+    if code is not None and -code in ENDED:
+        return WorkerReply(kind="lost", value=None, detail=manner(code))
+    detail = "unreadable reply" if code is None else manner(code)
+    return WorkerReply(kind="died", value=None, detail=detail)
