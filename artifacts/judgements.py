@@ -5,8 +5,8 @@ reads them back from.
     judgements/evaluation/...                   those of evaluations
 
 A judgement is found by the key of its question, a hash over everything that decides it (see
-`tasks.rewards.judges.question`). So a file may be read into any run and a question is asked once in a
-run's life. Leaves out who asks and what a verdict is worth.
+`tasks.rewards.judges.question`). So a file may be read into any run, and a question is asked once
+in a run's life. Leaves out who asks and what a verdict is worth.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tasks.engines.remote import EngineActor
 from tasks.environments.episodes.player import EpisodePlayer
 from tasks.environments.hosts.host_actor import HostActor
 from tasks.learner.remote import LearnerActor
-from tasks.rewards.judges.remote import JudgeActor
+from tasks.rewards.judges.engine import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.run.partial_responses import turns_folder
 from tasks.run.run_context import RunContext

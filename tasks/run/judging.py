@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from artifacts.judgements import JudgementCache
 from tasks.rewards.judges.batcher import JudgeBatcher
-from tasks.rewards.judges.remote import RemoteJudge
+from tasks.rewards.judges.engine import RemoteJudge
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.run.plan import EVALUATION, StepPlan, store_of
 from tasks.run.run_context import RunContext

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from artifacts.records import CaseResult, CaseVerdict
-from tasks.rewards.judges.placement import LayerStreaming, resident_layers
+from tasks.rewards.judges.engine_config import LayerStreaming, resident_layers
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, MeasuredTimes
 from tasks.simulation.draws import alike, normal, uniform
 

@@ -15,7 +15,8 @@ from artifacts.models.registry import PathConfig
 from research.benchmarks.bare_llm import bare_llm
 from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
-from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
+from tasks.rewards.judges.engine import JudgeEngine
+from tasks.rewards.judges.engine_config import JudgeEngineConfig
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
 

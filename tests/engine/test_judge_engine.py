@@ -12,9 +12,8 @@ from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.models.registry import PathConfig
 from artifacts.records import Prompt
-from tasks.rewards.judges.core import JudgeCore
-from tasks.rewards.judges.engine import JudgeEngine, JudgeEngineConfig
-from tasks.rewards.judges.placement import Placement
+from tasks.rewards.judges.engine import JudgeCore, JudgeEngine
+from tasks.rewards.judges.engine_config import JudgeEngineConfig, Placement
 from tasks.rewards.judges.question import make_question
 from tests.engine.conftest import Slot
 

@@ -9,7 +9,7 @@ from artifacts.judgements import Judgement, JudgementCache, JudgeQuestion
 from artifacts.models.registry import TinyLlamaConfig
 from artifacts.records import FinishReason, Generated, Prompt, Score
 from tasks.rewards.judges.batcher import JudgeBatcher, JudgingReport
-from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.rewards.judges.engine_config import JudgeEngineConfig
 from tasks.rewards.judges.reward import JudgeConfig
 
 Rule = Callable[[JudgeQuestion], float | None]

@@ -21,7 +21,7 @@ from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
 from flows.run import _fitting, _left_out
 from tasks.engines.vllm.engine import VllmEngineConfig
-from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.rewards.judges.engine_config import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
 from tasks.run.prompt_checks import Examination
 from tasks.run.prompts import dataset_of

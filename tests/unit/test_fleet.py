@@ -15,7 +15,7 @@ from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm.engine import VllmEngineConfig
-from tasks.rewards.judges.remote import JudgeActor
+from tasks.rewards.judges.engine import JudgeActor
 from tasks.run.fleet import Fleet
 from tasks.run.sample_stream import BUFFER
 from tests.unit.judge_factories import make_config

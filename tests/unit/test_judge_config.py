@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from artifacts.models.registry import TinyLlamaConfig
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import ClusterConfig, worker_specs
-from tasks.rewards.judges.engine import JudgeEngineConfig
-from tasks.rewards.judges.placement import (
+from tasks.rewards.judges.engine_config import (
+    JudgeEngineConfig,
     LayerStreaming,
     Placement,
     break_even_tokens,

@@ -23,7 +23,7 @@ from typing import Self
 from artifacts.judgements import Judgement, JudgementCache, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Verdict, stamp
-from tasks.rewards.judges.engine import Judge
+from tasks.rewards.judges.engine_config import Judge
 from tasks.rewards.judges.reward import (
     JUDGE,
     TOO_LONG,

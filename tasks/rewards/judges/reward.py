@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, wrong
-from tasks.rewards.judges.engine import JudgeEngineConfig
+from tasks.rewards.judges.engine_config import JudgeEngineConfig
 from tasks.rewards.judges.question import Shown, make_question, shown_part, stated_part
 from tasks.rewards.maths.exact_number import exact_number, plain
 from tasks.rewards.maths.final_answer import answer_tail, find_answer

@@ -1,0 +1,199 @@
+"""The model that judges: its settings, what vLLM is told about them, and the seam `Judge`.
+
+A judge on a GPU that it shares has one of three placements:
+
+    resident    all layers stay on the device                nothing to wait for
+    sleep       weights leave the device between rounds      it takes turns, nothing overlaps
+    prefetch    some layers of every group are streamed in   hidden, given tokens enough a pass
+
+The third is the layer-wise pipeline of the RollPacker paper (4.3), built of vLLM's own prefetch
+offload. A layer of w parameters in bf16 is 2w bytes to copy and 2w FLOP per token to compute, so
+that a copy is hidden from `compute / link` tokens per forward pass on, whatever the model's size.
+On a CPU device only `resident` means anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts.judgements import Judgement, JudgeQuestion
+from artifacts.models.registry import ModelConfig
+from tasks.engines.vllm.engine import VllmEngineConfig
+
+Placement = Literal["resident", "sleep", "prefetch"]
+GROUP_LAYERS = 8  # vLLM offloads the last layers of every group of as many
+
+
+class LayerStreaming(BaseModel):
+    """What decides how many layers of a judge stay on the device (placement prefetch)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    link_gb_per_s: float = Field(
+        25.0,
+        gt=0,
+        description=(
+            "Bandwidth from host memory to the GPU, GB/s: about 25 for PCIe 4 x16, 50 for 5."
+        ),
+    )
+    compute_tflops: float = Field(
+        400.0, gt=0, description="What the GPU reaches in a judge's prefill, TFLOP/s."
+    )
+    prefetch_layers: int = Field(
+        1,
+        ge=1,
+        description=(
+            "Layers copied ahead of the one that computes; each takes memory for one layer."
+        ),
+    )
+
+
+class JudgeEngineConfig(BaseModel):
+    """The model that judges and how it runs; one judge per device of the role `judge`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelConfig = Field(
+        ..., description="The model that judges; its weights are never those that are trained."
+    )
+    placement: Placement = Field(
+        "resident",
+        description=(
+            "On a GPU that it shares: keep all weights there, let them sleep between rounds, or"
+            " stream layers."
+        ),
+    )
+    streaming: LayerStreaming = Field(
+        default_factory=LayerStreaming,
+        description="How many layers stay on the GPU (placement prefetch).",
+    )
+    dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="Number format of weights and activations."
+    )
+    max_num_seqs: int = Field(
+        64, ge=1, description="Largest number of questions that are judged together."
+    )
+    max_model_len: int = Field(
+        2048,
+        ge=64,
+        description="Bound on the tokens of a question; longer answers keep head and tail.",
+    )
+    max_batched_tokens: int = Field(
+        4096,
+        ge=32,
+        description="Tokens of one forward pass; placement prefetch wants 16384 on PCIe 4.",
+    )
+    kv_cache_gb: float = Field(
+        0.5, gt=0, description="Size of the KV cache on a CPU device, in GiB."
+    )
+    gpu_memory_utilization: float = Field(
+        0.3, gt=0, le=1, description="Share of a GPU's memory that the judge may take."
+    )
+    call_deadline_s: float = Field(
+        300.0,
+        gt=0,
+        description="Longest time for a batch, after which the judge counts as lost, seconds.",
+    )
+
+    def vllm_arguments(
+        self, model_path: str, seed: int, on_cpu: bool, has_tokenizer: bool
+    ) -> dict[str, Any]:  # Any: vLLM's many types
+        """The keyword arguments of vLLM's EngineArgs. ValueError for a placement that this device
+        does not have."""
+        self.check_device("cpu" if on_cpu else "cuda")
+        engine = VllmEngineConfig(
+            dtype=self.dtype,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            max_batched_tokens=self.max_batched_tokens,
+            kv_cache_gb=self.kv_cache_gb,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+        )
+        arguments = engine.vllm_arguments(model_path, seed, on_cpu) | {
+            "skip_tokenizer_init": not has_tokenizer
+        }
+        del arguments["worker_extension_cls"]  # it loads weights, which a judge never does
+        if on_cpu:
+            return arguments
+        return arguments | placement_arguments(
+            self.placement, read_num_layers(model_path), self.max_batched_tokens, self.streaming
+        )
+
+    def check_device(self, device_kind: str) -> None:
+        """ValueError when the placement needs a GPU and there is none."""
+        if device_kind == "cpu" and self.placement != "resident":
+            raise ValueError(
+                f"a judge on a CPU device must have placement 'resident', got {self.placement!r}:"
+                " there is no device memory to give back; set placement=resident, or"
+                " cluster.device_kind=cuda"
+            )
+
+
+class Judge(Protocol):
+    """Says of answers whether they are right."""
+
+    name: str
+
+    async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
+        """A judgement for each question, in order. TimeoutError when it takes too long; ActorLost
+        or EngineLost when the judge is gone."""
+        ...
+
+    async def rest(self) -> None:
+        """No question follows for a while: give the device back, where the placement says so."""
+        ...
+
+
+def break_even_tokens(streaming: LayerStreaming) -> float:
+    """Tokens per forward pass from which on the copy of a bf16 layer takes no longer than its
+    computation."""
+    return streaming.compute_tflops * 1e12 / (streaming.link_gb_per_s * 1e9)
+
+
+def resident_layers(num_layers: int, tokens_per_forward: int, streaming: LayerStreaming) -> int:
+    """Layers that must stay on the device for the others' copies to be hidden: all for short
+    inputs, none from the break-even on."""
+    hidden = min(1.0, tokens_per_forward / break_even_tokens(streaming))
+    return num_layers - math.floor(num_layers * hidden)
+
+
+def streamed_in_group(
+    num_layers: int, tokens_per_forward: int, streaming: LayerStreaming
+) -> tuple[int, int]:
+    """(layers of a group, streamed ones among them) in vLLM's terms; no more are streamed than the
+    resident layers allow for."""
+    group = min(GROUP_LAYERS, num_layers)
+    share = 1 - resident_layers(num_layers, tokens_per_forward, streaming) / num_layers
+    return group, math.floor(group * share)
+
+
+def placement_arguments(
+    placement: Placement, num_layers: int, tokens_per_forward: int, streaming: LayerStreaming
+) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
+    """Keyword arguments of vLLM's EngineArgs for a judge on a GPU."""
+    if placement == "sleep":
+        return {"enable_sleep_mode": True}
+    if placement == "resident":
+        return {}
+    group, streamed = streamed_in_group(num_layers, tokens_per_forward, streaming)
+    if streamed == 0:  # every copy would be waited for
+        return {}
+    return {
+        "offload_backend": "prefetch",
+        "offload_group_size": group,
+        "offload_num_in_group": streamed,
+        "offload_prefetch_step": streaming.prefetch_layers,
+    }
+
+
+def read_num_layers(model_path: str) -> int:
+    """Decoder layers of the model."""
+    # Any: JSON values
+    config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
+    return int(config.get("text_config", config)["num_hidden_layers"])
