@@ -181,7 +181,7 @@ class RunReporter:
     def _warn(self, commit: StepCommit) -> None:
         """Tell the alarms that the step raised: on the terminal, in the log, and as a tag that has
         those of the whole run."""
-        config = self._run.config.alarm
+        config = self._run.config.monitors
         raised = run_warnings(self._commits, config, self._journal, since=commit.step)
         for warned in raised:
             self._view.warn(warned.text)

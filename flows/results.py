@@ -87,7 +87,7 @@ class RunResults:
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
         """The alarms of these steps, in words."""
-        warnings = run_warnings(commits, self._run.config.alarm, self._journal)
+        warnings = run_warnings(commits, self._run.config.monitors, self._journal)
         return tuple(warned.text for warned in warnings)
 
     def pictures(

@@ -37,8 +37,8 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
     "cluster.dashboard_port", "cluster.start_deadline_s",
     "cluster.tls_ca_file", "cluster.tls_cert", "cluster.tls_key", "cluster.coordinator_slots",
     "scheduling.prompt_overprovision", "scheduling.num_levels",
-    "planner", "stream_trainer", "seeding", "balancing", "gate", "elastic", "deadlines", "keep",
-    "prices",
+    "planner", "stream_trainer", "seeding", "balancing", "weight_check", "elastic", "deadlines",
+    "keep", "prices",
 )  # fmt: skip
 # fields, at any depth of these parts, that say where something lies: what lies there is compared
 # with what the run was begun with (rows, models), or is code, which a user may mend as well

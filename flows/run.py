@@ -283,7 +283,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         learner=config.learner,
         stream_trainer=config.stream_trainer,
         balancing=config.balancing,
-        gate=config.gate,
+        gate=config.weight_check,
         elastic=config.elastic,
         prices=config.prices,
         weight_server=weight_server,
@@ -329,7 +329,7 @@ def _fitting(
     policy: UnfitPrompts = "skip" if skips_unusable_rows(config.task) else config.unfit_prompts
     check_embeddings(policy, context)
     examination = Examination(context, rewards)
-    num_heldout = examination.examine_heldout(max(asked, config.gate.num_probes))
+    num_heldout = examination.examine_heldout(max(asked, config.weight_check.num_probes))
     examination.examine_stream(state_of(commits), num_steps * num_asked)
     check_prompts(policy, examination.reasons, examination.num_examined)
     if num_heldout < asked:
@@ -361,13 +361,13 @@ def _left_out(config: RunConfig, context: RunContext) -> dict[str, int]:
 def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
     """The sync gate's probes: the ends of what the first held-out prompts begin with, for what
     differs between prompts lies there."""
-    if not config.gate.enabled:
+    if not config.weight_check.enabled:
         return context
-    prompts = prompts_of(context, heldout_refs(context, config.gate.num_probes))
+    prompts = prompts_of(context, heldout_refs(context, config.weight_check.num_probes))
     return replace(
         context,
         probes=tuple(
-            beginning_of(context, prompt)[-config.gate.probe_tokens :]
+            beginning_of(context, prompt)[-config.weight_check.probe_tokens :]
             for prompt in prompts.values()
         ),
     )

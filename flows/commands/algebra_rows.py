@@ -138,7 +138,7 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         if loss.corrects_staleness
         else "not corrected: the loss treats them as the learner's own",
     )
-    yield "sequence gate", config.learner.gate.explain()
+    yield "sequence mask", config.learner.sequence_mask.explain()
     algebra = config.scheduling.algebra(config.batch)
     yield "largest staleness", _staleness(algebra)
     if algebra.is_off_policy:

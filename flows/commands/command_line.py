@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.commands.options import PRESET
+from flows.config.earlier_settings import new_path, with_todays_names
 from flows.config.fields import takes_text_only
 from flows.config.overlay import overlay
 from flows.config.settings_file import read_settings
@@ -31,7 +32,7 @@ def assemble(
             f"--preset must be the one that --settings names ({named!r}), got {asked!r}; drop"
             f" --preset, or the preset in {settings}"
         )
-    return overlay(kept, values | {"preset": named})
+    return overlay(with_todays_names(kept), with_todays_names(values) | {"preset": named})
 
 
 def assign(
@@ -48,7 +49,7 @@ def assign(
                 f"--set must read FIELD=VALUE, got {assignment!r}; for example --set num_steps=5"
             )
         *parents, last = path.split(".")
-        takes_text = is_text([*parents, last])
+        takes_text = is_text(new_path([*parents, last]))
         if text.startswith(("{", "[")) and not takes_text and not _is_json(text):
             raise ValueError(
                 f"--set {path} must be JSON where it begins with {text[0]}, got {text!r} (a shell"

@@ -120,7 +120,7 @@ def _send_steps(
         report = kept_evaluation(store.child(layout.EVALUATION), step, step)
         if report is not None:
             tracker.log_metrics(step, report.metrics)
-    alarms = warnings_of(figures_by_step(commits), config.alarm)
+    alarms = warnings_of(figures_by_step(commits), config.monitors)
     if alarms:
         tracker.tag(ALARM_TAG, "\n".join(map(str, alarms)))
 

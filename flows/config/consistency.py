@@ -64,19 +64,17 @@ def _check_lengths(config: Parts) -> None:
 
 def _check_distribution(config: Parts) -> None:
     """The learner scores responses under the distribution that they were sampled from."""
-    wanted, top_p = config.sampling.temperature, config.sampling.top_p
-    if config.learner.temperature != wanted:
+    temperature, top_p = config.sampling.temperature, config.sampling.top_p
+    if temperature == 0:
         raise ValueError(
-            f"learner.temperature must be sampling.temperature ({wanted:g}), "
-            f"got {config.learner.temperature:g}: the learner would train another distribution "
-            "than the engines sample from; set both, above 0"
+            "sampling.temperature must be above 0, got 0: the responses of a prompt would all be"
+            " the same, and the learner divides its logits by it; raise it"
         )
     if top_p != 1:
         raise ValueError(
             f"sampling.top_p must be 1, got {top_p:g}: the learner scores the whole"
             " distribution, so that its ratios to tokens of a cut one would be wrong, by up to"
-            " 1 / top_p each; leave it out, and sharpen with sampling.temperature and"
-            " learner.temperature"
+            " 1 / top_p each; leave it out, and sharpen with sampling.temperature"
         )
 
 

@@ -15,10 +15,10 @@ def check_elastic_workers(config: Parts) -> None:
     """ValueError for elastic workers that nobody could trust or that could not answer."""
     if not config.elastic.enabled:
         return
-    if not config.gate.enabled:
+    if not config.weight_check.enabled:
         raise ValueError(
-            "elastic.enabled needs gate.enabled: the gate alone shows that the weights which came"
-            " to an elastic worker are the learner's; leave gate.enabled on"
+            "elastic.enabled needs weight_check.enabled: this alone shows that the weights which"
+            " came to an elastic worker are the learner's; leave weight_check.enabled on"
         )
     if config.environments:
         named = ", ".join(sorted(config.environments))

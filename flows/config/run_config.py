@@ -32,6 +32,7 @@ from artifacts.prices import PriceConfig
 from artifacts.reports.mlflow_client import sqlite_uri
 from artifacts.urls import Location, hidden, without_secrets
 from flows.config.consistency import check_parts
+from flows.config.earlier_settings import with_todays_names
 from flows.config.evaluation import EvaluationConfig
 from flows.config.keep import KeepConfig
 from flows.config.overlay import overlay
@@ -152,10 +153,11 @@ class RunConfig(BaseModel):
         default_factory=ElasticConfig,
         description="Engines that join and leave while the run goes on.",
     )
-    gate: WeightCheckConfig = Field(
-        default_factory=WeightCheckConfig, description="The sync gate between learner and engines."
+    weight_check: WeightCheckConfig = Field(
+        default_factory=WeightCheckConfig,
+        description="The comparison of engines with the learner after every publication.",
     )
-    alarm: MonitorConfig = Field(
+    monitors: MonitorConfig = Field(
         default_factory=MonitorConfig,
         description="Limits on the figures of steps beyond which the run warns.",
     )
@@ -199,6 +201,7 @@ class RunConfig(BaseModel):
         if not isinstance(given, Mapping):
             return handler(given)
         try:
+            given = with_todays_names(given)
             config = handler(_over_its_preset(given))
         except ValueError as error:
             raise _without_secrets(error, given) from None

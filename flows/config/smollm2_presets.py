@@ -51,7 +51,7 @@ def smollm2() -> Values:
             "rewards": {"*": {"kind": "worked_answer"}},
             # most of what is sampled at 1 is noise, of which it learns first of all to be short
             "sampling": {"temperature": 0.7, "max_response_tokens": 128},
-            "learner": {"temperature": 0.7, "optimizer": falling},
+            "learner": {"optimizer": falling},
         },
     )
 

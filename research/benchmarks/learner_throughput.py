@@ -237,12 +237,12 @@ def main() -> None:
     groups = long_tailed_groups(arguments.groups, arguments.responses, seed=0)
     payload, samples = (
         pack(groups),
-        training_set(groups, config.advantage, config.normalisation).samples,
+        training_set(groups, config.advantage, config.aggregation).samples,
     )
     num_tokens = sum(len(sample.prompt) + len(sample.response) for sample in samples)
     warm = long_tailed_groups(1, 2, seed=1)
     learner.accumulate(pack(warm))
-    plain.run(training_set(warm, config.advantage, config.normalisation).samples)
+    plain.run(training_set(warm, config.advantage, config.aggregation).samples)
     pairs: list[tuple[float, float]] = []
     for _ in range(arguments.repeats):
         learner.discard()

@@ -59,7 +59,7 @@ class ConstantLength(BaseModel):
         return 1.0 / self.length_tokens, 1.0
 
 
-NormalisationConfig = Annotated[
+AggregationConfig = Annotated[
     TokenMean | SequenceMean | ConstantLength, Field(discriminator="kind")
 ]
 """`of(num_tokens)` gives a response's weight per token and its addition to the normaliser."""

@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
-from tasks.learner.aggregation import NormalisationConfig, TokenMean
+from tasks.learner.aggregation import AggregationConfig, TokenMean
 from tasks.learner.credit import CreditConfig
 from tasks.learner.critic import CriticConfig
 from tasks.learner.divergence import Estimator
@@ -19,7 +19,7 @@ from tasks.learner.losses.registry import LossConfig
 from tasks.learner.objective import KlPlace, Objective
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.policy import ComputeDtype, Placement
-from tasks.learner.sequence_mask import ALL_PASS, SequenceGateConfig
+from tasks.learner.sequence_mask import ALL_PASS, SequenceMaskConfig
 from tasks.learner.sharding import AdamWConfig
 
 
@@ -29,7 +29,7 @@ class LearnerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: LossConfig = Field(default=PpoClipLoss(), description="Loss per token.")
-    normalisation: NormalisationConfig = Field(
+    aggregation: AggregationConfig = Field(
         default=TokenMean(), description="How tokens are weighted into one number."
     )
     advantage: CreditConfig = Field(
@@ -45,7 +45,7 @@ class LearnerConfig(BaseModel):
     optimizer: AdamWConfig = Field(
         default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip."
     )
-    gate: SequenceGateConfig = Field(
+    sequence_mask: SequenceMaskConfig = Field(
         default=ALL_PASS, description="Which responses drifted too far to be trained."
     )
     kl_coefficient: float = Field(
@@ -69,11 +69,6 @@ class LearnerConfig(BaseModel):
         ge=0,
         le=1e6,
         description="What a nat of entropy at a token takes off its loss; keeps sampling varied.",
-    )
-    temperature: float = Field(
-        default=1.0,
-        gt=0,
-        description="Divides the logits; must be what the engine's log-probabilities used.",
     )
     mini_batches: int = Field(
         default=1,
@@ -181,7 +176,7 @@ class LearnerConfig(BaseModel):
         is_in_advantage = self.has_critic and self.kl_place == "reward"
         return Objective(
             loss=self.loss,
-            gate=self.gate,
+            sequence_mask=self.sequence_mask,
             kl_coefficient=0.0 if is_in_advantage else self.kl_coefficient,
             kl_estimator=self.kl_estimator,
             kl_place=self.kl_place,

@@ -166,7 +166,7 @@ class MicroStep:
             num_tokens_clipped=int(clipped.sum()),
             num_responses_gated=int(dropped.sum()),
             num_tokens_gated=int(gated.sum()),
-            num_responses_gateable=len(lengths) if objective.gate.drops else 0,
+            num_responses_gateable=len(lengths) if objective.sequence_mask.drops else 0,
             num_tokens_nonfinite=int((~(logp.isfinite() & tokens.behaviour.isfinite())).sum()),
             entropy_sum=float(result.entropy.double().sum()),
             reference_kl_sum=0.0

@@ -29,7 +29,7 @@ class Objective:
     """The loss of a token, with all its terms."""
 
     loss: PolicyLoss
-    gate: Gate = ALL_PASS
+    sequence_mask: Gate = ALL_PASS
     kl_coefficient: float = 0.0  # of the KL to the reference; 0: there is no reference
     kl_estimator: Estimator = "k3"
     kl_place: KlPlace = "loss"
@@ -38,7 +38,9 @@ class Objective:
     @property
     def needs_whole_responses(self) -> bool:
         """Whether a token's loss depends on other tokens' log-probabilities."""
-        return self.loss.needs_whole_responses or self.gate.drops or self._penalises("reward")
+        return (
+            self.loss.needs_whole_responses or self.sequence_mask.drops or self._penalises("reward")
+        )
 
     def completed(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> TokenBatch:
         """A row's tokens with what follows from its whole responses, given all of their
@@ -70,7 +72,7 @@ class Objective:
 
     def dropped(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> Tensor:
         """Which responses of a row the gate drops, (responses,) bool on the host."""
-        return self.gate.dropped(logp, batch.behaviour, batch.advantage, lengths)
+        return self.sequence_mask.dropped(logp, batch.behaviour, batch.advantage, lengths)
 
     def weighted_loss(self, logp: Tensor, batch: TokenBatch) -> Tensor:
         """(tokens,) as they are summed, without the entropy bonus."""

@@ -63,10 +63,16 @@ class LearnerActor:
         world_size: int,
         core_ids: tuple[int, ...],
         device: str,
+        temperature: float = 1.0,
     ) -> None:
         pin_process(core_ids)
         self._rank = LearnerRank(
-            config=config, model_path=model_path, rank=rank, world_size=world_size, device=device
+            config=config,
+            model_path=model_path,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            temperature=temperature,
         )
         self._version = 0
         self._update_report = b""

@@ -79,4 +79,4 @@ class DriftMask(BaseModel):
 
 Gate = NoSequenceMask | DriftMask
 ALL_PASS = NoSequenceMask()
-SequenceGateConfig = Annotated[Gate, Field(discriminator="kind")]
+SequenceMaskConfig = Annotated[Gate, Field(discriminator="kind")]

@@ -48,8 +48,11 @@ class LearnerRank:
         rank: int,
         world_size: int,
         device: str = "cpu",
+        temperature: float = 1.0,
     ) -> None:
+        """temperature: of the sampling; logits are divided by it."""
         self._config, self._model_path = config, model_path
+        self._temperature = temperature
         self._ranks = Ranks(rank, world_size, torch.device(device))
         self._normaliser = 0.0
         self._loss_sum = 0.0
@@ -75,7 +78,7 @@ class LearnerRank:
         self._updater = Updater(
             config.optimizer.max_grad_norm, self._policy.parameters, self._optimizer, self._ranks
         )
-        self._micro_step = MicroStep(config.objective, config.temperature, self._policy, reference)
+        self._micro_step = MicroStep(config.objective, self._temperature, self._policy, reference)
         self._critic = self._load_critic()
         self._several = SeveralUpdates(
             config, self._ranks, self._micro_step, self._updater, self._critic
@@ -109,7 +112,7 @@ class LearnerRank:
         any number of groups, none included."""
         groups: tuple[Group | GroupPart, ...] = unpack(payload)
         data = training_set(
-            groups, self._config.advantage, self._config.normalisation, self._config.overlong
+            groups, self._config.advantage, self._config.aggregation, self._config.overlong
         )
         wanted = [
             sample for sample in data.samples if any(sample.advantages) or self._config.trains_all

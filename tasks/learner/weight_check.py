@@ -64,7 +64,7 @@ def check_weights(
             f"{engine} must give the probes the learner's log-probabilities within {tolerance_nats}"
             f" nats, they differ by {difference:.3f} on average; its tensors are right, so look at"
             " what it computes (dtype, attention backend, position limits), or raise"
-            " gate.tolerance_nats"
+            " weight_check.tolerance_nats"
         )
     return difference
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 SCORED, ENTROPY = "train/tokens_scored", "train/entropy_nats"
 STALE = (
     "lower learner.optimizer.learning_rate, or scheduling.async_ratio where steps overlap, or bound"
-    " what single tokens weigh (learner.loss, learner.gate)"
+    " what single tokens weigh (learner.loss, learner.sequence_mask)"
 )
 CURES = {
     "train/effective_sample_fraction": f"few tokens decide the updates; {STALE}",

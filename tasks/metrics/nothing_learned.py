@@ -70,7 +70,8 @@ def _flat(figures: Figures) -> tuple[str, str] | None:
         )
     return (
         "rewards differed and no token kept a gradient",
-        "see train/gated_fraction and train/clip_fraction, and learner.gate and learner.loss",
+        "see train/gated_fraction and train/clip_fraction, and learner.sequence_mask and"
+        " learner.loss",
     )
 
 

@@ -44,7 +44,15 @@ def recipe_of(
         return HostActor, (run.episodes.hosts, settings, run.run_id, name)
     rank = run.learners.index(name)
     device = run.devices[name].partition(":")[0]
-    return LearnerActor, (run.learner, run.model_path, rank, len(run.learners), cores, device)
+    return LearnerActor, (
+        run.learner,
+        run.model_path,
+        rank,
+        len(run.learners),
+        cores,
+        device,
+        run.sampling.temperature,
+    )
 
 
 def _engine_arguments(

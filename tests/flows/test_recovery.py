@@ -127,7 +127,7 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(
     """Without the gate nobody asks the learner for anything between its export and the checkpoint,
     which is what misses it."""
     run = tmp_path / "before-the-checkpoint"
-    settings = (f'run_name="{run.name}"', "gate.enabled=false")
+    settings = (f'run_name="{run.name}"', "weight_check.enabled=false")
     process = launcher.start(tmp_path, *settings, *SIMULATED)
     wait_for(moment(run, "steps/00001.json"), process)
     victim = worker_of(process, "learner-0")

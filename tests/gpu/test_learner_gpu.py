@@ -30,7 +30,7 @@ def model_path(tmp_path: Path) -> str:
 
 WHOLE_RESPONSES = {
     "loss": {"kind": "gspo"},
-    "gate": {"kind": "drift", "statistic": "k1", "bound": 2.0},
+    "sequence_mask": {"kind": "drift", "statistic": "k1", "bound": 2.0},
     "kl_coefficient": 0.1,
     "kl_place": "reward",
     "entropy_coefficient": 0.05,
@@ -68,7 +68,7 @@ def test_an_update_and_an_export_work_on_the_gpu(model_path: str, tmp_path: Path
 
 
 def test_the_block_mask_is_the_ancestor_relation() -> None:
-    data = training_set(random_groups(3), LearnerConfig().advantage, LearnerConfig().normalisation)
+    data = training_set(random_groups(3), LearnerConfig().advantage, LearnerConfig().aggregation)
     batch = pack_samples(data.samples)
     ends = torch.tensor(batch.subtree_ends, device="cuda")
     depths = torch.tensor(batch.positions, device="cuda")

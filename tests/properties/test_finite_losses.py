@@ -18,11 +18,11 @@ from torch import Tensor
 from tasks.learner import divergence, finite
 from tasks.learner.losses.registry import LossConfig
 from tasks.learner.objective import Objective
-from tasks.learner.sequence_mask import SequenceGateConfig
+from tasks.learner.sequence_mask import SequenceMaskConfig
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 
 LOSS: TypeAdapter[PolicyLoss] = TypeAdapter(LossConfig)
-GATE: TypeAdapter[Any] = TypeAdapter(SequenceGateConfig)  # Any: either gate
+GATE: TypeAdapter[Any] = TypeAdapter(SequenceMaskConfig)  # Any: either gate
 LEVELS = ("token", "sequence", "geometric")
 LOSSES: list[dict[str, object]] = [
     {"kind": "policy_gradient"},
@@ -69,7 +69,9 @@ def objective_of(
     loss: dict[str, object], gate: dict[str, object], term: dict[str, Any]
 ) -> Objective:
     """What is minimised with these settings."""
-    return Objective(loss=LOSS.validate_python(loss), gate=GATE.validate_python(gate), **term)
+    return Objective(
+        loss=LOSS.validate_python(loss), sequence_mask=GATE.validate_python(gate), **term
+    )
 
 
 def row(

@@ -62,7 +62,7 @@ def test_streamed_gradients_equal_one_shot_gradients(
         config = LearnerConfig(
             compute="fp32",
             advantage=advantage,
-            normalisation=normalisation,
+            aggregation=normalisation,
             max_tokens_per_microbatch=max_tokens,
         )
         return LearnerRank(config, model_path, 0, 1)

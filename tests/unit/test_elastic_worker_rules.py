@@ -30,7 +30,7 @@ TERMS = Terms(price_class="spot", token="secret", drain_s=30.0, lease_s=20.0, gr
 def test_elastic_workers_need_the_gate() -> None:
     with pytest.raises(ValueError, match=r"elastic workers\.enabled needs gate\.enabled"):
         RunConfig.model_validate(
-            {"preset": "tiny", "elastic": {"enabled": True}, "gate": {"enabled": False}}
+            {"preset": "tiny", "elastic": {"enabled": True}, "weight_check": {"enabled": False}}
         )
 
 

@@ -119,11 +119,18 @@ def test_a_clip_that_cannot_act_is_told() -> None:
     told = dict(algebra_rows(reinforced))["policy loss"]
     assert told == "reinforce: weights learner/engine are truncated at 2"
     gated = configured(
-        learner={"gate": {"kind": "drift", "statistic": "k1", "bound": 0.1, "negative_only": True}}
+        learner={
+            "sequence_mask": {
+                "kind": "drift",
+                "statistic": "k1",
+                "bound": 0.1,
+                "negative_only": True,
+            }
+        }
     )
-    told = dict(algebra_rows(gated))["sequence gate"]
+    told = dict(algebra_rows(gated))["sequence mask"]
     assert told == "responses with a negative advantage are dropped above 0.1 of k1 drift"
-    assert dict(algebra_rows(configured()))["sequence gate"] == "no response is dropped"
+    assert dict(algebra_rows(configured()))["sequence mask"] == "no response is dropped"
 
 
 def test_several_updates_are_told() -> None:

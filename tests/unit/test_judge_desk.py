@@ -208,7 +208,7 @@ def test_an_answer_may_be_as_long_as_twice_the_reference() -> None:
 
 
 def test_a_whole_response_may_be_long_and_name_no_number() -> None:
-    config = make_config(shown="response", veto=True)
+    config = make_config(judge_input="response", veto=True)
     scores, _ = score_all([RuleJudge(rule=content)], [f"It is eight. {PERSUASION}"], config)
     assert scores[0].reward == 1.0
 

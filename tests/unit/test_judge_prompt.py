@@ -19,7 +19,7 @@ from tasks.rewards.judges.question import QuestionEncoder, head_and_tail, shown_
 from tasks.rewards.judges.reward import exact_rule, question_of, verdict_unasked
 from tests.unit.judge_factories import make_config, make_generated, make_prompt
 
-WHOLE = make_config(shown="response")
+WHOLE = make_config(judge_input="response")
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 
 
@@ -74,7 +74,7 @@ def test_only_the_final_answer_is_shown(text: str, answer: str) -> None:
 @pytest.mark.parametrize("shown", ["final_answer", "response"])
 @pytest.mark.parametrize("text", ["", " \n ", "<|im_end|>Yes"])
 def test_an_empty_response_is_no_question(text: str, shown: str) -> None:
-    verdict = verdict_unasked(make_config(shown=shown), make_prompt(), make_generated(text))
+    verdict = verdict_unasked(make_config(judge_input=shown), make_prompt(), make_generated(text))
     assert verdict == wrong("no_answer")
 
 

@@ -137,7 +137,7 @@ def test_the_value_loss_is_half_the_square_of_the_larger_error(
 def test_values_and_gradients_are_those_of_an_ordinary_forward_pass(model_path: str) -> None:
     """The head set to something; one sequence at a time, by transformers and autograd."""
     valuer = load_valuer(model_path, "fp32", ALONE, recompute_layers=False)
-    samples = training_set(GROUPS, CONFIG.advantage, CONFIG.normalisation).samples
+    samples = training_set(GROUPS, CONFIG.advantage, CONFIG.aggregation).samples
     batch = pack_samples(samples)
     assert not valuer.values(batch).any(), "a new critic says 0"
     torch.manual_seed(1)
@@ -170,7 +170,7 @@ def test_values_and_gradients_are_those_of_an_ordinary_forward_pass(model_path: 
 def test_a_new_critic_gives_the_policy_the_discounted_reward_whitened(model_path: str) -> None:
     """All values are 0: a plain loop with advantages of lambda to the tokens that follow."""
     rank, model = learner(model_path), naive_model(model_path)
-    data = training_set(GROUPS, CONFIG.advantage, CONFIG.normalisation)
+    data = training_set(GROUPS, CONFIG.advantage, CONFIG.aggregation)
     raw = [
         sample.reward * torch.tensor([0.95**left for left in range(sample.num_sampled)]).flip(0)
         for sample in data.samples

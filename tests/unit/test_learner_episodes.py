@@ -47,7 +47,7 @@ CONFIGS = {
         update={
             "mini_batches": 2,
             "passes": 2,
-            "gate": DriftMask(bound=2.0),
+            "sequence_mask": DriftMask(bound=2.0),
             "kl_coefficient": 0.1,
             "kl_place": "reward",
             "entropy_coefficient": 0.01,
@@ -137,7 +137,7 @@ def test_gradients_of_episodes_are_those_of_an_ordinary_loop_over_their_sampled_
         update={
             "loss": PolicyGradientLoss(),
             "advantage": DrGrpoAdvantage(),
-            "normalisation": normalisation,
+            "aggregation": normalisation,
         }
     )
     rank = learner(model_path, config)
@@ -191,7 +191,7 @@ def test_an_episode_whose_history_was_written_anew_is_trained_on_what_was_read(
         update={
             "loss": PolicyGradientLoss(),
             "advantage": DrGrpoAdvantage(),
-            "normalisation": normalisation,
+            "aggregation": normalisation,
         }
     )
     rank = learner(model_path, config)

@@ -98,7 +98,7 @@ def batch(advantages: Sequence[float], reference: Tensor | None = None) -> Token
     ],
 )
 def test_the_gate_drops_responses_by_their_mean_drift(gate: DriftMask, dropped: list[bool]) -> None:
-    objective = Objective(loss=ReinforceLoss(), gate=gate)
+    objective = Objective(loss=ReinforceLoss(), sequence_mask=gate)
     given = batch([1.0, -1.0])
     assert objective.dropped(LOGP, given, LENGTHS).tolist() == dropped
     gradient = objective.by_logp(LOGP, objective.completed(LOGP, given, LENGTHS))
@@ -108,7 +108,7 @@ def test_the_gate_drops_responses_by_their_mean_drift(gate: DriftMask, dropped: 
 
 
 def test_a_response_of_an_infinite_drift_is_dropped_without_a_trace() -> None:
-    objective = Objective(loss=ReinforceLoss(level="sequence"), gate=DriftMask())
+    objective = Objective(loss=ReinforceLoss(level="sequence"), sequence_mask=DriftMask())
     given = batch([1.0, -1.0])
     given = replace(given, behaviour=torch.tensor([-math.inf, -2.0, -3.01]))
     gradient = objective.by_logp(LOGP, objective.completed(LOGP, given, LENGTHS))
@@ -153,19 +153,19 @@ def test_what_is_wanted_of_a_step_without_advantages() -> None:
 
 EVERYTHING = {
     "loss": {"kind": "gspo", "clip_low": 0.9, "clip_high": 9.0},
-    "gate": {"kind": "drift", "statistic": "k1", "bound": 2.0, "negative_only": True},
+    "sequence_mask": {"kind": "drift", "statistic": "k1", "bound": 2.0, "negative_only": True},
     "kl_coefficient": 0.1,
     "kl_estimator": "k2",
     "kl_place": "reward",
     "entropy_coefficient": 0.05,
-    "normalisation": {"kind": "sequence_mean"},
-    "temperature": 0.8,
+    "aggregation": {"kind": "sequence_mean"},
     "compute": "fp32",
 }
+TEMPERATURE = 0.8  # of the sampling
 KINDS = {
     "everything": EVERYTHING,
     "product": EVERYTHING
-    | {"loss": {"kind": "reinforce", "level": "sequence"}, "gate": {"kind": "open"}},
+    | {"loss": {"kind": "reinforce", "level": "sequence"}, "sequence_mask": {"kind": "open"}},
     "entropy alone": {"entropy_coefficient": 0.5, "compute": "fp32", "kl_coefficient": 0.0},
 }
 
@@ -187,9 +187,9 @@ def configured(given: dict[str, object], max_tokens: int = 10_000) -> LearnerCon
 
 def learner(config: LearnerConfig, path: str, reference_path: str) -> LearnerRank:
     """A rank whose reference is another model."""
-    rank = LearnerRank(config, path, 0, 1)
+    rank = LearnerRank(config, path, 0, 1, temperature=TEMPERATURE)
     if config.kl_coefficient:
-        other = LearnerRank(config, reference_path, 0, 1)
+        other = LearnerRank(config, reference_path, 0, 1, temperature=TEMPERATURE)
         rank._micro_step._reference = other._micro_step._reference
     return rank
 
@@ -200,19 +200,23 @@ def naive_total(
     """Loss sum, gradients and dropped responses, one unpacked sequence after the other, by
     formulas written down once more."""
     model, reference = naive_model(path), naive_model(reference_path)
-    data = training_set(groups, config.advantage, config.normalisation)
+    data = training_set(groups, config.advantage, config.aggregation)
     total, num_dropped = torch.zeros(()), 0
     for sample in data.samples:
-        logp, entropy = naive_logp(model, sample, config.temperature)
+        logp, entropy = naive_logp(model, sample, TEMPERATURE)
         now, before = logp.detach(), torch.tensor(sample.behaviour)
         advantage = torch.full_like(now, sample.advantages[0])
         if config.kl_coefficient:
             with torch.no_grad():
-                penalty = (now - naive_logp(reference, sample, config.temperature)[0]) ** 2 / 2
+                penalty = (now - naive_logp(reference, sample, TEMPERATURE)[0]) ** 2 / 2
             for position in range(len(now)):
                 advantage[position] -= config.kl_coefficient * penalty[position:].sum()
         mean = float((now - before).mean())
-        if config.gate.drops and sample.advantages[0] < 0 and -mean > config.gate.bound:
+        if (
+            config.sequence_mask.drops
+            and sample.advantages[0] < 0
+            and -mean > config.sequence_mask.bound
+        ):
             num_dropped += 1
             loss = 0.0 * logp
         elif config.loss.kind == "gspo":
@@ -256,7 +260,7 @@ def test_packed_gradients_of_whole_responses_equal_naive_ones(
     total, expected, num_dropped = naive_total(config, model_path, other_path, random_groups(3))
     assert report.loss_sum == pytest.approx(float(total), rel=1e-4)
     assert report.num_responses_gated == num_dropped
-    assert (num_dropped > 0) is config.gate.drops
+    assert (num_dropped > 0) is config.sequence_mask.drops
     for name, gradient in expected.items():
         found = rank._policy.parameters.gradient(name)
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=2e-5)
@@ -266,7 +270,7 @@ def test_a_response_never_lies_in_two_rows() -> None:
     data = training_set(
         random_groups(5, num_groups=6),
         LearnerConfig().advantage,
-        LearnerConfig().normalisation,
+        LearnerConfig().aggregation,
     )
 
     def told(samples: Sequence[Sample]) -> list[tuple[int, ...]]:
@@ -335,7 +339,7 @@ def test_equal_responses_of_a_row_are_gated_each_by_what_sampled_it(model_path: 
         group.responses[2],
     )
     config = configured(
-        {"gate": {"kind": "drift", "statistic": "k1", "bound": 15.0}, "compute": "fp32"}
+        {"sequence_mask": {"kind": "drift", "statistic": "k1", "bound": 15.0}, "compute": "fp32"}
     )
     rank = LearnerRank(config, model_path, 0, 1)
     report = rank.accumulate(pack((replace(group, responses=responses),)))
@@ -361,7 +365,7 @@ def test_the_report_has_the_squares_of_the_weights(model_path: str) -> None:
     groups = random_groups(3)
     report = rank.accumulate(pack(groups))
     weights = []
-    for sample in training_set(groups, config.advantage, config.normalisation).samples:
+    for sample in training_set(groups, config.advantage, config.aggregation).samples:
         if sample.advantages[0]:
             with torch.no_grad():
                 logp, _ = naive_logp(naive_model(model_path), sample)

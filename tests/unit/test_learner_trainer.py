@@ -33,7 +33,7 @@ from tasks.learner.trainer import LearnerRank
 
 CONFIG = LearnerConfig(
     compute="fp32",
-    normalisation=SequenceMean(),
+    aggregation=SequenceMean(),
     max_tokens_per_microbatch=64,
     optimizer=AdamWConfig(learning_rate=1e-2, warmup_steps=2, weight_decay=0.1, epsilon=1e-4),
 )

@@ -237,15 +237,11 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     assert "sampling.max_response_tokens must leave room for a prompt" in refusal(
         "sampling.max_response_tokens=256"
     )
-    assert "learner.temperature must be sampling.temperature (0.7), got 1" in refusal(
-        "sampling.temperature=0.7"
-    )
+    assert "sampling.temperature must be above 0, got 0" in refusal("sampling.temperature=0")
     assert "engine.sleep_mode needs GPUs that rollout and learner share" in refusal(
         "engine.sleep_mode=true"
     )
     assert "sampling.top_p must be 1, got 0.9" in refusal("sampling.top_p=0.9")
-    values = assemble("tiny", "", ["sampling.temperature=0.7", "learner.temperature=0.7"])
-    assert RunConfig.model_validate(values).learner.temperature == 0.7
 
 
 def test_a_remote_root_needs_a_tracking_uri() -> None:
@@ -475,14 +471,16 @@ def test_a_loss_a_gate_and_an_advantage_are_chosen_by_assignments() -> None:
         [
             "learner.loss.kind=topr",
             "learner.loss.level=sequence",
-            "learner.gate.kind=drift",
-            "learner.gate.statistic=k1",
-            "learner.gate.negative_only=true",
+            "learner.sequence_mask.kind=drift",
+            "learner.sequence_mask.statistic=k1",
+            "learner.sequence_mask.negative_only=true",
             "learner.advantage.kind=reinforce_plus_plus",
         ],
     )
     learner = RunConfig.model_validate(values).learner
     assert learner.loss == ToprLoss(level="sequence")
-    assert learner.gate == DriftMask(statistic="k1", negative_only=True)
+    assert learner.sequence_mask == DriftMask(statistic="k1", negative_only=True)
     assert learner.advantage == ReinforcePlusPlusAdvantage()
-    assert RunConfig.model_validate(assemble("tiny", "", [])).learner.gate == NoSequenceMask()
+    assert (
+        RunConfig.model_validate(assemble("tiny", "", [])).learner.sequence_mask == NoSequenceMask()
+    )

@@ -197,7 +197,7 @@ def naive_updates(path: str, terms_of: TermsOf, config: LearnerConfig) -> LlamaF
                 for group in mini_batch
             ],
             config.advantage,
-            config.normalisation,
+            config.aggregation,
         )
         for mini_batch in mini_batches(GROUPS, 1, config.mini_batches)
     ]
@@ -239,7 +239,7 @@ def test_updates_are_those_of_a_plain_ppo_loop_over_the_same_mini_batches(model_
     assert later[-1].clip_fraction > 0.02, "the clip acts"
     assert report.computed.num_tokens_passed == 2 * sum(
         len(sample.response)
-        for sample in training_set(GROUPS, CONFIG.advantage, CONFIG.normalisation).samples
+        for sample in training_set(GROUPS, CONFIG.advantage, CONFIG.aggregation).samples
         if sample.advantages[0]
     )
 
@@ -251,7 +251,7 @@ OBJECTIVES = {
     "cispo": {"loss": CispoLoss(), "kl_coefficient": 0.1},
     "gated": {
         "loss": ReinforceLoss(level="geometric"),
-        "gate": DriftMask(statistic="geometric", bound=4.0),
+        "sequence_mask": DriftMask(statistic="geometric", bound=4.0),
         "kl_coefficient": 0.1,
         "kl_place": "reward",
     },
@@ -286,7 +286,10 @@ def test_every_objective_goes_on_from_one_update_to_the_next(
 
     rank = learner(model_path, config)
     report = take_all(rank, GROUPS, config)
-    assert 0 < report.num_responses_gated < report.num_responses_gateable or not config.gate.drops
+    assert (
+        0 < report.num_responses_gated < report.num_responses_gateable
+        or not config.sequence_mask.drops
+    )
     assert rank.update(1).reasons == (None,) * 4
     assert_same_weights(rank, naive_updates(model_path, terms_of, config))
 

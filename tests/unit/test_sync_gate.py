@@ -75,7 +75,7 @@ def test_tensors_that_only_the_engine_has_do_not_matter() -> None:
 def test_other_log_probabilities_fail_with_the_difference() -> None:
     told = failure(attest(probes=((-1.0, -2.0), (-1.1,))))
     assert "within 0.1 nats, they differ by 0.200 on average" in told
-    assert "gate.tolerance_nats" in told
+    assert "weight_check.tolerance_nats" in told
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

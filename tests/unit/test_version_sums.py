@@ -104,7 +104,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     "given",
     [
         {"loss": {"kind": "icepop", "mask_low": 0.1}},
-        {"gate": {"kind": "drift", "statistic": "geometric", "bound": 2.5}},
+        {"sequence_mask": {"kind": "drift", "statistic": "geometric", "bound": 2.5}},
     ],
     ids=["masked", "gated"],
 )

@@ -21,20 +21,20 @@ from tasks.rewards.maths.final_answer import answer_tail, find_answer, visible_t
 TEMPLATE_VERSION = 1
 GAP = "\n[...]\n"
 
-Shown = Literal["final_answer", "response"]
+JudgeInput = Literal["final_answer", "response"]
 
 
-def stated_part(shown: Shown, text: str) -> str:
+def stated_part(judge_input: JudgeInput, text: str) -> str:
     """What of a response is judged: its final answer, or all of its first turn. May be empty."""
-    if shown == "response":
+    if judge_input == "response":
         return visible_text(text).strip()
     found = find_answer(answer_tail(text))
     return found.text.strip() if found else ""
 
 
-def shown_part(shown: Shown, text: str, max_chars: int) -> str:
+def shown_part(judge_input: JudgeInput, text: str, max_chars: int) -> str:
     """The same as a judge reads it: head and tail of it when it is longer than max_chars."""
-    return _cut(stated_part(shown, text), max_chars)
+    return _cut(stated_part(judge_input, text), max_chars)
 
 
 def _cut(text: str, max_chars: int) -> str:

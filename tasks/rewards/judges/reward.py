@@ -22,7 +22,7 @@ from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, wrong
 from tasks.rewards.judges.engine_config import JudgeEngineConfig
-from tasks.rewards.judges.question import Shown, make_question, shown_part, stated_part
+from tasks.rewards.judges.question import JudgeInput, make_question, shown_part, stated_part
 from tasks.rewards.maths.exact_number import exact_number, plain
 from tasks.rewards.maths.final_answer import answer_tail, find_answer
 from tasks.rewards.maths.math_answer import read_gold
@@ -67,7 +67,7 @@ class JudgeConfig(BaseModel):
         min_length=1,
         description="What the judge is told before question, reference answer and answer.",
     )
-    shown: Shown = Field(
+    judge_input: JudgeInput = Field(
         "final_answer",
         description="What of a response is judged: its final answer, or all of its text.",
     )
@@ -151,11 +151,11 @@ class BatchedJudgeReward:
 
 def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Verdict | None:
     """The verdict on a response that no judge need be asked about; None where one must."""
-    answer = stated_part(config.shown, generated.text)
+    answer = stated_part(config.judge_input, generated.text)
     if not answer:
         return wrong("no_answer")
     most = max(config.max_final_answer_chars, 2 * len(prompt.gold))
-    if config.shown == "final_answer" and len(answer) > most:
+    if config.judge_input == "final_answer" and len(answer) > most:
         return wrong(TOO_LONG)
     if config.veto and exact_rule(prompt.gold, generated.text) is False:
         return wrong(VETOED)
@@ -164,7 +164,7 @@ def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -
 
 def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> JudgeQuestion:
     """What the judge is asked about a response."""
-    answer = shown_part(config.shown, generated.text, config.max_answer_chars)
+    answer = shown_part(config.judge_input, generated.text, config.max_answer_chars)
     return question_about(config, prompt, answer)
 
 

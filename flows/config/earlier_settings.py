@@ -1,0 +1,108 @@
+"""Settings of earlier versions: renamed ones are read under their new names for one more version,
+removed ones are refused with a sentence that says what to do instead.
+
+    values as given ─▶ `with_todays_names` ─▶ values of `RunConfig`
+
+A path is dotted; `*` stands for any key of a mapping, such as the domain of a reward.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+READ_UNTIL = "0.3"  # version that no longer reads the old names
+
+RENAMED: Mapping[str, str] = {
+    "alarm": "monitors",
+    "gate": "weight_check",
+    "guests": "elastic",
+    "guests.most_guests": "elastic.max_workers",
+    "guests.max_running_per_guest": "elastic.max_running_per_worker",
+    "learner.gate": "learner.sequence_mask",
+    "learner.normalisation": "learner.aggregation",
+    "rewards.*.shown": "rewards.*.judge_input",
+}
+REMOVED: Mapping[str, str] = {
+    "learner.temperature": "it is always sampling.temperature; set that alone",
+}
+
+Values = dict[str, Any]  # Any: JSON values
+
+
+def with_todays_names(given: Mapping[str, Any]) -> Values:  # Any: JSON values
+    """The values with every old name replaced by the new one; one line of the log names each.
+    ValueError for a removed setting, and for one that is given by both names."""
+    values: Values = _copied(given)
+    for old, cure in REMOVED.items():
+        for path in _found(values, old.split(".")):
+            raise ValueError(f"{'.'.join(path)} is no setting any more: {cure}")
+    # deeper names first: `guests.most_guests` is renamed before `guests` moves
+    for old in sorted(RENAMED, key=lambda name: -name.count(".")):
+        for path in list(_found(values, old.split("."))):
+            _move(values, path, new_path(path))
+    return values
+
+
+def new_path(path: Sequence[str]) -> list[str]:
+    """The path of a setting under its present name; any other path as it is."""
+    for length in range(len(path), 0, -1):
+        for old, new in RENAMED.items():
+            if _matches(path[:length], old.split(".")):
+                keys = (key for key, name in zip(path, old.split("."), strict=False) if name == "*")
+                named = [next(keys) if name == "*" else name for name in new.split(".")]
+                return [*named, *path[length:]]
+    return list(path)
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(path) == len(pattern) and all(
+        name in ("*", key) for key, name in zip(path, pattern, strict=True)
+    )
+
+
+def _found(values: Any, pattern: Sequence[str]) -> Iterator[list[str]]:  # Any: JSON values
+    """Every path of the values that the pattern fits."""
+    if not pattern:
+        yield []
+    elif isinstance(values, Mapping):
+        for key in list(values) if pattern[0] == "*" else [pattern[0]]:
+            if key in values:
+                yield from ([key, *rest] for rest in _found(values[key], pattern[1:]))
+
+
+def _move(values: Values, old: Sequence[str], new: Sequence[str]) -> None:
+    """Put what stands at the old path at the new one, beside what is there already."""
+    before, after = ".".join(old), ".".join(new)
+    moved = _parent(values, old).pop(old[-1])
+    parent = _parent(values, new)
+    there = parent.get(new[-1], {})
+    if isinstance(there, dict) and isinstance(moved, dict) and not there.keys() & moved.keys():
+        moved = there | moved
+    elif new[-1] in parent:
+        raise ValueError(f"{after} must be given once, got it as {before} too; leave {before} out")
+    parent[new[-1]] = moved
+    _log_once(f"{before} is {after} now; the old name is read until {READ_UNTIL}")
+
+
+def _parent(values: Values, path: Sequence[str]) -> Values:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    return values
+
+
+def _copied(values: Any) -> Any:  # Any: JSON values
+    """Mappings copied at every depth, so that the caller's stay as they are."""
+    if isinstance(values, Mapping):
+        return {key: _copied(value) for key, value in values.items()}
+    return values
+
+
+@cache
+def _log_once(line: str) -> None:
+    """Warn of an old name once in a process, however often its values are read."""
+    logger.warning(line)
