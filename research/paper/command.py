@@ -4,36 +4,65 @@
     python -m research.paper --only fig11/8k --only table2 --json figures.json
     python -m research.paper --list
 
-    experiments ─▶ cases, each played once ─▶ figures ─▶ Parquet, PNG, MLflow ─▶ table, JSON
+    experiments ─▶ cases, each played once ─▶ figures ─▶ Parquet, PNG ─▶ table, JSON
 
-Nothing of a paper's is fitted. --prefect makes a flow run of each experiment, at the Prefect server
-that this process is configured for; without it the same functions are called.
+No simulated machine is fitted to a figure that is compared here.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from research.paper.compared import lines_of, markdown_of, table_of
-from research.paper.experiment import QUICK, Experiment, Scale
-from research.paper.perform import OutputPlace, figures_of
-from research.paper.playing import play_cases
-from research.paper.registry import chosen
+from artifacts.store import Store
+from research.paper.beyond import beyond
+from research.paper.compared import keep, lines_of, markdown_of, table_of
+from research.paper.experiment import QUICK, Experiment, Scale, play_cases
+from research.paper.flash import roll_flash
+from research.paper.polyrl import polyrl
+from research.paper.rollout_rounds import curves, figure_6, figure_10, figure_11
+from research.paper.whole_steps import (
+    figure_4,
+    figure_13,
+    figure_14,
+    over_rlhfuse,
+    table_1,
+    table_2,
+    table_3,
+    table_4,
+)
 
 TABLE_WIDTH = 132
+# in the order of the tables
+EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
+    "table1": table_1,
+    "table2": table_2,
+    "rlhfuse": over_rlhfuse,
+    "fig4": figure_4,
+    "fig6": figure_6,
+    "fig10": figure_10,
+    "fig11": figure_11,
+    "curves": curves,
+    "fig13": figure_13,
+    "table3": table_3,
+    "table4": table_4,
+    "fig14": figure_14,
+    "flash": roll_flash,
+    "polyrl": polyrl,
+    "beyond": beyond,
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 2 for what was asked wrongly, 130 when it was interrupted."""
+    """Play the chosen experiments. Returns the exit status: 0, 2 for wrong options, 130 when
+    interrupted."""
     options = _parser().parse_args(words)
     scale = Scale(periods=QUICK if options.quick else options.periods, seed=options.seed)
     try:
@@ -41,59 +70,38 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.list:
             _list(experiments)
             return 0
-        figures = _perform(options, experiments, scale)
+        cases = [case for experiment in experiments for case in experiment.cases]
+        played = play_cases(cases, options.processes, _report)
+        of_each = {experiment.name: experiment.figures(played) for experiment in experiments}
+        for experiment in experiments:
+            store = Store.open(options.artifact_root)
+            keep(experiment, of_each[experiment.name], played, store)
     except KeyboardInterrupt:
         return 130
     except (ValueError, ConnectionError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    figures = {name: value for own in of_each.values() for name, value in own.items()}
     Console(width=TABLE_WIDTH).print(table_of(lines_of(figures)))
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1))
     if options.markdown is not None:
-        options.markdown.write_text(_page(experiments, figures))
+        pages = (markdown_of(experiment, of_each[experiment.name]) for experiment in experiments)
+        options.markdown.write_text("\n".join(pages))
     return 0
 
 
-def _perform(
-    options: argparse.Namespace, experiments: Sequence[Experiment], scale: Scale
-) -> dict[str, float]:
-    place = OutputPlace(artifact_root=options.artifact_root, tracks=options.mlflow)
-    if options.prefect:
-        return asyncio.run(_as_flows(options, scale, place, experiments))
-    cases = [case for experiment in experiments for case in experiment.cases]
-    played = play_cases(cases, options.processes, _tell)
-    figures: dict[str, float] = {}
-    for experiment in experiments:
-        figures |= figures_of(experiment, played, place, scale)
-    return figures
-
-
-async def _as_flows(
-    options: argparse.Namespace, scale: Scale, place: OutputPlace, experiments: Sequence[Experiment]
-) -> dict[str, float]:
-    from research.paper.flow import PaperConfig, paper_experiments  # Prefect: seconds
-
-    config = PaperConfig(
-        names=tuple(part.name for experiment in experiments for part in experiment.parts),
-        devices="simulated",
-        periods=scale.periods,
-        seed=scale.seed,
-        num_processes=options.processes,
-        artifact_root=place.artifact_root,
-        mlflow=place.tracks,
-    )
-    return await paper_experiments(config)
-
-
-def _page(experiments: Sequence[Experiment], figures: Mapping[str, float]) -> str:
-    """A table for each experiment."""
-    tables = []
-    for experiment in experiments:
-        prefix = f"{experiment.name}/"
-        own = {name: value for name, value in figures.items() if name.startswith(prefix)}
-        tables.append(markdown_of(experiment, own))
-    return "\n".join(tables)
+def chosen(only: Sequence[str], scale: Scale) -> list[Experiment]:
+    """Experiments with the chosen parts; all of them when nothing is chosen. Raises ValueError for
+    a name that chooses nothing."""
+    every = [make(scale) for make in EXPERIMENTS.values()]
+    for name in only:
+        if not any(experiment.only([name]).parts for experiment in every):
+            raise ValueError(
+                f"--only must name an experiment or a figure of one, got {name!r}; --list has them"
+            )
+    narrowed = (experiment.only(only) for experiment in every)
+    return [experiment for experiment in narrowed if experiment.parts]
 
 
 def _list(experiments: Sequence[Experiment]) -> None:
@@ -104,7 +112,7 @@ def _list(experiments: Sequence[Experiment]) -> None:
     Console(width=TABLE_WIDTH).print(table)
 
 
-def _tell(words: str) -> None:
+def _report(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
@@ -119,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="an experiment, a part of one (fig11/8k) or a figure; repeat it for more",
     )
-    parser.add_argument("--list", action="store_true", help="say what there is, and play nothing")
+    parser.add_argument("--list", action="store_true", help="list experiments, and play nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write our figures")
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="where to write the tables of a page"
@@ -144,8 +152,4 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder or URL below which paper/ gets Parquet and pictures (default: %(default)s)",
     )
-    parser.add_argument(
-        "--no-mlflow", dest="mlflow", action="store_false", help="log no runs in MLflow"
-    )
-    parser.add_argument("--prefect", action="store_true", help="as flow runs of Prefect")
     return parser

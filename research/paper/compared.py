@@ -1,20 +1,49 @@
-"""Our figures beside the published ones: rows for a terminal, a page and Parquet, and a picture."""
+"""Our figures beside the published ones: tables, a picture, and the files of an experiment.
+
+<artifact root>/paper/<experiment>/figures.parquet   ours beside published
+                                   steps.parquet     every step, a row for each of its figures
+                                   figures.png
+"""
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, legend, plain, png
+from artifacts.store import Store
 from research.ablations.ablation_figures import markdown_table
-from research.paper.experiment import Experiment
+from research.paper.experiment import Experiment, PlayedCases
 from research.paper.published import PUBLISHED, PublishedFigure
 
+FOLDER = "paper"  # below the artifact root
+FIGURE_COLUMNS = pa.schema(
+    [
+        ("figure", pa.string()),
+        ("ours", pa.float64()),
+        ("published", pa.float64()),
+        ("ratio", pa.float64()),
+        ("source", pa.string()),
+    ]
+)
+STEP_COLUMNS = pa.schema(
+    [
+        ("part", pa.string()),
+        ("case", pa.string()),
+        ("step", pa.int32()),
+        ("kind", pa.string()),
+        ("figure", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
 HEAD = ("figure", "ours", "published", "ratio", "source")
 BAR = 0.36  # of the distance of two figures
 
@@ -34,6 +63,7 @@ class ComparedFigure:
 
     @property
     def cells(self) -> tuple[str, ...]:
+        """The row of a table under `HEAD`; empty where nothing was published."""
         if self.published is None or self.ratio is None:
             return self.name, number(self.ours), "", "", ""
         published = number(self.published.value)
@@ -41,7 +71,7 @@ class ComparedFigure:
 
 
 def lines_of(figures: Mapping[str, float]) -> list[ComparedFigure]:
-    """In the order of the figures."""
+    """The figures beside their published counterparts, in their order."""
     return [
         ComparedFigure(name=name, ours=ours, published=PUBLISHED.get(name))
         for name, ours in figures.items()
@@ -67,13 +97,13 @@ def markdown_of(experiment: Experiment, figures: Mapping[str, float]) -> str:
 
 
 def unit_of(name: str, otherwise: str) -> str:
-    """What a figure of this name is counted in."""
+    """The unit of a figure by the ending of its name; else the unit of its experiment."""
     endings = {"_s": "seconds", "_share": "share", "max_tokens": "tokens", "preemptions": "count"}
     return next((unit for ending, unit in endings.items() if name.endswith(ending)), otherwise)
 
 
 def picture(title: str, lines: Sequence[ComparedFigure], unit: str) -> bytes:
-    """A bar for each figure, the published one beside it; a panel for each unit."""
+    """A PNG with a bar for each figure, its published one beside it, and a panel for each unit."""
     panels: dict[str, list[ComparedFigure]] = defaultdict(list)
     for line in lines:
         panels[unit_of(line.name, unit)].append(line)
@@ -113,3 +143,42 @@ def _draw(axes: Axes, lines: Sequence[ComparedFigure], unit: str) -> None:
     plain(axes)
     axes.tick_params(labelsize=7)
     legend(axes)
+
+
+def keep(
+    experiment: Experiment, figures: Mapping[str, float], played: PlayedCases, store: Store
+) -> None:
+    """Write the files of an experiment."""
+    lines = lines_of(figures)
+    rows = [
+        {
+            "figure": line.name,
+            "ours": line.ours,
+            "published": line.published.value if line.published else None,
+            "ratio": line.ratio,
+            "source": line.published.source if line.published else "",
+        }
+        for line in lines
+    ]
+    files = {
+        "figures.parquet": _parquet(rows, FIGURE_COLUMNS),
+        "steps.parquet": _parquet(list(_step_rows(experiment, played)), STEP_COLUMNS),
+        "figures.png": picture(f"{experiment.name}: {experiment.about}", lines, experiment.unit),
+    }
+    for name, data in files.items():
+        store.write(f"{FOLDER}/{experiment.name}/{name}", data)
+
+
+def _step_rows(experiment: Experiment, played: PlayedCases) -> Iterator[Mapping[str, object]]:
+    for part in experiment.parts:
+        for name, case in part.cases.items():
+            for number, step in enumerate(played[case], start=1):
+                at = {"part": part.name, "case": name, "step": number, "kind": step.kind}
+                for figure, value in step.figures.items():
+                    yield at | {"figure": figure, "value": float(value)}
+
+
+def _parquet(rows: Sequence[Mapping[str, object]], schema: pa.Schema) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), sink, compression="zstd")
+    return sink.getvalue()

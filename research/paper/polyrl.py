@@ -8,24 +8,18 @@ of RollPacker on top of workers, over the same workers without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from typing import Any
 
-from research.paper.experiment import (
-    Experiment,
-    FigurePart,
-    Observed,
-    Played,
-    Scale,
-    Steps,
-    total,
-)
+from research.ablations.policies import policy_of
+from research.paper.experiment import Experiment, FigurePart, Observed, Played, Scale, Steps, total
 from research.spot.elastic_run import ElasticRun, play
-from research.spot.elastic_shapes import SHAPES
-from research.spot.elastic_variants import AS_PUBLISHED, VARIANTS
+from research.spot.elastic_shapes import MAX_BATCH, SHAPES
 from research.spot.spot_traces import HOUR_S, SEGMENTS, Trace, steady
+from tasks.scheduling.stream_training import StreamTrainerConfig
 
 ALONE = "none"  # the trainer without workers
 PERIOD_HOURS = 0.5  # of a segment for each period of the scale
@@ -35,6 +29,22 @@ STATIC = {"8B": (1, 2, 3, 4), "14B": (1,)}  # workers that are there for good
 BEYOND = {"8B": ("rlboost", "rollpacker")}  # lengths under which other policies are played, too
 BEYOND_WORKERS = (0, 2, 4)
 BEYOND_COUNTED = 5  # steps: four short rounds and a long one
+AS_PUBLISHED = "polyrl"
+# engines of the own devices are full at the beginning of a step, so that fewer may be, too
+STREAMS = StreamTrainerConfig(enabled=True, max_running_per_engine=MAX_BATCH)
+TAIL_BATCHING = policy_of({"kind": "tail_batching"})
+# fields of ElasticRun, whose rounds are synchronous ones by default; Any: their values
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    AS_PUBLISHED: {},
+    "stream_trainer": {"stream_trainer": STREAMS},
+    "tail_batching": {"policy": TAIL_BATCHING},
+    "both": {"policy": TAIL_BATCHING, "stream_trainer": STREAMS},
+    "both_by_kind": {
+        "policy": TAIL_BATCHING,
+        "stream_trainer": STREAMS,
+        "windows_by_kind": True,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

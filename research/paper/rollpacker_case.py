@@ -9,13 +9,12 @@ fifth of a device's arithmetic (the paper: a rollout's use peaks at 80 %).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from research.ablations.policies import policy_of
 from research.paper.experiment import Observed, Scale
-from research.paper.setups import DEVICE, SetUp
+from research.paper.setups import DEVICE, SetUp, reserved_devices, work_of
 from research.paper.variants import PaperVariant
-from research.paper.workload import reserved_devices, work_of
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
@@ -31,26 +30,22 @@ from tasks.simulation.steps import play
 from tasks.simulation.training_cost import TrainingCost
 
 MICRO_BATCH_TOKENS = 1_250  # one response to a micro-batch (the artifact), with its prompt
-DRAFT_TOKENS = 3  # verified with a token of each sequence, whatever they yield
 PACKED_TOKENS = ROW_TOKENS  # a full row to a micro-batch, as our learner packs them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollpackerCase:
-    """See `case_of`."""
+    """A set-up under one policy, for so many steps."""
 
     set_up: SetUp
     variant: PaperVariant
     num_steps: int
     seed: int
-    num_rows: int = NUM_ROWS  # of the data set, at least
 
     @property
     def label(self) -> str:
         parts = [word for word, is_on in self._parts if is_on]
         tasks = "+".join(self.set_up.tasks)
-        if self.set_up.lengths != "published":
-            tasks += f" ({self.set_up.lengths})"
         return (
             f"{self.set_up.model} {self.set_up.cap_tokens} tokens, {tasks},"
             f" {self.set_up.num_devices} devices: {', '.join(parts) or 'plain'}"
@@ -65,7 +60,7 @@ class RollpackerCase:
     def run(self) -> SimulatedRun:
         set_up, variant = self.set_up, self.variant
         return SimulatedRun(
-            machine=self._machine,
+            machine=machine_of(set_up, PACKED_TOKENS if variant.packs else MICRO_BATCH_TOKENS),
             work=self._work,
             policy=policy_of(variant.scheduling),
             batch=BatchConfig(
@@ -92,7 +87,7 @@ class RollpackerCase:
     def _asked_rows(self) -> int:
         """Who knows lengths has the rows of all steps in order, and no others."""
         known = self.num_steps * self.set_up.prompts
-        return known if self.variant.knows_lengths else self.num_rows
+        return known if self.variant.knows_lengths else NUM_ROWS
 
     @property
     def _work(self) -> RunWork:
@@ -105,14 +100,6 @@ class RollpackerCase:
             num_responses=self.set_up.responses,
             seed=self.seed,
         )
-
-    @property
-    def _machine(self) -> Machine:
-        rows = PACKED_TOKENS if self.variant.packs else MICRO_BATCH_TOKENS
-        machine = machine_of(self.set_up, rows)
-        if self.variant.draft_yield == 1:
-            return machine
-        return replace(machine, draft_tokens=DRAFT_TOKENS, draft_yield=self.variant.draft_yield)
 
     @property
     def _parts(self) -> tuple[tuple[str, bool], ...]:
@@ -136,7 +123,6 @@ class RollpackerCase:
             ("divided", variant.moves_running),
             ("lengths known", variant.knows_lengths),
             ("packed", variant.packs),
-            (f"drafts that yield {variant.draft_yield:g} tokens a step", variant.draft_yield > 1),
             (
                 f"async ratio {variant.async_ratio:g} ({variant.at_update}),"
                 f" {variant.learner_share or 1:.0%} of the devices train",

@@ -1,23 +1,34 @@
-"""What the RollPacker paper and its artifact run on what: models, caps, devices, batches.
+"""What the RollPacker paper and its artifact run on what: models, caps, devices, batches, tasks.
 
 From the paper's set-up: 16 hosts of 8 H800; Qwen2.5 7B, 14B and 32B with responses of at most 8k,
 16k and 32k tokens on 16, 32 and 64 devices; 128 prompts of 8 responses a step; eta 1.25 on both; a
 third each of mathematics (2 s a check), programs (30 s) and questions that a 7B model judges.
-Parallel sizes are the paper's. Where it was not readable to us what a figure was run on, the
-experiment says what ours is.
+Parallel sizes are the paper's. Where the paper does not say what a figure was run on, the
+experiment says what ours is. The lengths of a model that thinks before it answers (Qwen3) are
+those that `flash` assumes for it: a median of 9k tokens, sigma 0.8.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+
+from research.paper.variants import PaperVariant
+from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig
+from tasks.simulation.length_law import LONGEST_SCORE, P75_SCORE, LengthLaw
+from tasks.simulation.reward_queue import RewardWorkers
+from tasks.simulation.reward_times import JudgeTimes, ProgramTimes
+from tasks.simulation.workloads import CODE, JUDGE, MATH, Domain, Workload, mixed
 
 DEVICE = "h800"  # in hosts of 8
 ALL_TASKS = ("math", "code", "judge")
-# those of the paper, ones that differ by little, ones that grow from step to step, or ones that are
-# half as long for some steps, and then as they were
-Lengths = Literal["published", "no_tail", "drifting", "jumping"]
+FIXED_S = 30.0  # seconds that every program has where limits do not adapt
+RESERVED_SHARE = 0.25  # of the devices are a judge's own, in baselines
+PROGRAMS_PER_DEVICE = 4  # reward processes
+BESIDE_SHARE = 0.2  # of a device's arithmetic that a judge beside an engine gets
+THINKING_TOKENS, THINKING_SIGMA = 9000.0, 0.8
+DOMAINS = {domain.name: domain for domain in (MATH, CODE, JUDGE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +43,7 @@ class SetUp:
     prompts: int = 128  # of a step, P0
     responses: int = 8  # of a prompt, R0
     tasks: tuple[str, ...] = ALL_TASKS  # in equal shares
-    thinks: bool = False  # whether its responses are long ones
-    lengths: Lengths = "published"
+    thinks: bool = False  # before it answers, so that its responses are long
 
 
 K = 1024
@@ -82,3 +92,42 @@ STREAMED = SetUp(
     responses=4,
     tasks=("math",),
 )
+
+
+def work_of(set_up: SetUp, variant: PaperVariant) -> Workload:
+    """The workload of a set-up, scored as a variant scores it."""
+    num_reserved = reserved_devices(set_up, variant)
+    parts = (_domain(DOMAINS[name], set_up, variant, num_reserved) for name in set_up.tasks)
+    return Workload(
+        name="+".join(set_up.tasks),
+        longest_tokens=set_up.cap_tokens,
+        parts=mixed(*parts),
+        workers=RewardWorkers(
+            num_workers=PROGRAMS_PER_DEVICE * set_up.num_devices,
+            num_judges=num_reserved or set_up.num_devices,
+        ),
+    )
+
+
+def reserved_devices(set_up: SetUp, variant: PaperVariant) -> int:
+    """The number of devices that only the judge uses."""
+    is_judged = JUDGE.name in set_up.tasks and variant.judge == "resident"
+    return round(RESERVED_SHARE * set_up.num_devices) if is_judged else 0
+
+
+def _domain(domain: Domain, set_up: SetUp, variant: PaperVariant, num_reserved: int) -> Domain:
+    times = domain.reward
+    if isinstance(times, ProgramTimes) and not variant.adapts_timeouts:
+        fixed = AdaptiveTimeoutConfig(floor_s=FIXED_S, ceiling_s=FIXED_S)
+        times = replace(times, timeout=fixed)
+    if isinstance(times, JudgeTimes):
+        share = 1.0 if num_reserved else BESIDE_SHARE
+        times = replace(times, placement=variant.judge, compute_share=share)
+    lengths = domain.lengths
+    if set_up.thinks:  # log-normal as a whole
+        lengths = LengthLaw(
+            median_tokens=THINKING_TOKENS,
+            p75_tokens=THINKING_TOKENS * math.exp(THINKING_SIGMA * P75_SCORE),
+            longest_ratio=math.exp(THINKING_SIGMA * LONGEST_SCORE),
+        )
+    return replace(domain, reward=times, lengths=lengths)

@@ -39,7 +39,6 @@ class PaperVariant:
     under_way: float = 0.0
     knows_lengths: bool = False  # whether prompts come in the order of their longest answer
     moves_running: bool = False  # whether what runs goes on wherever there is less to do
-    draft_yield: float = 1.0  # tokens of a step with drafts, where few decode; 1: no drafts
     packs: bool = False  # whether the learner fills its rows, or has one response to each
     async_ratio: float = 0.0  # steps that generation may be ahead: more than 0 is off-policy
     extra_lag: int = 0  # steps more that a group which takes long may be passed over

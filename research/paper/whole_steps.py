@@ -1,4 +1,4 @@
-"""RollPacker's tables 1 to 4 and figures 4 and 14: whole steps, and what each part is worth."""
+"""RollPacker's tables 1 to 4 and figures 4, 13 and 14: whole steps, and what each part is worth."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ from research.paper.experiment import (
     total,
 )
 from research.paper.rollpacker_case import case_of
-from research.paper.setups import ALL_TASKS, BY_MODEL, STREAMED
+from research.paper.setups import ALL_TASKS, BY_CAP, BY_MODEL, STREAMED
 from research.paper.variants import (
     CUMULATIVE,
     OVERLAP,
     STREAM,
     SYNC,
+    TAIL,
     TAIL_ALONE,
     PaperVariant,
 )
 
 STAGES = ("rollout", "reward", "train")
 SCALED_DEVICES = (16, 32, 64, 128)
+# a part of the scheduler: the one task that has a use for it, and the rounds without and with it
+REWARD_PARTS: Mapping[str, tuple[str, PaperVariant, PaperVariant]] = {
+    "judge": ("judge", replace(TAIL, judge="copied"), replace(TAIL, judge="pipelined")),
+    "timeout": ("code", TAIL, replace(TAIL, adapts_timeouts=True)),
+}
 
 
 def table_1(scale: Scale) -> Experiment:
@@ -131,6 +137,38 @@ def _shares_of_period(played: Played) -> dict[str, float]:
         for kind in ("short", "long")
         for stage in STAGES
     }
+
+
+def figure_13(scale: Scale) -> Experiment:
+    """Rollout and reward together, with a part of the reward scheduler and without. Either way the
+    judge lies on the engines' devices, as in the artifact: compared is copying a layer before it
+    computes, and while others do."""
+    parts = tuple(
+        FigurePart(
+            name=f"fig13/{part}/{cap}",
+            cases={
+                "before": case_of(replace(set_up, tasks=(task,)), before, scale),
+                "after": case_of(replace(set_up, tasks=(task,)), after, scale),
+            },
+            figures=partial(_reward_gain, f"fig13/{part}/{cap}"),
+        )
+        for part, (task, before, after) in REWARD_PARTS.items()
+        for cap, set_up in BY_CAP.items()
+    )
+    return Experiment(
+        name="fig13",
+        about="Speed-up of rollout and reward by the pipelined judge and by adaptive time limits",
+        unit="times",
+        parts=parts,
+    )
+
+
+def _reward_gain(name: str, played: Played) -> dict[str, float]:
+    before, after = (
+        mean(played[case], "rollout_s") + mean(played[case], "reward_s")
+        for case in ("before", "after")
+    )
+    return {name: before / after}
 
 
 def table_3(scale: Scale) -> Experiment:

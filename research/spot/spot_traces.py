@@ -1,8 +1,4 @@
-"""When spot workers come and go: read from a file, or drawn.
-
-    time_s,change        a CSV of one's own: +1 a worker comes, -1 the oldest one is taken away
-    0,+1
-    1800,-1
+"""Drawn traces of when spot workers come and go.
 
 The trace of the paper is not published with its numbers: its segments A, B and C are described (A:
 high availability with many workers that are taken and given back at once; B: frequent preemption
@@ -12,11 +8,9 @@ segments are drawn: `CAPACITY` places, each given and taken away after exponenti
 
 from __future__ import annotations
 
-import csv
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 HOUR_S = 3600.0
 CAPACITY = 6  # places that the market may fill; the paper holds at most as many for 14B
@@ -24,7 +18,7 @@ CAPACITY = 6  # places that the market may fill; the paper holds at most as many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceChange:
-    """Workers come (positive) or are taken away."""
+    """Workers that come (positive), or of which the oldest are taken away (negative)."""
 
     time_s: float
     change: int
@@ -41,7 +35,7 @@ class Market:
     empty_s: float
 
     def trace(self, seed: int, duration_s: float = 2 * HOUR_S) -> Trace:
-        """Every place by itself; how many are filled at first is drawn, too."""
+        """The changes of all places, each drawn by itself, as is whether it is filled at first."""
         drawn = random.Random(seed)
         share = self.filled_s / (self.filled_s + self.empty_s)
         changes: list[TraceChange] = []
@@ -67,33 +61,5 @@ SEGMENTS: Mapping[str, Market] = {
 
 
 def steady(num_workers: int) -> Trace:
-    """So many from the beginning, for ever."""
+    """A trace whose workers are there from the beginning and stay."""
     return (TraceChange(time_s=0.0, change=num_workers),) if num_workers else ()
-
-
-def read_trace(path: Path) -> Trace:
-    """A file with the columns time_s and change. ValueError names the line that is wrong."""
-    changes: list[TraceChange] = []
-    with path.open(newline="") as lines:
-        for number, row in enumerate(csv.DictReader(lines), start=2):
-            try:
-                change = TraceChange(time_s=float(row["time_s"]), change=int(row["change"]))
-            except (KeyError, TypeError, ValueError):
-                raise ValueError(
-                    f"line {number} of {path} must have a time_s in seconds and a change like +1 or"
-                    f" -1, got {row}; correct it"
-                ) from None
-            changes.append(change)
-    return tuple(sorted(changes, key=lambda change: change.time_s))
-
-
-def mean_workers(trace: Sequence[TraceChange], duration_s: float) -> float:
-    """Workers on average, were everyone there taken."""
-    total = now_s = 0.0
-    present = 0
-    for change in (*trace, TraceChange(time_s=duration_s, change=0)):
-        until_s = min(change.time_s, duration_s)
-        total += present * (until_s - now_s)
-        now_s = until_s
-        present = max(0, present + change.change)
-    return total / duration_s

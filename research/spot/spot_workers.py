@@ -20,6 +20,7 @@ from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.rounds.elastic_engines import ElasticNews, EngineGone, EngineJoined, EngineLeaving
 
 SPOT = "spot"
+MOST_WORKERS = 99  # unless a run holds fewer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -36,7 +37,7 @@ class Worker:
 
 
 class SpotWorkers:
-    """Those that are there; tells the round that is open (`Elastic workers`)."""
+    """The workers that are present; reports changes to the open round (`ElasticWorkers`)."""
 
     def __init__(
         self,
@@ -44,18 +45,13 @@ class SpotWorkers:
         trace: Trace,
         *,
         seed: int,
-        most: int,
         notice_s: float,
-        joins_mid_step: bool,
-        starts_built: bool,
     ) -> None:
-        """most: workers that are held at a time, whatever the trace offers. joins_mid_step: whether
-        a worker takes part as soon as it has weights, or from the next step on. starts_built:
-        whether those of time 0 are ready by then."""
+        """Workers of time 0 are built by then."""
         self.num_changes = 0  # since the beginning
         self._shape, self._trace, self._seed = shape, trace, seed
-        self._most, self._notice_s = most, notice_s
-        self._joins_mid_step, self._starts_built = joins_mid_step, starts_built
+        self._notice_s = notice_s
+        self._most = MOST_WORKERS  # that are held at a time, whatever the trace offers
         self.num_offered = 0  # by the trace
         self._present: list[Worker] = []  # the oldest first
         self._ever: list[Worker] = []
@@ -78,47 +74,36 @@ class SpotWorkers:
                 self._fill()
 
     def hold_at_most(self, most: int) -> None:
-        """From now on start no more than so many; those that are there may stay."""
+        """Hold no more workers than this from now on; those that are present may stay."""
         self._most = most
         self._fill()
 
-    def let_go(self) -> None:
-        """Between two steps: those go that came last, if there are more than are to be held."""
-        for worker in self._present[self._most :]:
-            self.num_changes += 1
-            worker.ended_s = self._now()
-            self._stop(worker)
-        del self._present[self._most :]
-
     async def news(self, wait_s: float) -> list[ElasticNews]:
-        """What the open round is to hear (`Elastic workers`)."""
+        """News for the open round (`ElasticWorkers`)."""
         assert self._news is not None, "a round is open"
         return await self._news.take(wait_s)
 
     async def give_up(self, name: str, reason: str) -> None:
-        """These workers die for good, and are told of; one that lives has answered."""
+        """Nothing to do: workers that died were reported, and one that lives has answered."""
 
     def open_round(self) -> None:
-        """A round begins; it hears first of those that have its weights."""
+        """Begin a round, and report to it the workers that have its weights."""
         self._news = Mailbox()
         for worker in self._present:
-            self._tell_joined(worker)
+            self._report_joined(worker)
 
     def close_round(self) -> None:
         self._news = None
 
-    async def publish(self, version: int) -> None:
-        """Every built worker takes this version over: beside the next step, or before it where
-        nobody joins in mid-step."""
+    def publish(self, version: int) -> None:
+        """Have every built worker take this version over, beside the next step."""
         self._version = version
-        built = [worker for worker in self._present if worker.is_built]
-        for worker in built:
-            self._begin(worker, self._pull(worker))
-        if not self._joins_mid_step and built:
-            await asyncio.wait([worker.getting_ready for worker in built if worker.getting_ready])
+        for worker in self._present:
+            if worker.is_built:
+                self._begin(worker, self._pull(worker))
 
     def held(self, until_s: float) -> list[Held]:
-        """What was paid for up to now, device by device."""
+        """The paid seconds of every device up to now."""
         return [
             Held(
                 device=device,
@@ -145,25 +130,23 @@ class SpotWorkers:
             )
             self._present.append(worker)
             self._ever.append(worker)
-            is_ready = self._starts_built and self._now() == 0
-            self._begin(worker, self._build(worker, 0.0 if is_ready else self._shape.build_s))
+            build_s = self._shape.build_s if self._now() else 0.0
+            self._begin(worker, self._build(worker, build_s))
 
     async def _build(self, worker: Worker, build_s: float) -> None:
         await asyncio.sleep(build_s)
         worker.is_built = True
         self.num_changes += 1
-        if self._joins_mid_step or not build_s:
-            await self._pull(worker)
+        await self._pull(worker)
 
     async def _pull(self, worker: Worker) -> None:
         version = self._version
         await asyncio.sleep(self._shape.transfer_s)
         await worker.engine.load_weights(WeightsRef(version=version, path="", digest=""), probes=())
         worker.version = version
-        if self._joins_mid_step:
-            self._tell_joined(worker)
+        self._report_joined(worker)
 
-    def _tell_joined(self, worker: Worker) -> None:
+    def _report_joined(self, worker: Worker) -> None:
         if self._news is not None and worker.version == self._version:
             joined = EngineJoined(
                 engine=worker.engine,
@@ -179,16 +162,16 @@ class SpotWorkers:
         self._present.remove(worker)
         worker.ended_s = self._now() + self._notice_s
         if self._notice_s:
-            self._tell(EngineLeaving(name=worker.engine.name))
+            self._report(EngineLeaving(name=worker.engine.name))
         asyncio.get_running_loop().call_at(worker.ended_s, self._stop, worker)
 
     def _stop(self, worker: Worker) -> None:
         if worker.getting_ready is not None:
             worker.getting_ready.cancel()
         worker.engine.fail()
-        self._tell(EngineGone(name=worker.engine.name, reason="its machine was taken away"))
+        self._report(EngineGone(name=worker.engine.name, reason="its machine was taken away"))
 
-    def _tell(self, news: ElasticNews) -> None:
+    def _report(self, news: ElasticNews) -> None:
         if self._news is not None:
             self._news.put(news)
 

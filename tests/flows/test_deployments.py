@@ -34,14 +34,6 @@ NAMES = (
     "elastic",
 )
 ELASTIC_WORKER = "elastic-worker"
-PAPER = (
-    "paper",
-    "paper-end-to-end",
-    "paper-eta",
-    "paper-rewards",
-    "paper-stream",
-    "paper-spot",
-)
 Json = dict[str, Any]  # Any: JSON values
 
 
@@ -68,10 +60,10 @@ def deployments(launcher: Launcher) -> dict[str, Json]:
 
 
 def test_every_deployment_is_there(deployments: dict[str, Json]) -> None:
-    assert set(deployments) == {*NAMES, ELASTIC_WORKER, *PAPER}
+    assert set(deployments) == {*NAMES, ELASTIC_WORKER}
 
 
-@pytest.mark.parametrize("name", [*NAMES, ELASTIC_WORKER, *PAPER])
+@pytest.mark.parametrize("name", [*NAMES, ELASTIC_WORKER])
 def test_a_deployment_runs_in_the_clone_wherever_its_worker_is(
     deployments: dict[str, Json], name: str
 ) -> None:

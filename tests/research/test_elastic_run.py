@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from artifacts.prices import PriceConfig
 from artifacts.reports.holding import Window, held_seconds
-from research.spot.elastic_run import PRICES, ElasticRun, play
+from research.paper.polyrl import VARIANTS
+from research.spot.elastic_run import ElasticRun, play
 from research.spot.elastic_shapes import SpotShape
-from research.spot.elastic_variants import VARIANTS
-from research.spot.spot_traces import SEGMENTS, TraceChange, mean_workers, read_trace, steady
-from research.spot.spot_workers import SPOT
+from research.spot.spot_traces import SEGMENTS, TraceChange, steady
 from tasks.engines.simulation.lengths import LengthModel
 
 SMALL = SpotShape(
@@ -70,26 +68,7 @@ def test_what_was_told_of_a_killed_workers_responses_is_not_generated_again() ->
 def test_without_workers_seeding_is_the_trainer_alone() -> None:
     plain, seeded = play(RUN), play(replace(RUN, seeds=False))
     assert plain.steps == seeded.steps
-    assert plain.workers(SMALL.gpus) == 0
-
-
-def test_windows_that_were_found_are_taken_up_by_the_next_run() -> None:
-    found = play(replace(RUN, trace=steady(1))).windows_s
-    again = play(replace(RUN, trace=steady(1), num_steps=1, windows_s={1: 0.25}))
-    assert set(found) == {1}
-    assert again.steps[0].times.window_s < play(RUN).steps[0].times.window_s
-
-
-def test_a_trace_is_read_from_a_file_and_a_wrong_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "spot.csv"
-    path.write_text("time_s,change\n60,-1\n0,+2\n")
-    assert read_trace(path) == (
-        TraceChange(time_s=0.0, change=2),
-        TraceChange(time_s=60.0, change=-1),
-    )
-    path.write_text("time_s,change\n0,+1\nsoon,+1\n")
-    with pytest.raises(ValueError, match="line 3 of"):
-        read_trace(path)
+    assert not any("cost/spot_worker_s" in step.figures for step in plain.steps)
 
 
 @pytest.mark.parametrize(("name", "usual"), [("A", 5.3), ("B", 2.25), ("C", 3.75)])
@@ -98,16 +77,6 @@ def test_a_drawn_segment_offers_what_its_market_says(name: str, usual: float) ->
     trace = SEGMENTS[name].trace(0, hours)
     assert trace == SEGMENTS[name].trace(0, hours)
     assert mean_workers(trace, hours) == pytest.approx(usual, rel=0.1)
-
-
-def test_workers_that_bring_less_than_they_cost_are_let_go() -> None:
-    offered = replace(RUN, trace=steady(3), num_steps=8)
-    cheap, dear = (
-        play(replace(offered, holds="best", prices=prices_of(dollars)))
-        for dollars in (0.01, 1000.0)
-    )
-    assert cheap.steps[-1].num_workers > dear.steps[-1].num_workers == 1
-    assert {step.num_workers for step in play(offered).steps} == {3}
 
 
 def test_rounds_of_each_kind_find_a_window_of_their_own() -> None:
@@ -120,6 +89,13 @@ def test_rounds_of_each_kind_find_a_window_of_their_own() -> None:
     assert own != shared
 
 
-def prices_of(dollars: float) -> PriceConfig:
-    """Of a spot device."""
-    return PriceConfig(classes={**PRICES.classes, SPOT: dollars})
+def mean_workers(trace: Sequence[TraceChange], duration_s: float) -> float:
+    """Workers on average, were every offered one taken."""
+    total = now_s = 0.0
+    present = 0
+    for change in (*trace, TraceChange(time_s=duration_s, change=0)):
+        until_s = min(change.time_s, duration_s)
+        total += present * (until_s - now_s)
+        now_s = until_s
+        present = max(0, present + change.change)
+    return total / duration_s

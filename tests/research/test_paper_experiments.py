@@ -12,12 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.store import Store
-from research.paper import command, registry
+from research.paper import command
+from research.paper.command import EXPERIMENTS, chosen
 from research.paper.compared import lines_of, unit_of
-from research.paper.experiment import Experiment, FigurePart, Observed, Scale, is_chosen
-from research.paper.playing import play_cases
+from research.paper.experiment import (
+    Experiment,
+    FigurePart,
+    Observed,
+    Scale,
+    is_chosen,
+    play_cases,
+)
 from research.paper.published import PUBLISHED
-from research.paper.registry import EXPERIMENTS, chosen
 from research.paper.rollpacker_case import case_of
 from research.paper.setups import BY_MODEL
 from research.paper.variants import STREAM, SYNC, TAIL, PaperVariant
@@ -181,8 +187,8 @@ def test_cases_are_played_once() -> None:
 def test_the_command_writes_figures_steps_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "EXPERIMENTS", {"counted": counted})
-    words = ["--seed", "3", "--no-mlflow", "--artifact-root", str(tmp_path)]
+    monkeypatch.setattr(command, "EXPERIMENTS", {"counted": counted})
+    words = ["--seed", "3", "--artifact-root", str(tmp_path)]
     assert command.main([*words, "--json", str(tmp_path / "ours.json")]) == 0
     assert json.loads((tmp_path / "ours.json").read_text()) == {"counted/seed": 3.0}
     store = Store.open(str(tmp_path)).child("paper/counted")
@@ -194,5 +200,5 @@ def test_the_command_writes_figures_steps_and_a_picture(
 
 
 def test_what_is_asked_wrongly_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--only", "fig99", "--no-mlflow"]) == 2
+    assert command.main(["--only", "fig99"]) == 2
     assert "--only must name" in capsys.readouterr().err

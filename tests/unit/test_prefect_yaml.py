@@ -13,8 +13,6 @@ from prefect import Flow
 from flows.config.presets import PRESETS
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.elastic_worker import ElasticWorkerConfig
-from research.paper.flow import PaperConfig
-from research.paper.registry import chosen
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
@@ -22,14 +20,13 @@ LAPTOP = ("laptop", "laptop-sync", "laptop-async", "laptop-in-turn")
 CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap", "agent")
 DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
 ELASTIC_WORKER = "elastic-worker"
-PAPER = [f"paper{what}" for what in ("", "-end-to-end", "-eta", "-rewards", "-stream", "-spot")]
-OF_TRAINING = [name for name in DEPLOYMENTS if name not in (ELASTIC_WORKER, *PAPER)]
+OF_TRAINING = [name for name in DEPLOYMENTS if name != ELASTIC_WORKER]
 
 
 def test_there_is_a_deployment_for_every_profile() -> None:
     tiny = ("tiny", "tiny-async", "tiny-agent", "tiny-tools")
     gpu = ("one-gpu", "eight-gpu")
-    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu, "elastic", ELASTIC_WORKER, *PAPER]
+    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu, "elastic", ELASTIC_WORKER]
     assert len(FILE["deployments"]) == len(DEPLOYMENTS)
 
 
@@ -46,13 +43,6 @@ def test_a_deployment_runs_a_flow_with_its_parameters(name: str) -> None:
 def test_an_elastic_worker_is_a_flow_of_a_queue_of_its_own() -> None:
     ElasticWorkerConfig.model_validate(DEPLOYMENTS[ELASTIC_WORKER]["parameters"]["config"])
     assert DEPLOYMENTS[ELASTIC_WORKER]["work_pool"]["work_queue_name"] == "spot"
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_a_deployment_of_experiments_names_some_that_there_are(name: str) -> None:
-    config = PaperConfig.model_validate(DEPLOYMENTS[name]["parameters"]["config"])
-    assert len(chosen(config.names, config.scale)) >= 1
-    assert config.devices == "auto", "real ones where there are some"
 
 
 @pytest.mark.parametrize("name", OF_TRAINING)

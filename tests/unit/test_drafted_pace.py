@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from research.paper.drafts import YIELDS, lines_of, part_of
-from research.paper.setups import BY_MODEL
 from tasks.engines.simulation.pace import Pace
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 
@@ -51,14 +49,3 @@ def test_seconds_and_steps_are_inverse_to_each_other(batch: int) -> None:
 def test_a_step_yields_no_more_than_it_verifies() -> None:
     with pytest.raises(ValueError, match=r"got 3 with 1; lower it, or draft more"):
         SimulatedEngineConfig(draft_tokens=1, draft_yield=3.0)
-
-
-def test_every_line_is_played_with_every_yield_and_is_the_faster_the_more_it_yields() -> None:
-    small = replace(BY_MODEL["7B"], prompts=8, responses=2, num_devices=4, tasks=("math",))
-    line = lines_of(small)["rollpacker"]
-    part = part_of("drafts/7B/rollpacker", small, line, seed=0)
-    found = part.figures({name: case.play() for name, case in part.cases.items()})
-    assert found["drafts/7B/rollpacker/1/vs_rollpacker"] == 1
-    gains = [found[f"drafts/7B/rollpacker/{drafted:g}/over_plain"] for drafted in YIELDS]
-    assert gains == sorted(gains)
-    assert gains[-1] > 1.2
