@@ -3,14 +3,11 @@ against what they are drawn from."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_factories import ENGINE, make_engines, simulate_run
 
-from research.benchmarks.acceptance_simulated import AcceptanceVariant, Simulation, main, measure
 from tasks.engines.simulation.lengths import LengthModel
-from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
@@ -18,14 +15,6 @@ from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed
 
 LONGEST = 2000
-SMALL = Simulation(
-    num_replicas=4,
-    batch=BatchConfig(prompts_per_step=16, responses_per_prompt=8),
-    num_steps=8,
-    engine=SimulatedEngineConfig(lengths=LengthModel(median_tokens=60, prompt_share=0.2)),
-    max_response_tokens=LONGEST,
-    seed=1,
-)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -71,42 +60,3 @@ def test_speculation_on_prompts_alone_trains_on_the_draws_of_a_synchronous_run(
             for index in range(3)
         ]
         assert [len(response.generated.token_ids) for response in group.responses] == draws
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        AcceptanceVariant(prompt_overprovision=1.25, response_overprovision=1.25),
-        AcceptanceVariant(prompt_overprovision=1, response_overprovision=1.25),
-        AcceptanceVariant(prompt_overprovision=1.5, response_overprovision=1, takes_seeds=False),
-    ],
-    ids=["both", "responses alone", "prompts alone, drawn anew"],
-)
-def test_the_other_variants_train_on_short_answers(variant: AcceptanceVariant) -> None:
-    assert measure(SMALL, variant).bias.high < 0
-
-
-def test_the_comparison_prints_a_row_per_variant(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    assert (
-        main(
-            [
-                "--replicas",
-                "2",
-                "--prompts",
-                "4",
-                "--responses",
-                "2",
-                "--steps",
-                "2",
-                "--max-tokens",
-                "500",
-            ]
-        )
-        == 0
-    )
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 13
-    assert told[1].split()[:5] == ["1", "1", "yes", told[1].split()[3], "1.00"]

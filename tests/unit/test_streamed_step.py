@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from research.benchmarks.stream_trainer_simulated import counted, synchronous, with_training
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.scheduling.batch import BatchConfig
+from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.figures import PlayedStep
 from tasks.simulation.plain import PlainMachine, PlainWorkload
+from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.steps import play
 
 ON = StreamTrainerConfig(enabled=True)
 MACHINE = PlainMachine(num_devices=4, max_batch=64, device_tokens=40_000, weights_tokens=0)
@@ -22,10 +24,23 @@ BATCH = BatchConfig(prompts_per_step=24, responses_per_prompt=4)
 
 def both(train_share: float) -> tuple[PlayedStep, PlayedStep]:
     """A step without the stream trainer and with it, training having this share of the first."""
-    run = with_training(synchronous(MACHINE, WORK, BATCH), MACHINE, train_share)
-    (without,) = counted(run).steps
-    (streamed,) = counted(replace(run, stream_trainer=ON)).steps
-    return without, streamed
+
+    def second_step(token_s: float, stream_trainer: StreamTrainerConfig) -> PlayedStep:
+        """The first step knows no lengths of earlier responses."""
+        run = SimulatedRun(
+            machine=replace(MACHINE, token_s=token_s),
+            work=WORK,
+            policy=SyncConfig(),
+            batch=BATCH,
+            num_steps=2,
+            stream_trainer=stream_trainer,
+        )
+        return play(run).steps[1]
+
+    slow = second_step(1.0, StreamTrainerConfig())
+    token_s = train_share / (1 - train_share) * slow.rollout_s * MACHINE.num_devices
+    token_s /= slow.train_device_s
+    return second_step(token_s, StreamTrainerConfig()), second_step(token_s, ON)
 
 
 @pytest.mark.parametrize("train_share", [0.1, 0.25, 0.5])

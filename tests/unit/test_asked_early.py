@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from round_factories import make_plan
 
 from artifacts.records import Outcome
-from research.benchmarks.dynamic_sampling_simulated import MACHINES, POLICIES, main, measure
 from tasks.scheduling.events import (
     Abort,
     AcceptGroup,
@@ -132,28 +130,3 @@ def test_a_round_that_asks_early_trains_what_it_would_train_anyway(
     assert late.asked <= early.asked
     if not infra_share:  # a response without a verdict is replaced, room or not
         assert early.most_running <= len(domains) * accept_per_prompt
-
-
-def test_a_synchronous_run_waits_less() -> None:
-    late, early = (
-        measure(MACHINES["cores"], POLICIES["sync"], 12, seed=0, early=early)
-        for early in (False, True)
-    )
-    assert early.rollout_s < 0.99 * late.rollout_s
-    assert early.num_filtered == late.num_filtered > 0
-    assert late.wasted_tokens == 0
-    assert early.tokens - late.tokens == early.wasted_tokens < 0.02 * early.tokens
-
-
-def test_the_comparison_prints_two_rows_per_policy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    assert main(["--machine", "cores", "--steps", "1"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in told[1:]] == [
-        ["sync", "late"],
-        ["sync", "early"],
-        ["tail_batching", "late"],
-        ["tail_batching", "early"],
-    ]
