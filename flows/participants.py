@@ -20,7 +20,7 @@ from flows.prefect_pages import shown
 from flows.run import OpenRun
 from tasks.elastic.worker_advice import worker_advice
 from tasks.elastic.worker_history import WorkerHistory
-from tasks.environments.hosts.status_board import reported_states
+from tasks.environments.pools.status_board import reported_states
 from tasks.metrics.step_cost import own_dollars_per_h
 from tasks.progress import artifact_key
 
@@ -81,7 +81,7 @@ class Participants:
 
     def _pools(self) -> tuple[PoolState, ...]:
         context = self._run.context
-        return reported_states(self._client, context.run_id, context.host_pools)
+        return reported_states(self._client, context.run_id, context.environment_pools)
 
     def _hiring_told(self, figures: Figures) -> str:
         return worker_advice(figures, own_dollars_per_h(self._run.context))

@@ -35,7 +35,7 @@ from flows.commands.named_run import run_store
 from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
-from tasks.environments.episodes.single_turn import render
+from tasks.environments.episodes.prompts import render
 from tasks.rewards.judges.reward import judge_of
 from tasks.rewards.registry import build_reward, config_of, score_with
 from tasks.tiny_models.models import resolve_model

@@ -18,9 +18,9 @@ from flows.commands.local_stack import SERVERS
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK, refusal
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
-from tasks.environments.hosts.self_test import try_hosts
-from tasks.environments.processes.config import HostConfig
-from tasks.environments.processes.origin_walls import hidden_path
+from tasks.environments.config import EnvironmentProcessConfig
+from tasks.environments.pools.pool import try_environment_pool
+from tasks.environments.processes.walls import hidden_path
 from tasks.isolation.interpreter import below_tmp, own
 from tasks.isolation.isolation import CURES, Isolation
 from tasks.rewards.programs.sandbox.self_test import holds
@@ -203,7 +203,7 @@ def check_sandbox() -> Iterator[Finding]:
 
 def check_environment_hosts() -> Iterator[Finding]:
     """A pool with the walls of the default, and one process in which a small game begins."""
-    if hidden := hidden_path(HostConfig(), own()):
+    if hidden := hidden_path(EnvironmentProcessConfig(), own()):
         yield Finding(
             level="note",
             what="environment hosts",
@@ -211,14 +211,14 @@ def check_environment_hosts() -> Iterator[Finding]:
             cure="for episodes move the clone and its virtual environment out of /tmp",
         )
         return
-    isolation = HostConfig().isolation
-    reason, started = asyncio.run(try_hosts(Isolation(isolation)))
+    isolation = EnvironmentProcessConfig().isolation
+    reason, started = asyncio.run(try_environment_pool(Isolation(isolation)))
     if not reason:
         found = f"{isolation}; fork server in {started.origin_s:.1f} s, a process in"
         found += f" {1000 * started.host_s:.0f} ms"
         yield Finding(level="ok", what="environment hosts", found=found)
         return
-    weaker, _ = asyncio.run(try_hosts(Isolation.LANDLOCK))
+    weaker, _ = asyncio.run(try_environment_pool(Isolation.LANDLOCK))
     if weaker == reason:  # the walls are not to blame
         yield Finding(level="note", what="environment hosts", found=f"none ({reason})")
         return

@@ -24,9 +24,9 @@ from artifacts.printable import printable
 from flows.commands.command_line import assign
 from flows.config.sentence import sentence
 from tasks.environments.base import EnvironmentSettings
-from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.conformance.report import ConformanceReport
+from tasks.environments.conformance.playing import ConformanceReport
 from tasks.environments.conformance.suite import check_environment
+from tasks.environments.registry import EnvironmentConfig
 
 LONGEST_S = 1e6  # that a check may take
 COLOURS = {"holds": "green", "broken": "red", "unknown": "yellow"}

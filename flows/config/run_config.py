@@ -42,8 +42,8 @@ from tasks.cluster.devices import ClusterConfig
 from tasks.elastic.config import ElasticConfig
 from tasks.engines.registry import EngineConfig
 from tasks.engines.sampling import SamplingConfig
-from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.config import EpisodeConfig
+from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.metrics.monitors import MonitorConfig

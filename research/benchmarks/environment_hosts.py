@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from research.benchmarks.direct_environments import DirectEnvironments
 from research.benchmarks.trivial_environment import Trivial
-from tasks.environments.base import EnvironmentHosts
-from tasks.environments.hosts.direct import DirectHosts
-from tasks.environments.hosts.pool import HostPool
-from tasks.environments.hosts.report import HostReport
-from tasks.environments.processes.config import HostConfig
+from tasks.environments.base import EnvironmentProcesses
+from tasks.environments.config import EnvironmentProcessConfig
+from tasks.environments.pools.pool import EnvironmentPool
+from tasks.environments.pools.pool_report import PoolReport
 
 SETTINGS = Trivial()
 TEXT = "move 3 to 5"
@@ -36,14 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--isolation", choices=("namespaces", "landlock"), default="namespaces")
     given = parser.parse_args(arguments)
-    config = HostConfig(num_hosts=given.hosts, isolation=given.isolation, step_s=300, reset_s=300)
+    config = EnvironmentProcessConfig(
+        num_hosts=given.hosts, isolation=given.isolation, step_s=300, reset_s=300
+    )
     asyncio.run(measure(config, given.steps))
 
 
-async def measure(config: HostConfig, num_steps: int) -> None:
+async def measure(config: EnvironmentProcessConfig, num_steps: int) -> None:
     """All figures of this isolation."""
     started_s = time.perf_counter()
-    pool = HostPool(config, (SETTINGS,))
+    pool = EnvironmentPool(config, (SETTINGS,))
     await pool.warm()
     print(f"{config.isolation}: fork server ready after {time.perf_counter() - started_s:.2f} s")
     await _starts_in_turn(config)
@@ -59,14 +61,14 @@ async def measure(config: HostConfig, num_steps: int) -> None:
     for num_episodes in dict.fromkeys((1, 16, config.num_hosts)):
         await _steps(pool, num_episodes, num_steps)
     pool.close()
-    direct = DirectHosts(config)
+    direct = DirectEnvironments(config)
     await _start(direct, 0)
     print("without processes: ", end="")
     await _steps(direct, 1, num_steps)
 
 
-async def _starts_in_turn(config: HostConfig) -> None:
-    pool = HostPool(config.model_copy(update={"num_hosts": NUM_STARTS}), (SETTINGS,))
+async def _starts_in_turn(config: EnvironmentProcessConfig) -> None:
+    pool = EnvironmentPool(config.model_copy(update={"num_hosts": NUM_STARTS}), (SETTINGS,))
     await pool.warm()
     for number in range(NUM_STARTS):
         await _start(pool, number)
@@ -74,11 +76,11 @@ async def _starts_in_turn(config: HostConfig) -> None:
     pool.close()
 
 
-async def _start(pool: EnvironmentHosts, number: int) -> None:
+async def _start(pool: EnvironmentProcesses, number: int) -> None:
     await pool.reset(str(number), SETTINGS, number)
 
 
-async def _steps(pool: EnvironmentHosts, num_episodes: int, num_steps: int) -> None:
+async def _steps(pool: EnvironmentProcesses, num_episodes: int, num_steps: int) -> None:
     async def play(number: int) -> None:
         for _ in range(num_steps // num_episodes):
             await pool.step(str(number), TEXT)
@@ -93,7 +95,7 @@ async def _steps(pool: EnvironmentHosts, num_episodes: int, num_steps: int) -> N
     )
 
 
-def _times(report: HostReport) -> str:
+def _times(report: PoolReport) -> str:
     times = report.reset_times
     quantiles = [1000 * times.quantile_s(share) for share in (0.5, 0.99)]
     return f"to the first observation {quantiles[0]:.0f} ms p50, {quantiles[1]:.0f} ms p99"

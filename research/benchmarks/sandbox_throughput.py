@@ -20,8 +20,7 @@ from itertools import chain
 
 from artifacts.datasets.code_cases import CodeGold, call_case
 from artifacts.records import CaseVerdict
-from tasks.isolation.isolation import Isolation
-from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.self_test import holds
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
-from tasks.environments.processes.origin_walls import ENTRY
+from tasks.environments.processes.walls import ENTRY
 
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = "/dev/shm/"

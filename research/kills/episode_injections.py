@@ -29,10 +29,13 @@ from research.kills.injections import Victim, engines, flow
 
 PRESET = "tiny-agent"
 THINKING = {  # exponential, seconds of a turn
-    "kind": "delayed",
-    "mean_s": 0.05,
-    "deviation_s": 0.05,
-    "environment": preset_values(PRESET)["environments"]["guess"],
+    "kind": "custom",
+    "path": "research.kills.delayed:delayed",
+    "kwargs": {
+        "mean_s": 0.05,
+        "deviation_s": 0.05,
+        "environment": preset_values(PRESET)["environments"]["guess"],
+    },
 }
 SETTINGS = (
     f"environments.guess={json.dumps(THINKING)}",

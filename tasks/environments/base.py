@@ -5,11 +5,12 @@
 
 An environment draws random numbers from the seed of its reset only, so that the same actions lead
 to the same transcript, and pickles between turns. Tokens, sampling and turn budgets belong to the
-engine and the episode driver; processes, limits and failures to the hosts (`EnvironmentHosts`).
+engine and the episode driver; processes, limits and failures to the hosts (`EnvironmentProcesses`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
 from artifacts.printable import printable_line
-from tasks.environments.episodes.transition import Transition as Transition
+from tasks.environments.transition import Transition as Transition
 
 
 class Environment(Protocol):
@@ -105,7 +106,7 @@ class EnvironmentLost(EnvironmentFailed):
         super().__init__(Ending.CRASHED, detail)
 
 
-class EnvironmentHosts(Protocol):
+class EnvironmentProcesses(Protocol):
     """The processes in which environments step. An episode has one of its own from `reset` to
     `end`, by the episode's id."""
 
@@ -143,3 +144,17 @@ class EnvironmentHosts(Protocol):
     def close(self) -> None:
         """End every process."""
         ...
+
+
+# no rules: one token, where the tokenizer begins a text with one
+EMPTY_HEAD = (Message(role="system", content=""),)
+
+
+def head_messages(rules: str, turns: Iterable[tuple[str, str]]) -> tuple[Message, ...]:
+    """The rules as the system's turn, then every observation as the user's turn and the action that
+    answers it as the assistant's."""
+    messages = [Message(role="system", content=rules)]
+    for observation, action in turns:
+        messages.append(Message(role="user", content=observation))
+        messages.append(Message(role="assistant", content=action))
+    return tuple(messages)

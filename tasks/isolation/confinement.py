@@ -9,15 +9,65 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from tasks.isolation.namespaces import set_capabilities
+NOBODY = 65534
+CLONE_NEWPID, REMOUNT_READ_ONLY = 0x20000000, 0x1 | 0x20 | 0x1000
+MOUNT_FLAGS = 0x2 | 0x4 | 0x8  # no set-uid, no devices, no execution: what was set stays set
+PR_SET_KEEPCAPS, CAP_SYS_ADMIN, CAPABILITY_VERSION = 8, 1 << 21, 0x20080522
+NAMESPACE_LIMIT = "/rollflow/max_user_namespaces"  # the kernel's, of our user namespace
+DEVICE = "/dev/null"
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+Fork = Callable[[], int]  # as `os.fork`
+
+
+def settle() -> None:
+    """Close what the set-up left open, and be nobody. OSError if the kernel refuses any of it."""
+    Path(NAMESPACE_LIMIT).write_text("0")
+    _checked(_LIBC.umount2(NAMESPACE_LIMIT.encode(), 0), "take the setting away")
+    flags = REMOUNT_READ_ONLY | (os.statvfs(DEVICE).f_flag & MOUNT_FLAGS)
+    _checked(_LIBC.mount(None, DEVICE.encode(), None, flags, None), "make a device read-only")
+    become_nobody(CAP_SYS_ADMIN)
+
+
+def become_nobody(capabilities: int = 0) -> None:
+    """Become an unprivileged user for good, with these capabilities alone, if the process is
+    root's."""
+    if os.getuid() == 0:
+        _checked(_LIBC.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "keep capabilities")
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    set_capabilities(capabilities)
+
+
+def set_capabilities(capabilities: int) -> None:
+    """Give up all others. OSError if the process does not have them."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)(capabilities, capabilities)  # effective, permitted
+    _checked(_LIBC.capset(header, sets), "change capabilities")
+
+
+def forking_apart() -> Fork:
+    """Like `os.fork`, but the child is alone in a pid namespace and can name no other process."""
+    own = os.pidfd_open(os.getpid())
+
+    def fork() -> int:
+        _checked(_LIBC.unshare(CLONE_NEWPID), "make a pid namespace")
+        pid = os.fork()
+        if pid:
+            _checked(_LIBC.setns(own, CLONE_NEWPID), "leave a pid namespace")
+        return pid
+
+    return fork
+
 
 PR_SET_PDEATHSIG, SIGKILL, CLONE_NEWNS = 1, 9, 0x20000
 NOSUID, NODEV = 2, 4
 STACK_BYTES = 64 << 20
 NUM_INHERITED = 1 << 12  # descriptors of the fork server lie below
-_LIBC = ctypes.CDLL(None, use_errno=True)
 # Looked up before the fork: each page first touched after it costs.
 _PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount)
 
@@ -62,3 +112,71 @@ def limit(*, memory_bytes: int, file_bytes: int, num_files: int, cpu_s: int) -> 
     }
     for kind, value in limits.items():
         resource.setrlimit(kind, (value, value))
+
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every machine
+VERSION_FLAG, PATH_BENEATH, PR_SET_NO_NEW_PRIVS = 1, 1, 38
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+BIND_TCP, CONNECT_TCP, ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1, 1 << 0, 1 << 1
+SIZES_BY_ABI = ((6, 24), (4, 16), (1, 8))  # bytes of the rule set known from a version on
+WRITABLE = "/dev/null"
+NUM_RIGHTS_BY_ABI = {
+    1: 13,
+    2: 14,
+    3: 15,
+}  # file rights known to the kernel's version of Landlock; 16 from 5 on
+
+
+class Ruleset(ctypes.Structure):
+    """`struct landlock_ruleset_attr`; each field came with a version."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("files", "network", "scoped"))
+
+
+class PathRule(ctypes.Structure):
+    """`struct landlock_path_beneath_attr`."""
+
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+def abi() -> int:
+    """The kernel's version of Landlock, 0 without it."""
+    return max(
+        0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG))
+    )
+
+
+def restrict_to_reading(paths: Sequence[str], *, has_network: bool = False) -> None:
+    """From here on this process and its children may only read, and only beneath these paths.
+    OSError without Landlock. `has_network`: TCP is left to them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = abi()
+    if version < 1:
+        raise OSError(0, "the kernel has no Landlock")
+    files = (1 << (NUM_RIGHTS_BY_ABI.get(version, 15 if version < 5 else 16))) - 1
+    network = 0 if has_network else BIND_TCP | CONNECT_TCP
+    rules = Ruleset(files, network, ABSTRACT_SOCKETS | SIGNALS)
+    size = ctypes.c_size_t(next(size for since, size in SIZES_BY_ABI if version >= since))
+    created = libc.syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)
+    ruleset = _checked(created, "create the rules")
+    for path in filter(os.path.exists, paths):
+        reading = READ_FILE | EXECUTE | (READ_DIRECTORY if os.path.isdir(path) else 0)
+        _allow(libc, ruleset, path, reading)
+    _allow(libc, ruleset, WRITABLE, READ_FILE | WRITE_FILE)
+    _checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
+    _checked(libc.syscall(RESTRICT_SELF, ruleset, 0), "apply the rules")
+    os.close(ruleset)
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+    beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    rule = PathRule(rights, beneath)
+    _checked(libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0), f"allow {path}")
+    os.close(beneath)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"the kernel refused to {what}")
+    return result

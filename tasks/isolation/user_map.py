@@ -15,8 +15,8 @@ import os
 import time
 from pathlib import Path
 
+from tasks.isolation.confinement import NOBODY
 from tasks.isolation.interrupt import Interrupt
-from tasks.isolation.namespaces import NOBODY
 
 DENIED = "root's programs could not become nobody; give the run CAP_SETUID, CAP_SETGID, CAP_SETFCAP"
 MAP = f"0 0 1\n{NOBODY} {NOBODY} 1\n"  # inside, outside, how many

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.registry import Recipe
 from tasks.engines.remote import EngineActor
-from tasks.environments.episodes.player import EpisodePlayer
-from tasks.environments.hosts.host_actor import HostActor
+from tasks.environments.episodes.episode_replica import EpisodePlayer
+from tasks.environments.pools.pool_actor import PoolActor
 from tasks.learner.remote import LearnerActor
 from tasks.rewards.judges.engine import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
@@ -41,7 +41,7 @@ def recipe_of(
         )
     if name in run.environment_workers:
         settings = tuple(run.environments.values())
-        return HostActor, (run.episodes.hosts, settings, run.run_id, name)
+        return PoolActor, (run.episodes.hosts, settings, run.run_id, name)
     rank = run.learners.index(name)
     device = run.devices[name].partition(":")[0]
     return LearnerActor, (

@@ -27,7 +27,7 @@ from tasks.cluster.registry import ActorRegistry, Recipe
 from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.elastic.worker_history import WorkerHistory
-from tasks.environments.hosts.host_keeper import HostKeeper
+from tasks.environments.pools.pool_actor import PoolKeeper
 from tasks.learner.remote import RemoteLearner
 from tasks.learner.stage_reports import PublishReport
 from tasks.run.actor_recipes import recipe_of
@@ -64,7 +64,7 @@ class Fleet:
             run.open_store(), self.members, self._knocks
         )  # of the elastic workers
         self.elastic_workers = keeper_of(client, run, self.book, self._tell_elastic_worker)
-        self._keeper = HostKeeper(
+        self._keeper = PoolKeeper(
             run.environment_workers,
             self._lost_pools,
             self._replace,

@@ -19,9 +19,8 @@ from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.engines.model_files import read_tokenizer, read_vocabulary_size
-from tasks.environments.episodes.episode_prompt import episode_prompt
-from tasks.environments.episodes.player import bridge_of
-from tasks.environments.episodes.single_turn import render
+from tasks.environments.episodes.episode_replica import bridge_of
+from tasks.environments.episodes.prompts import episode_prompt, render
 from tasks.run.run_context import RunContext
 from tasks.scheduling.events import PromptRef
 

@@ -17,8 +17,8 @@ from tasks.elastic.config import ElasticConfig
 from tasks.elastic.weights.weight_config import WeightServerConfig
 from tasks.engines.registry import EngineConfig
 from tasks.engines.sampling import SamplingConfig
-from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.config import EpisodeConfig
+from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.rewards.registry import RewardConfig
@@ -81,7 +81,7 @@ class RunContext:
         return self.engine.max_model_len - self.sampling.max_response_tokens
 
     @property
-    def host_pools(self) -> tuple[str, ...]:
+    def environment_pools(self) -> tuple[str, ...]:
         """The actors that hold processes in which environments step."""
         return (self.environment_workers or self.engines) if self.environments else ()
 

@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
 from artifacts.models.registry import TinyConfig, TinyLlamaConfig, TinyPlayerConfig
-from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.episodes.bridge import make_bridge
 from tasks.environments.games.game import GameConfig
+from tasks.environments.registry import EnvironmentConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,13 +13,13 @@ import torch
 
 from artifacts.models.registry import TinyPlayerConfig
 from artifacts.records import Generated, Request
+from research.benchmarks.direct_environments import DirectEnvironments
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import read_bridge
-from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.environments.episodes.episode_replica import EpisodeReplica
 from tasks.environments.games.guess import GuessConfig
-from tasks.environments.hosts.direct import DirectHosts
 from tasks.tiny_models.models import resolve_model
 from tests.engine.conftest import Slot
 
@@ -57,7 +57,7 @@ def start(player: str, slot: Slot) -> Iterator[Callable[[], EpisodeReplica]]:
     def around() -> EpisodeReplica:
         return EpisodeReplica(
             engine,
-            DirectHosts(),
+            DirectEnvironments(),
             environments={"guess": GAME},
             bridges={"guess": bridge},
             config=EpisodeConfig(max_turn_tokens=4),

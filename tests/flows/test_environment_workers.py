@@ -21,7 +21,10 @@ from tests.flows.conftest import DRAWN, Launcher, wait_for, worker_of
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
 GAME = '{"kind": "guess", "style": "terse", "largest": 10, "max_turns": 4}'
-SLOW = f'{{"kind": "delayed", "environment": {GAME}, "mean_s": 1.5}}'  # killed in mid-episode
+SLOW = (  # killed in mid-episode
+    '{"kind": "custom", "path": "research.kills.delayed:delayed",'
+    f' "kwargs": {{"environment": {GAME}, "mean_s": 1.5}}}}'
+)
 
 
 def until(is_true: Callable[[], object], limit_s: float = 120.0) -> None:

@@ -31,7 +31,8 @@ SLOW_GAMES = (
     "engine.kind=simulated",
     "engine.max_model_len=96",
     "engine.lengths.median_tokens=3",
-    f'environments.guess={{"kind": "delayed", "environment": {GAME}, "mean_s": 1.0}}',
+    'environments.guess={"kind": "custom", "path": "research.kills.delayed:delayed",'
+    f' "kwargs": {{"environment": {GAME}, "mean_s": 1.0}}}}',
     "sampling.max_response_tokens=64",
     "stream_trainer.enabled=false",
     'cluster.roles="rollout: 0, learner: 1, environment: 2"',

@@ -13,23 +13,22 @@ from episode_factories import EOS, GAME, PACE, TOKENIZER, Watched, episode  # no
 
 from artifacts.records import Generated  # noqa: E402
 from artifacts.turn_log import TurnLog  # noqa: E402
-from tasks.environments.delayed import DelayedConfig  # noqa: E402
+from research.kills.delayed import DelayedConfig  # noqa: E402
+from tasks.environments.config import EnvironmentProcessConfig, EpisodeConfig  # noqa: E402
 from tasks.environments.episodes.bridge import make_bridge  # noqa: E402
-from tasks.environments.episodes.episode_config import EpisodeConfig  # noqa: E402
 from tasks.environments.episodes.episode_replica import EpisodeReplica  # noqa: E402
-from tasks.environments.hosts.pool import HostPool  # noqa: E402
-from tasks.environments.processes.config import HostConfig  # noqa: E402
+from tasks.environments.pools.pool import EnvironmentPool  # noqa: E402
 
 NUM_EPISODES = 6
 SLOW = DelayedConfig(environment=GAME, mean_s=0.3)
-PATIENT = HostConfig(num_hosts=NUM_EPISODES, reset_s=120.0, step_s=120.0)
+PATIENT = EnvironmentProcessConfig(num_hosts=NUM_EPISODES, reset_s=120.0, step_s=120.0)
 
 
 async def play(folder: Path, known: dict[str, Generated], name: str) -> dict[str, Generated]:
     """Play the episodes, those that are known from where they were left."""
     replica = EpisodeReplica(
         Watched(PACE, name),
-        HostPool(PATIENT, (SLOW,)),
+        EnvironmentPool(PATIENT, (SLOW,)),
         environments={"guess": SLOW},
         bridges={"guess": make_bridge(TOKENIZER, (EOS,), SLOW.head(), "tiny")},
         config=EpisodeConfig(max_turn_tokens=8, hosts=PATIENT),

@@ -11,19 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 from distributed import Client
-from host_environments import Script
-from host_pools import PATIENT, SCRIPT, failure, until
+from environment_pools import PATIENT, SCRIPT, failure, until
+from scripted_environments import Script
 
 from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import open_cluster, worker_addresses
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.registry import ActorRegistry
 from tasks.environments.base import EnvironmentLost
-from tasks.environments.hosts.host_actor import HostActor
-from tasks.environments.hosts.host_keeper import HostKeeper
-from tasks.environments.hosts.host_workers import HostWorkers
-from tasks.environments.hosts.remote_hosts import RemoteHosts
-from tasks.environments.hosts.status_board import reported_states
+from tasks.environments.pools.pool_actor import PoolActor, PoolKeeper
+from tasks.environments.pools.pool_workers import PoolWorkers
+from tasks.environments.pools.remote_pools import RemotePools
+from tasks.environments.pools.status_board import reported_states
 
 WORKERS = ("environment-0", "environment-1")
 START_S = 300.0
@@ -46,20 +45,20 @@ class Run:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.registry = ActorRegistry(client, "run")
-        self.keeper = HostKeeper(WORKERS, self.registry.lost, self.make, max_remakes=8)
+        self.keeper = PoolKeeper(WORKERS, self.registry.lost, self.make, max_remakes=8)
 
     async def make(self, names: tuple[str, ...]) -> None:
-        recipes = {name: (HostActor, (PATIENT, (SCRIPT,), "run", name)) for name in names}
+        recipes = {name: (PoolActor, (PATIENT, (SCRIPT,), "run", name)) for name in names}
         places = {name: name for name in names}
         await asyncio.to_thread(self.registry.create_all, places, recipes, START_S)
         for name in names:
             await self.registry.remote(name).call("warm", deadline_s=START_S)
 
-    def hosts(self, engine: str) -> RemoteHosts:
+    def hosts(self, engine: str) -> RemotePools:
         async def connect(name: str) -> Remote:
             return self.registry.remote(name)
 
-        return RemoteHosts(HostWorkers(WORKERS, engine, connect), PATIENT)
+        return RemotePools(PoolWorkers(WORKERS, engine, connect), PATIENT)
 
     def pid(self, name: str) -> int:
         address = worker_addresses(self.client)[name]
@@ -78,7 +77,7 @@ async def run(client: Client) -> AsyncIterator[Run]:
     made.registry.close()
 
 
-def place_of(hosts: RemoteHosts, episode_id: str) -> str:
+def place_of(hosts: RemotePools, episode_id: str) -> str:
     worker = hosts._seats[episode_id].worker
     assert worker is not None
     return worker.name
@@ -144,7 +143,7 @@ async def test_what_an_engine_left_is_ended_when_it_leaves(run: Run) -> None:
     await other._workers.close()
 
 
-async def fail_often(hosts: RemoteHosts, settings: Script) -> None:
+async def fail_often(hosts: RemotePools, settings: Script) -> None:
     """Reset until one of the two pools has had enough."""
     for number in range(2 * PATIENT.max_restarts + 3):
         await failure(hosts.reset(str(number), settings, 1))
@@ -171,5 +170,5 @@ async def test_pools_tell_their_states(run: Run) -> None:
     assert {pool.name for pool in pools} == set(WORKERS)
     (told,) = [host for pool in pools for host in pool.hosts if host.episode]
     assert told.state == "thinking"
-    assert told.kind == "host_environments.Script"
+    assert told.kind == "scripted_environments.Script"
     await hosts._workers.close()

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_pools import ISOLATIONS, PATIENT, failure, hosts
+from environment_pools import ISOLATIONS, PATIENT, failure, hosts
 from package_sources import GEM, TEXTARENA, bare_environment, install
 from pydantic import ValidationError
 
 from artifacts.episodes import Ending
 from flows.commands import environment
+from research.kills.delayed import DelayedConfig
 from tasks.environments.adapters.package import GemConfig, PackageConfig, TextArenaConfig
 from tasks.environments.base import EnvironmentFailed, Transition
 from tasks.environments.conformance.suite import check_environment
-from tasks.environments.delayed import DelayedConfig
-from tasks.environments.hosts.pool import HostPool
-from tasks.environments.processes import hosted
+from tasks.environments.pools.pool import EnvironmentPool
+from tasks.environments.processes import blocking as hosted
 
 ROOT = Path(__file__).parents[2]
 LIMIT = "The turn limit has been reached."
@@ -244,7 +244,7 @@ def test_an_interpreter_that_cannot_be_used_is_refused_in_a_sentence(
 
 async def test_a_pool_says_at_once_what_no_restart_can_help(python: Path) -> None:
     wrong, missing = textarena(python, "Gess-v0"), textarena(python.parent / "none")
-    pool = HostPool(PATIENT, (wrong,))
+    pool = EnvironmentPool(PATIENT, (wrong,))
     with pytest.raises(ValueError, match="did you mean Guess-v0"):
         await pool.reset("one", wrong, 1)
     with pytest.raises(ValueError, match="must be a file that can be executed"):
@@ -261,5 +261,5 @@ def test_the_path_holds_wherever_the_process_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_delays_are_for_environments_of_the_run_s_own_interpreter() -> None:
-    with pytest.raises(ValidationError, match="'textarena' found using 'kind' does not match"):
+    with pytest.raises(ValidationError, match="must be one of this interpreter, got 'textarena'"):
         DelayedConfig.model_validate({"environment": {"kind": "textarena", "id": "Guess-v0"}})

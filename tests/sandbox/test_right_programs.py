@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from artifacts.datasets.code_cases import AssertionCase, Case, CodeGold, StdioCase, call_case
-from tasks.isolation.isolation import Isolation
-from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.fenced_program import program_of
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.self_test import holds

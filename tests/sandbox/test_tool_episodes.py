@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from host_pools import PATIENT, failure, hosts, until
+from environment_pools import PATIENT, failure, hosts, until
 
+from tasks.environments.tools.programs import ToolProcesses
 from tasks.environments.tools.questions import Counting
-from tasks.environments.tools.tool_hosts import ToolHosts
 from tasks.environments.tools.tools import ToolsConfig
 from tasks.isolation.isolation import Isolation
 
@@ -23,7 +23,7 @@ async def test_an_episode_goes_on_after_a_hostile_program() -> None:
     settings = PYTHON.model_copy(update={"program_s": SHORT_S, "max_turns": 9})
     question = settings.questions.draw(7)
     async with hosts(PATIENT, settings) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
+        tools = ToolProcesses(pool, Isolation.NAMESPACES)
         assert await tools.reset("one", settings, 7) == question.text
         loop = await tools.step("one", "python\nwhile True: pass")
         assert (loop.observation, loop.truncated) == (NO_END, False)
@@ -41,7 +41,7 @@ async def test_an_episode_goes_on_after_a_hostile_program() -> None:
 async def test_a_question_is_worked_out_by_its_program() -> None:
     settings = ToolsConfig(tools=("python",), questions=Counting(), program_s=LIMIT_S)
     async with hosts(PATIENT, settings) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
+        tools = ToolProcesses(pool, Isolation.NAMESPACES)
         for seed in range(6):
             question = settings.questions.draw(seed)
             assert await tools.reset("one", settings, seed) == question.text
@@ -53,7 +53,7 @@ async def test_a_question_is_worked_out_by_its_program() -> None:
 
 async def test_programs_of_several_episodes_run_side_by_side() -> None:
     async with hosts(PATIENT, PYTHON) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
+        tools = ToolProcesses(pool, Isolation.NAMESPACES)
         names = [str(number) for number in range(4)]
         for name in names:
             await tools.reset(name, PYTHON, 0)
@@ -64,7 +64,7 @@ async def test_programs_of_several_episodes_run_side_by_side() -> None:
 
 async def test_closing_ends_a_program_at_once() -> None:
     async with hosts(PATIENT, PYTHON) as pool:
-        tools = ToolHosts(pool, Isolation.NAMESPACES)
+        tools = ToolProcesses(pool, Isolation.NAMESPACES)
         await tools.reset("one", PYTHON, 0)
         await tools.step("one", "python 1")
         running = asyncio.create_task(failure(tools.step("one", "python\nwhile True: pass")))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasks.environments.base import RequestedProgram
-from tasks.environments.tools.program_runner import (
+from tasks.environments.tools.programs import (
     KILLED,
     NO_MEMORY,
     SILENT,
@@ -142,7 +142,7 @@ def test_a_program_sees_neither_the_sources_nor_the_packages_of_the_run(
 def test_a_machine_without_the_isolation_is_refused_with_the_cure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.environments.tools.program_runner.holds", lambda _: "no walls")
+    monkeypatch.setattr("tasks.environments.tools.programs.holds", lambda _: "no walls")
     runner = ProgramRunner(Isolation.NAMESPACES)
     with pytest.raises(ValueError, match=r"Python needs the isolation .* no walls; allow"):
         runner.run(RequestedProgram("1", LIMIT_S, MAX_CHARS))

@@ -16,8 +16,8 @@ from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import Environment, EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import make_bridge
-from tasks.environments.episodes.episode_config import EpisodeConfig
 from tasks.environments.episodes.episode_replica import EpisodeReplica
 from tasks.environments.games.guess import GuessConfig
 from tasks.rewards.episode import EpisodeReward, EpisodeRewardConfig

@@ -35,8 +35,7 @@ from artifacts.datasets.plain_values import (
 )
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import SLOW_SPECS, SPECS
-from tasks.isolation.isolation import Isolation
-from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 
 LIMIT_S = 30.0

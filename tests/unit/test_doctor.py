@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands import doctor
-from tasks.environments.processes import origin_walls
+from tasks.environments.processes import walls as origin_walls
 from tasks.isolation.interpreter import own
 
 

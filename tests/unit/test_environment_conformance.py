@@ -20,16 +20,16 @@ from flows.commands.rollflow import main
 from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
 from tasks.environments.base import Environment, EnvironmentSettings, Transition
-from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.conformance.report import ConformanceRule
+from tasks.environments.conformance.playing import ConformanceRule
 from tasks.environments.conformance.suite import check_environment
-from tasks.environments.delayed import DelayedConfig
 from tasks.environments.games.bandit import BanditConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
+from tasks.environments.registry import EnvironmentConfig
 from tasks.environments.tools.tools import ToolsConfig
 
 OWN = "examples.guess_environment:Guess"
+DELAYED = "research.kills.delayed:delayed"
 SHIPPED: tuple[EnvironmentSettings, ...] = (
     GuessConfig(),
     GuessConfig(style="terse", largest=10, max_turns=4),
@@ -42,7 +42,7 @@ SHIPPED: tuple[EnvironmentSettings, ...] = (
     ToolsConfig(max_turns=1, max_operations=1),
     ToolsConfig(style="terse"),
     CustomEnvironmentConfig(path=OWN),
-    DelayedConfig(environment=GuessConfig()),
+    CustomEnvironmentConfig(path=DELAYED, kwargs={"environment": {"kind": "guess"}}),
 )
 # a server, packages: test_environment_adapters, test_package_environments
 TESTED_ELSEWHERE = {"http", "gymnasium", "gem", "textarena"}

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.environments.base import EnvironmentSettings
-from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.delayed import Delayed, DelayedConfig
+from research.kills.delayed import Delayed, DelayedConfig
 from tasks.environments.games.guess import GuessConfig
+from tasks.environments.registry import EnvironmentConfig
 
 
 def delayed(**given: Any) -> DelayedConfig:
@@ -98,12 +97,23 @@ def test_it_pickles_between_turns() -> None:
 
 
 def test_its_turns_are_those_of_the_environment_it_delays() -> None:
-    adapter: TypeAdapter[EnvironmentConfig] = TypeAdapter(EnvironmentConfig)
-    given = {"kind": "delayed", "environment": {"kind": "guess", "max_turns": 3}, "mean_s": 1}
-    config = adapter.validate_python(given)
+    given = {"environment": {"kind": "guess", "max_turns": 3}, "mean_s": 1}
+    config = DelayedConfig.model_validate(given)
     assert config == delayed(mean_s=1.0)
-    assert isinstance(config, EnvironmentSettings)
     assert config.max_turns == 3
-    assert adapter.validate_json(adapter.dump_json(config)) == config
+    assert DelayedConfig.model_validate_json(config.model_dump_json()) == config
     with pytest.raises(ValidationError, match=r"own \(3\), got 9; set environment.max_turns"):
-        adapter.validate_python({**given, "max_turns": 9})
+        DelayedConfig.model_validate({**given, "max_turns": 9})
+
+
+def test_a_run_plays_it_as_an_environment_of_the_users() -> None:
+    adapter: TypeAdapter[EnvironmentConfig] = TypeAdapter(EnvironmentConfig)
+    game = {"kind": "guess", "style": "terse", "max_turns": 3}
+    kwargs = {"environment": game, "slow_episodes": 0.5}
+    path = "research.kills.delayed:delayed"
+    settings = adapter.validate_python({"kind": "custom", "path": path, "kwargs": kwargs})
+    plain = GuessConfig.model_validate(game)
+    assert settings.head() == plain.head()
+    slow, quick = pickle.loads(pickle.dumps(settings.build())), plain.build()
+    assert slow.reset(4) == quick.reset(4)
+    assert [slow.step("9") for _ in range(3)] == [quick.step("9") for _ in range(3)]

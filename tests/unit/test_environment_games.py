@@ -12,11 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from artifacts.datasets.chain_sum import CHARACTERS
 from tasks.environments.base import Environment
-from tasks.environments.choice import EnvironmentConfig
 from tasks.environments.games.bandit import Bandit, BanditConfig
 from tasks.environments.games.game import GameConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig
+from tasks.environments.registry import EnvironmentConfig
 
 GAMES: tuple[GameConfig, ...] = (GuessConfig(), BanditConfig(), GridConfig())
 TERSE_GAMES: tuple[GameConfig, ...] = (

@@ -3,7 +3,7 @@ use."""
 
 from __future__ import annotations
 
-from tasks.environments.processes.states import MAX_STATE_BYTES, States
+from tasks.environments.processes.process_main import MAX_STATE_BYTES, States
 
 
 class Counted:

@@ -16,9 +16,10 @@ from flows.commands.command_line import assemble
 from flows.config.overlay import overlay
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
-from tasks.environments.delayed import DelayedConfig
+from research.kills.delayed import DelayedConfig
+from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.episodes.bridge import make_bridge
-from tasks.environments.episodes.episode_prompt import episode_prompt
+from tasks.environments.episodes.prompts import episode_prompt
 from tasks.environments.games.guess import GuessConfig
 
 BRIDGE = make_bridge(character_tokenizer(), (2,), GuessConfig(style="terse").head(), "tiny")
@@ -110,8 +111,12 @@ def test_the_documented_delays_are_of_the_presets_game() -> None:
     (line,) = re.findall(r"--set '(environments\.guess=.*?)'", text, re.DOTALL)
     config = RunConfig.model_validate(assemble("tiny-agent", "", (line,)))
     delayed = config.environments["guess"]
-    assert isinstance(delayed, DelayedConfig)
-    assert delayed.environment == RunConfig(preset="tiny-agent").environments["guess"]  # type: ignore[call-arg]
+    assert isinstance(delayed, CustomEnvironmentConfig)
+    assert delayed.path == "research.kills.delayed:delayed"
+    assert (
+        DelayedConfig.model_validate(delayed.kwargs).environment
+        == RunConfig(preset="tiny-agent").environments["guess"]
+    )  # type: ignore[call-arg]
 
 
 def test_a_row_of_seeds_becomes_the_head_and_the_seed() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from flows.config.run_config import RunConfig
 from flows.run import _check_environments
-from tasks.environments.processes.config import HostConfig
-from tasks.environments.processes.origin_walls import _is_hidden, check_seen, hidden_path
+from tasks.environments.config import EnvironmentProcessConfig
+from tasks.environments.processes.walls import _is_hidden, check_seen, hidden_path
 from tasks.isolation.interpreter import own
 
 GAME = (
@@ -69,22 +69,20 @@ def test_a_link_to_tmp_is_followed_as_bubblewrap_does(
 def test_what_lies_below_tmp_is_named_and_seen_with_weaker_walls(below: Path) -> None:
     game = str(below / "game.py")
     with pytest.raises(ValueError, match=rf"lie outside of /tmp, .*; {game} is below /tmp; move"):
-        check_seen(HostConfig(), own(), [game])
-    assert not hidden_path(HostConfig(isolation="landlock"), own(), [game])
+        check_seen(EnvironmentProcessConfig(), own(), [game])
+    assert not hidden_path(EnvironmentProcessConfig(isolation="landlock"), own(), [game])
 
 
 @pytest.mark.parametrize("by_module", [False, True])
-@pytest.mark.parametrize("is_delayed", [False, True])
 def test_a_users_environment_below_tmp_is_refused_when_the_run_begins(
-    below: Path, monkeypatch: pytest.MonkeyPatch, by_module: bool, is_delayed: bool
+    below: Path, monkeypatch: pytest.MonkeyPatch, by_module: bool
 ) -> None:
     (below / "their_game.py").write_text(GAME)
     monkeypatch.syspath_prepend(below)
     monkeypatch.delitem(sys.modules, "their_game", raising=False)
     path = "their_game:Game" if by_module else f"{below}/their_game.py:Game"
-    game: dict[str, object] = {"kind": "custom", "path": path}
-    chosen = {"kind": "delayed", "environment": game} if is_delayed else game
-    values = {"preset": "tiny-agent", "environments": {"guess": chosen}}
+    game = {"kind": "custom", "path": path}
+    values = {"preset": "tiny-agent", "environments": {"guess": game}}
     config = RunConfig.model_validate(values)
     with pytest.raises(ValueError, match=rf"{below}/their_game.py is below /tmp; move it"):
         _check_environments(config)

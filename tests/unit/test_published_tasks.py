@@ -20,8 +20,7 @@ from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
 from artifacts.datasets.code_cases import CodeGold, StdioCase
 from artifacts.datasets.program_tests import program_tests
 from artifacts.records import CaseVerdict
-from tasks.isolation.isolation import Isolation
-from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.registry import RewardConfig
 

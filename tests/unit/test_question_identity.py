@@ -21,7 +21,7 @@ from artifacts.datasets.choice import (
 )
 from artifacts.datasets.rows import Message, Row, normal_form, question_row
 from artifacts.models.character_tokenizer import character_tokenizer
-from tasks.environments.episodes.single_turn import render
+from tasks.environments.episodes.prompts import render
 
 Turns = Sequence[tuple[str, str]]
 

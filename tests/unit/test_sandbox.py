@@ -25,8 +25,7 @@ from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, Std
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.isolation.child_process import start_child
 from tasks.isolation.interrupt import Interrupt, Interrupted
-from tasks.isolation.isolation import Isolation
-from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.isolation.user_map import UserMap, is_needed
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, MeasuredTimes, observed
 from tasks.rewards.programs.code_tests import (

@@ -6,7 +6,7 @@ import pytest
 
 from artifacts.datasets.rows import Message, question_row
 from artifacts.models.character_tokenizer import character_tokenizer
-from tasks.environments.episodes.single_turn import render
+from tasks.environments.episodes.prompts import render
 
 ROW = question_row("chain_sum", "a3b5=", "8")
 

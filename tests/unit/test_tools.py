@@ -12,8 +12,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from artifacts.datasets.chain_sum import CHARACTERS
-from tasks.environments.choice import EnvironmentConfig
-from tasks.environments.delayed import DelayedConfig
+from research.kills.delayed import DelayedConfig
+from tasks.environments.registry import EnvironmentConfig
 from tasks.environments.tools.calculator import (
     NO_DIVISION,
     TOO_LARGE,

@@ -9,8 +9,7 @@ from pydantic import AfterValidator, Field
 
 from artifacts.datasets.rows import Message
 from artifacts.urls import Location
-from tasks.environments.base import EnvironmentSettings
-from tasks.environments.episodes.head import head
+from tasks.environments.base import EnvironmentSettings, head_messages
 from tasks.isolation.import_path import absolute
 
 ImportPath = Annotated[Location, AfterValidator(absolute)]
@@ -36,4 +35,4 @@ class AdapterConfig(EnvironmentSettings):
     )
 
     def head(self) -> tuple[Message, ...]:
-        return head(self.rules, self.examples)
+        return head_messages(self.rules, self.examples)

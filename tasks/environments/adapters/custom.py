@@ -16,8 +16,7 @@ from pydantic import Field
 from artifacts.datasets.rows import Message
 from artifacts.urls import Arguments
 from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
-from tasks.environments.base import Environment, Transition
-from tasks.environments.episodes.head import head
+from tasks.environments.base import Environment, Transition, head_messages
 from tasks.isolation.import_path import file_of, load
 
 METHODS = ("reset", "step")
@@ -41,7 +40,7 @@ class CustomEnvironmentConfig(AdapterConfig):
         rules = self.rules or str(getattr(of_class, "rules", ""))
         turns = self.examples or getattr(of_class, "examples", ())
         try:
-            return head(rules, [(str(seen), str(done)) for seen, done in turns])
+            return head_messages(rules, [(str(seen), str(done)) for seen, done in turns])
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"examples must be pairs of an observation and an action, {self.path} has {turns!r}"

@@ -14,11 +14,9 @@ from pydantic import AfterValidator, Field
 
 from artifacts.urls import Arguments, Location
 from tasks.environments.adapters.adapter import AdapterConfig
-from tasks.environments.adapters.gem import GemGame
-from tasks.environments.adapters.package_recipe import PackageRecipe
-from tasks.environments.adapters.textarena import TextArenaGame
+from tasks.environments.adapters.package_games import GemGame, PackageRecipe, TextArenaGame
 from tasks.environments.base import Environment
-from tasks.environments.processes.hosted import HostedEnvironment
+from tasks.environments.processes.blocking import BlockingEnvironment
 
 
 def _absolute(path: str) -> str:
@@ -56,7 +54,7 @@ class PackageConfig(AdapterConfig):
 
     def build(self) -> Environment:
         """In a process of its own: this one may not have the package."""
-        return HostedEnvironment(self)
+        return BlockingEnvironment(self)
 
 
 class GemConfig(PackageConfig):

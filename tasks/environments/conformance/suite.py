@@ -12,15 +12,50 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tasks.environments.base import EnvironmentSettings
-from tasks.environments.conformance.players import Player, players
-from tasks.environments.conformance.playing import PlayedEpisode, Playing, difference
-from tasks.environments.conformance.report import Broken, Check, ConformanceReport, ConformanceRule
-from tasks.environments.tools.program_runner import ProgramRunner
+from tasks.environments.conformance.playing import (
+    Broken,
+    Check,
+    ConformanceReport,
+    ConformanceRule,
+    PlayedEpisode,
+    Playing,
+    difference,
+)
+from tasks.environments.games.game import GameConfig
+from tasks.environments.tools.programs import ProgramRunner
 from tasks.isolation.isolation import Isolation
+
+# what a model at its worst says: nothing, too much, numbers that are none, control characters
+HOSTILE = (
+    "", " ", "\n\n", ".", "x" * 10_000, "9" * 10_000, "-1", "0", "1e999", "nan", "null", "{}", "[1",
+    "\u0663", "\u00b2", "\U0001f600", "\u202eabc", "e\u0301", "\ufffd", "\x00", "\x1b[31m",
+    "<|im_end|>", "<|im_start|>system", "<eos>", "'; DROP TABLE", "{0.__class__}", "%s%n", "../..",
+)  # fmt: skip
+Player = Callable[[Sequence[str], random.Random], str]  # the action after the observations so far
+
+
+def players(settings: EnvironmentSettings, actions: Sequence[str]) -> Mapping[str, Player]:
+    """By name. Those who make valid moves are there where such moves are known: given, or of a game
+    of our own."""
+
+    def hostile(observations: Sequence[str], rng: random.Random) -> str:
+        return rng.choice(HOSTILE)
+
+    def valid(observations: Sequence[str], rng: random.Random) -> str:
+        if not actions and isinstance(settings, GameConfig):
+            return settings.valid_action(observations, rng)
+        return rng.choice(actions)
+
+    def mixed(observations: Sequence[str], rng: random.Random) -> str:
+        return (valid if rng.random() < 0.7 else hostile)(observations, rng)
+
+    if not (actions or isinstance(settings, GameConfig)):
+        return {"hostile": hostile}
+    return {"valid": valid, "hostile": hostile, "mixed": mixed}
 
 
 def check_environment(

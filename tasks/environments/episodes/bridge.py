@@ -31,10 +31,11 @@ from tasks.environments.episodes.rendered_episode import (
     CURE,
     OBSERVATIONS,
     THOUGHTS,
+    Exchange,
+    Rewriting,
     keeps_thoughts,
-    write_episode,
+    render_episode,
 )
-from tasks.environments.episodes.rewriting import Exchange, Rewriting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -115,7 +116,7 @@ def make_bridge(
     """The bridge that the tokenizer's chat template gives. ValueError when the template changes
     what it said, thoughts apart, or when the head has no token; model: its name in the sentence."""
     tokens = ChatTokens(tokenizer, stop_ids)
-    written = write_episode(tokens, head, model)
+    written = render_episode(tokens, head, model)
     ids = tokens.ids(written.head)
     if not ids:
         raise ValueError(

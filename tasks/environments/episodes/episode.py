@@ -11,10 +11,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from artifacts.episodes import Episode, Snapshot, Turn
-from artifacts.records import Generated, Request, VersionSpan
+from artifacts.episodes import Ending, Episode, Snapshot, Turn
+from artifacts.records import FinishReason, Generated, Request, VersionSpan
 from artifacts.version_spans import extend_spans, join_spans, split_spans
 from tasks.environments.base import Transition
+
+BOUNDS = (Ending.TRUNCATED, Ending.TURNS, Ending.TOKENS, Ending.TIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of an episode."""
+
+    ending: Ending | None  # None of one that was stopped
+    detail: str = ""  # the reason in a few words
+    last_observation: str = ""  # what the model never read
+
+    @classmethod
+    def of(cls, episode: Episode) -> End:
+        """That of a recorded one."""
+        return cls(
+            ending=episode.ending,
+            detail=episode.detail,
+            last_observation=episode.last_observation,
+        )
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """As responses of a single turn say it."""
+        if self.ending is None:
+            return "aborted"
+        return "length" if self.ending in BOUNDS else "stop"
+
+
+STOPPED = End(ending=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,20 +19,28 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
 
+from artifacts.datasets.rows import Message
 from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from artifacts.turn_log import TurnLog
 from tasks.engines.admission import check_room
 from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica
 from tasks.engines.mailbox import Mailbox
-from tasks.environments.base import EnvironmentHosts, EnvironmentSettings
-from tasks.environments.episodes.bridge import Bridge
-from tasks.environments.episodes.episode_config import EpisodeConfig
+from tasks.environments.base import EnvironmentProcesses, EnvironmentSettings
+from tasks.environments.config import EpisodeConfig
+from tasks.environments.episodes.bridge import Bridge, read_bridge
 from tasks.environments.episodes.play import Means, Play
 from tasks.environments.episodes.turn_batcher import TurnBatcher
+from tasks.environments.pools.pool import EnvironmentPool
+from tasks.environments.pools.remote_pools import RemotePools
+from tasks.environments.pools.status_board import ReportingPool
+from tasks.environments.registry import EnvironmentConfig
+from tasks.environments.tools.programs import ToolProcesses
+from tasks.isolation.isolation import Isolation
 
 
 class EpisodeReplica(Replica):
@@ -41,7 +49,7 @@ class EpisodeReplica(Replica):
     def __init__(
         self,
         inner: Replica,
-        hosts: EnvironmentHosts,
+        hosts: EnvironmentProcesses,
         environments: Mapping[str, EnvironmentSettings],
         bridges: Mapping[str, Bridge],
         config: EpisodeConfig,
@@ -221,3 +229,45 @@ class EpisodeReplica(Replica):
 
 def _forget(generated: Generated, num_written: int) -> None:
     """Keeps nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePlayer:
+    """Called with the replica that a process has built, it gives the one that callers see."""
+
+    environments: Mapping[str, EnvironmentConfig]  # by domain
+    config: EpisodeConfig
+    model_path: str  # Hugging Face directory, for its chat template
+    max_model_len: int  # of the engine
+    run_id: str
+    workers: tuple[str, ...] = ()  # of the role environment; none: the processes are the engine's
+    turns_folder: Path | None = None  # where running episodes are kept; None where they are not
+
+    def __call__(self, inner: Replica) -> Replica:
+        return EpisodeReplica(
+            inner,
+            ToolProcesses(self._hosts(inner.name), Isolation(self.config.hosts.isolation)),
+            self.environments,
+            {
+                domain: bridge_of(self.model_path, settings.head())
+                for domain, settings in self.environments.items()
+            },
+            self.config,
+            self.max_model_len,
+            log=TurnLog(self.turns_folder, inner.name) if self.turns_folder is not None else None,
+        )
+
+    def _hosts(self, engine: str) -> EnvironmentProcesses:
+        hosts = self.config.hosts
+        if self.workers:
+            return RemotePools.of(self.run_id, engine, self.workers, hosts)
+        return ReportingPool(
+            EnvironmentPool(hosts, self.environments.values()), self.run_id, engine
+        )
+
+
+@lru_cache(maxsize=16)
+def bridge_of(model_path: str, head: tuple[Message, ...]) -> Bridge:
+    """The bridge of a model and an environment's head; made once per process. ValueError for a
+    model that cannot play episodes."""
+    return read_bridge(model_path, head)

@@ -4,8 +4,8 @@
              └──────────────── the next observation ◀────────────────────┘
 
 An episode that was begun elsewhere, or whose environment was lost with its worker, goes on from
-where it was (`led_environment`), or begins again. Every token of it keeps its log-probability and
-its version; an action that was stopped half-way goes on.
+where it was (`resumed_environment`), or begins again. Every token keeps its log-probability and its
+version; an action that was stopped half-way goes on.
 
 After every answer of the environment the episode is written down, so that it outlives its engine.
 """
@@ -21,15 +21,14 @@ from artifacts.episodes import Ending
 from artifacts.records import Generated, Request
 from tasks.environments.base import (
     EnvironmentFailed,
-    EnvironmentHosts,
     EnvironmentLost,
+    EnvironmentProcesses,
     EnvironmentSettings,
     Transition,
 )
+from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import Bridge
-from tasks.environments.episodes.episode import EpisodeSoFar
-from tasks.environments.episodes.episode_config import EpisodeConfig
-from tasks.environments.episodes.episode_end import STOPPED, End
+from tasks.environments.episodes.episode import STOPPED, End, EpisodeSoFar
 from tasks.environments.episodes.resumed_environment import ResumedEnvironment
 from tasks.scheduling.seeds import derive_seed
 
@@ -45,7 +44,7 @@ class Means:
     engine: str  # name of the replica
     ask: Callable[[Request], Awaitable[Generated]]  # has the engine speak in a turn
     settings: EnvironmentSettings  # of the environment
-    hosts: EnvironmentHosts  # where it steps
+    hosts: EnvironmentProcesses  # where it steps
     bridge: Bridge  # between the model's turns
     config: EpisodeConfig  # bounds
     # keeps an episode, of which so many turns have been kept before

@@ -27,7 +27,7 @@ CURE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenEpisode:
+class RenderedEpisode:
     """A rendered episode in its parts, with markers for what is said in it."""
 
     head: str  # the messages before the first observation
@@ -40,12 +40,12 @@ class WrittenEpisode:
         return self.head + self.first + ACTIONS[0] + self.next
 
 
-def write_episode(
+def render_episode(
     tokens: ChatTokens,
     head: Sequence[Message],
     model: str,
     actions: Sequence[str] = ACTIONS,
-) -> WrittenEpisode:
+) -> RenderedEpisode:
     """An episode of two turns and the beginning of a third, each prompt an extension of the
     last."""
 
@@ -81,7 +81,7 @@ def write_episode(
             "a model that plays episodes must have a chat template that writes every turn alike,"
             f" {model}'s does not ({_difference(again, third)}); {CURE}"
         )
-    return WrittenEpisode(head=start, first=first, next=second)
+    return RenderedEpisode(head=start, first=first, next=second)
 
 
 def _start(tokens: ChatTokens, head: Sequence[Message]) -> str:
@@ -98,7 +98,7 @@ def _start(tokens: ChatTokens, head: Sequence[Message]) -> str:
 def keeps_thoughts(tokens: ChatTokens, head: Sequence[Message]) -> bool:
     """Whether the template leaves the thoughts of earlier turns where they are."""
     try:
-        write_episode(tokens, head, "", THOUGHTS)
+        render_episode(tokens, head, "", THOUGHTS)
     except ValueError:
         return False
     return True
@@ -111,3 +111,28 @@ def _difference(before: str, after: str) -> str:
         min(len(before), len(after)),
     )
     return f"{before[place : place + 24]!r} becomes {after[place : place + 24]!r}"
+
+
+Exchange = tuple[str, str]  # an observation, and the action that answered it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewriting:
+    """One template's, behind one head."""
+
+    head: tuple[Message, ...]  # what every episode begins with
+    num_head_ids: int  # its tokens
+    tokens: ChatTokens  # of the model
+
+    def ids(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
+        """Head and history as the template writes them now, up to where the model speaks."""
+        chat = list(self.head)
+        for seen, done in said:
+            chat.append(Message(role="user", content=seen))
+            chat.append(Message(role="assistant", content=done))
+        chat.append(Message(role="user", content=observation))
+        return self.tokens.ids(self.tokens.render(chat, asks=True))
+
+    def history(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
+        """The same after the head."""
+        return self.ids(said, observation)[self.num_head_ids :]

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from artifacts.episodes import Episode
 from artifacts.records import Request
-from tasks.environments.base import EnvironmentHosts, EnvironmentSettings, Transition
+from tasks.environments.base import EnvironmentProcesses, EnvironmentSettings, Transition
 from tasks.environments.episodes.episode import EpisodeSoFar
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ResumedEnvironment:
     def __init__(
         self,
         request: Request,
-        hosts: EnvironmentHosts,
+        hosts: EnvironmentProcesses,
         settings: EnvironmentSettings,
         clock: Callable[[], float],
     ) -> None:

@@ -16,8 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import Environment, Transition
-from tasks.environments.episodes.head import head
+from tasks.environments.base import Environment, Transition, head_messages
 from tasks.environments.games.game import StyledGameConfig
 
 LARGEST_PAY = 9
@@ -50,7 +49,7 @@ class BanditConfig(StyledGameConfig):
         for press in range(self.max_turns):
             turns.append((observation, names[press if press < self.buttons else best]))
             observation = bandit.step(turns[-1][1]).observation
-        return head(rules, turns)
+        return head_messages(rules, turns)
 
     def names(self) -> str:
         """A letter for every button."""

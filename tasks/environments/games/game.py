@@ -14,8 +14,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import EnvironmentSettings
-from tasks.environments.episodes.head import EMPTY_HEAD
+from tasks.environments.base import EMPTY_HEAD, EnvironmentSettings
 
 
 class GameConfig(EnvironmentSettings):

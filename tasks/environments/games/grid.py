@@ -15,8 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import Environment, Transition
-from tasks.environments.episodes.head import head
+from tasks.environments.base import Environment, Transition, head_messages
 from tasks.environments.games.game import StyledGameConfig
 
 MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, -1), "up": (0, 1)}
@@ -38,7 +37,7 @@ class GridConfig(StyledGameConfig):
     def chat_head(self) -> tuple[Message, ...]:
         """The rules and two shortest ways."""
         walks = [turn for start, goal in SHOTS for turn in self._walk(start, goal)]
-        return head(RULES.format(size=self.size), walks)
+        return head_messages(RULES.format(size=self.size), walks)
 
     def _walk(self, start: Square, goal: Square) -> list[tuple[str, str]]:
         """A shortest way: to the side first, then up or down."""

@@ -16,8 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import Environment, Transition
-from tasks.environments.episodes.head import head
+from tasks.environments.base import Environment, Transition, head_messages
 from tasks.environments.games.game import StyledGameConfig
 
 ACTION = re.compile(r"([0-9]{1,9})\.?")
@@ -72,7 +71,7 @@ class GuessConfig(StyledGameConfig):
         """The rules and two episodes that halve the interval that is left."""
         rules = RULES.format(largest=self.largest, tries=self.max_turns)
         shots = [self._shot(secret) for secret in (self.largest * 2 // 3, self.largest // 4 + 1)]
-        return head(rules, shots[0] + shots[1])
+        return head_messages(rules, shots[0] + shots[1])
 
     def _shot(self, secret: int) -> list[tuple[str, str]]:
         """An episode played by halving the interval."""

@@ -15,8 +15,8 @@ import json
 from collections.abc import Mapping
 
 from artifacts.printable import printable_line
-from tasks.environments.episodes.transition import Transition, Unusable
-from tasks.environments.processes.states import MAX_STATE_BYTES
+from tasks.environments.processes.process_main import MAX_STATE_BYTES
+from tasks.environments.transition import Transition, Unusable
 from tasks.rewards.base import checked_reward
 
 SENTENCE_CHARS = 1000  # of the reason why an environment can never work

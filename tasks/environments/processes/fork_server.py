@@ -26,10 +26,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from tasks.environments.processes.host_process import ProcessLimits, run_host
+from tasks.environments.processes.process_main import ProcessLimits, run_environment_process
+from tasks.isolation.confinement import (
+    Fork,
+    become_nobody,
+    forking_apart,
+    restrict_to_reading,
+    settle,
+)
 from tasks.isolation.frames import send_frame
-from tasks.isolation.landlock import restrict_to_reading
-from tasks.isolation.namespaces import Fork, become_nobody, forking_apart, settle
 from tasks.isolation.seccomp import SystemCallFilter
 
 FORK, KILL = b"F", b"K"  # a host for this stream; the host is to end
@@ -86,7 +91,9 @@ def main(text: str) -> None:
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stderr.fileno())  # nobody reads the pipe from here on
     control.settimeout(None)
-    EnvironmentForkServer(control, fork, lambda stream: run_host(stream, bounds)).serve()
+    EnvironmentForkServer(
+        control, fork, lambda stream: run_environment_process(stream, bounds)
+    ).serve()
 
 
 class EnvironmentForkServer:

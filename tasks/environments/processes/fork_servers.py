@@ -4,23 +4,162 @@ wanted first and again when it was lost."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+import socket
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
-from tasks.environments.processes.config import HostConfig
-from tasks.environments.processes.fork_server_process import Ended, ForkServerProcess
-from tasks.environments.processes.origin_walls import closed_to_nobody
-from tasks.isolation.interrupt import Interrupted
+from tasks.environments.config import EnvironmentProcessConfig
+from tasks.environments.processes.fork_server import ENDED, FORK, KILL, ORDER
+from tasks.environments.processes.walls import ENVIRONMENT, START_S, closed_to_nobody, command
+from tasks.isolation.child_process import ChildProcess, NotStarted, start_walled
+from tasks.isolation.interpreter import Interpreter, at, own
+from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import CURES, Isolation
-from tasks.isolation.walled_process import NotStarted
 
 LOG = logging.getLogger(__name__)
+MAX_FORKING = 64  # hosts at a time: of a few hundred orders its stream would be full
+AGAIN_S = 0.01  # between two tries to give an order that finds the stream full
+Ended = Callable[[int, int], None]  # a host's number and its exit code
 
 
-class Surroundings(NamedTuple):
+class ForkServerProcess:
+    """One origin, from its start to its end; a lost one is replaced by another."""
+
+    def __init__(
+        self,
+        config: EnvironmentProcessConfig,
+        imports: Sequence[str] = (),
+        *,
+        has_network: bool = False,
+        interpreter: str = "",
+    ) -> None:
+        """`interpreter`: absolute path of the Python that it runs with; empty: this one's."""
+        self._config = config
+        self._python = interpreter
+        self._imports = tuple(imports)
+        self._has_network = has_network
+        self.forking = asyncio.Semaphore(MAX_FORKING)  # from the order until the walls stand
+        self._interrupt = Interrupt()
+        self._process: ChildProcess | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._received = bytearray()
+        self._ended: Ended = lambda number, code: None
+        self._lost: Callable[[], None] = lambda: None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the outermost process, None when there is none."""
+        return self._process.popen.pid if self._process else None
+
+    @property
+    def interpreter(self) -> Interpreter:
+        """What it runs with; the first call may take a second. ValueError, with the cure, for one
+        that cannot be used."""
+        return at(self._python) if self._python else own()
+
+    def start(self) -> None:
+        """Have it running, which takes about a second. NotStarted if it cannot, and what
+        `interpreter` raises.
+
+        Where a shared import fails, hangs or starts threads, each host imports for itself.
+        """
+        try:
+            self._process = self._started(self._imports)
+        except NotStarted as error:
+            if not self._imports:
+                raise
+            LOG.warning("hosts import for themselves: modules=%s %s", self._imports, error)
+            self._process = self._started(())
+
+    def attach(self, ended: Ended, lost: Callable[[], None]) -> None:
+        """Hear of ends in the running event loop; `lost` is to close it when it is gone."""
+        assert self._process is not None
+        self._ended, self._lost = ended, lost
+        self._process.stream.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._process.stream.fileno(), self._hear)
+
+    def fork(self, number: int, stream: socket.socket) -> None:
+        """Ask for a host at the other end of this stream. OSError if the origin is gone."""
+        self._send(FORK, number, stream)
+
+    def kill(self, number: int) -> None:
+        """Have a host killed with all it started; its end is told. Harmless when it has ended."""
+        try:
+            self._send(KILL, number)
+        except BlockingIOError:
+            if self._loop is not None:
+                self._loop.call_later(AGAIN_S, self.kill, number)
+        except OSError:  # an origin that is gone has ended it
+            return
+
+    def forget_ends(self) -> None:
+        """For a caller that does not attach: an origin whose words nobody reads says no more."""
+        assert self._process is not None
+        self._process.stream.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self._process.stream.recv(1 << 16):
+                pass
+
+    def interrupt(self) -> None:
+        """From another thread than that of `start`, which raises Interrupted."""
+        self._interrupt.set()
+
+    def close(self) -> None:
+        """End it and every host; harmless without a process."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(process.stream.fileno())
+        process.kill()
+
+    def _started(self, imports: Sequence[str]) -> ChildProcess:
+        isolation, interpreter = Isolation(self._config.isolation), self.interpreter
+        return start_walled(
+            lambda socket_fd, users: command(
+                self._config,
+                socket_fd,
+                users,
+                imports=imports,
+                has_network=self._has_network,
+                interpreter=interpreter,
+            ),
+            isolation,
+            env=ENVIRONMENT if isolation is Isolation.LANDLOCK else {},
+            limit_s=START_S,
+            interrupt=self._interrupt,
+        )
+
+    def _send(self, order: bytes, number: int, stream: socket.socket | None = None) -> None:
+        if self._process is None:
+            raise ConnectionResetError("the fork server is gone")
+        descriptors = [] if stream is None else [stream.fileno()]
+        socket.send_fds(self._process.stream, [ORDER.pack(order, number)], descriptors)
+
+    def _hear(self) -> None:
+        assert self._process is not None
+        try:
+            told = self._process.stream.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            told = b""
+        if not told:
+            self._lost()
+            return
+        self._received += told
+        while len(self._received) >= ENDED.size:
+            number, code = ENDED.unpack_from(self._received)
+            del self._received[: ENDED.size]
+            self._ended(number, code)
+
+
+class ForkServerKey(NamedTuple):
     """What environments have in common that share an origin."""
 
     interpreter: str  # its path; empty: the run's own
@@ -32,7 +171,7 @@ class ForkServers:
 
     def __init__(
         self,
-        config: HostConfig,
+        config: EnvironmentProcessConfig,
         settings: Iterable[EnvironmentSettings],
         ended: Ended,
         lost: Callable[[ForkServerProcess], None],
@@ -41,8 +180,8 @@ class ForkServers:
         self._config = config
         self._imports = _slow_imports(settings)
         self._ended, self._lost = ended, lost
-        self._running: dict[Surroundings, ForkServerProcess] = {}
-        self._starting: dict[Surroundings, asyncio.Task[ForkServerProcess]] = {}
+        self._running: dict[ForkServerKey, ForkServerProcess] = {}
+        self._starting: dict[ForkServerKey, asyncio.Task[ForkServerProcess]] = {}
         self._unborn: set[ForkServerProcess] = set()
 
     async def warm(self) -> None:
@@ -55,9 +194,9 @@ class ForkServers:
 
         ValueError, with the cure, if the machine does not give the isolation or the interpreter.
         """
-        return await self._get(surroundings(settings))
+        return await self._get(fork_server_key(settings))
 
-    async def _get(self, wanted: Surroundings) -> ForkServerProcess:
+    async def _get(self, wanted: ForkServerKey) -> ForkServerProcess:
         if wanted in self._running:
             return self._running[wanted]
         if wanted not in self._starting:
@@ -83,7 +222,7 @@ class ForkServers:
         LOG.warning("fork server of environments lost: pid=%s", origin.pid)
         self.end(origin)
 
-    async def _start(self, wanted: Surroundings) -> ForkServerProcess:
+    async def _start(self, wanted: ForkServerKey) -> ForkServerProcess:
         origin = ForkServerProcess(
             self._config,
             self._imports.get(wanted, ()),
@@ -103,12 +242,12 @@ class ForkServers:
         return origin
 
 
-def surroundings(settings: EnvironmentSettings) -> Surroundings:
+def fork_server_key(settings: EnvironmentSettings) -> ForkServerKey:
     """What an environment needs of its origin."""
-    return Surroundings(settings.interpreter, settings.needs_network)
+    return ForkServerKey(settings.interpreter, settings.needs_network)
 
 
-def start_fork_server(origin: ForkServerProcess, config: HostConfig) -> None:
+def start_fork_server(origin: ForkServerProcess, config: EnvironmentProcessConfig) -> None:
     """Have it running. ValueError, with the cure, if the machine does not give the isolation or the
     interpreter; Interrupted."""
     try:
@@ -127,10 +266,10 @@ def shared_imports(settings: EnvironmentSettings) -> tuple[str, ...]:
     return (type(settings.recipe()).__module__, *settings.slow_imports)
 
 
-def _slow_imports(settings: Iterable[EnvironmentSettings]) -> dict[Surroundings, tuple[str, ...]]:
+def _slow_imports(settings: Iterable[EnvironmentSettings]) -> dict[ForkServerKey, tuple[str, ...]]:
     """The modules that hosts share, by what else they have in common."""
-    found: dict[Surroundings, tuple[str, ...]] = {}
+    found: dict[ForkServerKey, tuple[str, ...]] = {}
     for one in settings:
-        place = surroundings(one)
+        place = fork_server_key(one)
         found[place] = tuple(dict.fromkeys((*found.get(place, ()), *shared_imports(one))))
     return found

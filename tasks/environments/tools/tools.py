@@ -4,8 +4,8 @@
 
 A call's result, or a short sentence about what was wrong with it, is the next observation; an
 answer ends the episode and is judged as the mathematics reward judges numbers. The calculator
-computes here. A program is run by `ToolHosts`, in the sandbox of the code rewards: the process of
-an environment may start no other, and what a model wrote may not run where the answer is known.
+computes here. `ToolProcesses` runs programs, in the sandbox of the code rewards: the process of an
+environment may start no other, and a model's program may not run where the answer is known.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from artifacts.datasets.rows import Message
-from tasks.environments.base import Environment, RequestedProgram, Transition
-from tasks.environments.episodes.head import head
+from tasks.environments.base import Environment, RequestedProgram, Transition, head_messages
 from tasks.environments.games.game import StyledGameConfig
 from tasks.environments.tools.calculator import CannotCompute, calculate, written
 from tasks.environments.tools.grammar import (
@@ -49,7 +48,7 @@ RULES = {
 }
 ANSWERING = "When you know the answer, reply with answer and the number."
 FORMS = {"calculator": '"calc" and an expression', "python": '"python" and a program'}
-NOT_RUN = "Nothing here runs Python."  # what `ToolHosts` puts the program's own words in place of
+NOT_RUN = "Nothing here runs Python."  # replaced by the program's output in `ToolProcesses`
 NUMBER = re.compile(r"[-m]?[0-9]+(\.[0-9]+)?")
 
 
@@ -93,7 +92,9 @@ class ToolsConfig(StyledGameConfig):
         """The rules, and questions worked out with one tool after the other."""
         rules = " ".join([*(RULES[tool] for tool in self.tools), ANSWERING])
         shots = enumerate(self.questions.shown())
-        return head(rules, [turn for place, shot in shots for turn in self._shot(place, shot)])
+        return head_messages(
+            rules, [turn for place, shot in shots for turn in self._shot(place, shot)]
+        )
 
     def _shot(self, place: int, question: ToolQuestion) -> list[tuple[str, str]]:
         """A question worked out: every observation with its action."""

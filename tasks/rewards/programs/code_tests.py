@@ -24,8 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from artifacts.datasets.code_cases import CodeGold
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
-from tasks.isolation.isolation import Isolation
-from tasks.isolation.limits import DEFAULT_MEMORY_BYTES, SandboxLimits
+from tasks.isolation.isolation import DEFAULT_MEMORY_BYTES, Isolation, SandboxLimits
 from tasks.rewards.base import ProcessReward, Reward, Verdict, right, stamp, wrong
 from tasks.rewards.programs.adaptive_timeout import (
     AdaptiveTimeoutConfig,

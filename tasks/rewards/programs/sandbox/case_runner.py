@@ -20,8 +20,7 @@ from artifacts.records import CaseVerdict
 from tasks.cluster.deaths import manner
 from tasks.isolation.frames import Json
 from tasks.isolation.interrupt import Interrupt
-from tasks.isolation.isolation import Isolation
-from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.messages import Command, CommandReply, Kind
 from tasks.rewards.programs.sandbox.sandbox import (
     START_S,

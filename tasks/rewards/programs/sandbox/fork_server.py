@@ -22,9 +22,14 @@ import struct
 import sys
 from collections.abc import Callable
 
+from tasks.isolation.confinement import (
+    Fork,
+    become_nobody,
+    forking_apart,
+    restrict_to_reading,
+    settle,
+)
 from tasks.isolation.frames import send_frame
-from tasks.isolation.landlock import restrict_to_reading
-from tasks.isolation.namespaces import Fork, become_nobody, forking_apart, settle
 from tasks.isolation.seccomp import SystemCallFilter
 from tasks.rewards.programs.sandbox.candidate import run_program
 

@@ -14,22 +14,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tasks.isolation.child_process import ChildProcess
+from tasks.isolation.child_process import ChildProcess, NotStarted, start_walled
 from tasks.isolation.frames import Json
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import (
     INSIDE,
     ROOT,
     Isolation,
+    SandboxLimits,
     View,
     interpreter_paths,
     variables,
     walls,
     without_packages,
 )
-from tasks.isolation.limits import SandboxLimits
 from tasks.isolation.user_map import UserMap
-from tasks.isolation.walled_process import NotStarted, start_walled
 from tasks.rewards.base import RewardUnavailable
 from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
 from tasks.rewards.programs.sandbox.messages import Command, CommandReply

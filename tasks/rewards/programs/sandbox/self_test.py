@@ -13,8 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tasks.isolation.interpreter import below_tmp, own
-from tasks.isolation.isolation import CURES, Isolation, hidden_packages
-from tasks.isolation.limits import SandboxLimits
+from tasks.isolation.isolation import CURES, Isolation, SandboxLimits, hidden_packages
 from tasks.rewards.programs.sandbox.messages import Command, CommandReply
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
 

@@ -1,0 +1,221 @@
+"""A worker of the role environment: the Dask actor that holds one pool for all engines of a run.
+
+    engine-0, engine-1, ... ── reset, step, end ──▶ PoolActor ─▶ EnvironmentPool ─▶ processes
+
+An engine calls under a name that no later process of it has, and gives every reset another episode
+id. What an engine left behind that has not been heard of for a while is ended. Calls are coroutines
+on the worker's event loop, so that none waits behind another; of calls for one episode `end` may
+come before the `reset` that it breaks off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from artifacts.episodes import Ending
+from artifacts.records import pack, unpack
+from tasks.cluster.actors import ActorLost
+from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.config import EnvironmentProcessConfig
+from tasks.environments.pools.pool import EnvironmentPool
+from tasks.environments.pools.pool_report import PoolLoad
+from tasks.environments.pools.status_board import ReportingPool
+
+ENDED = "its episode was ended"
+SILENT_S = 120.0  # a caller that is not heard of for so long is gone
+SWEEP_S = 10.0  # between two looks for those
+NUM_ENDED = 1000  # episodes that are remembered because their end came first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """What became of a call."""
+
+    # None where the call failed, and of a reset that goes on from a state
+    value: str | Transition | None = None
+    state: bytes = b""  # of the environment after it
+    ending: Ending | None = None  # of the episode, where the call failed
+    detail: str = ""  # the reason in a few words
+    is_unknown: bool = False  # there is no such episode here: it was begun with an earlier process
+    load: PoolLoad  # how full the pool is now
+
+
+class PoolActor:
+    """Made by the flow; `warm` comes before the first episode."""
+
+    def __init__(
+        self,
+        config: EnvironmentProcessConfig,
+        settings: Sequence[EnvironmentSettings],
+        run_id: str,
+        name: str,
+    ) -> None:
+        """settings: of the environments that are to come. name: of the worker."""
+        self._pool = EnvironmentPool(config, settings)
+        self._hosts = ReportingPool(self._pool, run_id, name)
+        self._heard_s: dict[str, float] = {}  # when each caller was heard of last
+        self._open: dict[str, set[str]] = {}  # episodes by caller
+        self._calls: dict[str, asyncio.Future[str | Transition | None]] = {}  # that are made
+        self._ended_first: deque[str] = deque(maxlen=NUM_ENDED)
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def ping(self) -> None:
+        """Answers as long as the process does."""
+
+    async def warm(self) -> None:
+        """Have ready what no episode should wait for. ValueError, with the cure, where this machine
+        cannot host environments."""
+        await self._hosts.warm()
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep())
+
+    async def hear(self, caller: str) -> bytes:
+        """A caller says that it goes on; how full the pool is."""
+        self._heard_s[caller] = time.monotonic()
+        return pack(self._pool.load)
+
+    async def reset(self, caller: str, episode_id: str, payload: bytes) -> bytes:
+        """Begin an episode or go on from a state; payload: its settings, seed and state. An
+        `CallResult`."""
+        settings, seed, state = unpack(payload)
+        self._heard_s[caller] = time.monotonic()
+        name = _name(caller, episode_id)
+        if name in self._ended_first:
+            return pack(CallResult(ending=Ending.CRASHED, detail=ENDED, load=self._pool.load))
+        self._open.setdefault(caller, set()).add(episode_id)
+        return await self._answer(
+            caller, episode_id, self._hosts.reset(name, settings, seed, state)
+        )
+
+    async def step(self, caller: str, episode_id: str, text: str) -> bytes:
+        """Take a turn. An `CallResult`."""
+        self._heard_s[caller] = time.monotonic()
+        if episode_id not in self._open.get(caller, ()):
+            return pack(CallResult(is_unknown=True, load=self._pool.load))
+        step = self._hosts.step(_name(caller, episode_id), text)
+        return await self._answer(caller, episode_id, step)
+
+    async def end(self, caller: str, episode_id: str) -> bytes:
+        """Nobody goes on with it; how full the pool is afterwards."""
+        self._heard_s[caller] = time.monotonic()
+        if episode_id not in self._open.get(caller, ()):
+            self._ended_first.append(_name(caller, episode_id))
+        await self._end(caller, episode_id)
+        return pack(self._pool.load)
+
+    async def leave(self, caller: str) -> None:
+        """The caller ends, and all its episodes with it."""
+        self._heard_s.pop(caller, None)
+        for episode_id in tuple(self._open.pop(caller, ())):
+            await self._end(caller, episode_id)
+
+    async def close(self) -> None:
+        """End every process."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._hosts.close()
+
+    async def _answer(
+        self, caller: str, episode_id: str, work: Awaitable[str | Transition | None]
+    ) -> bytes:
+        """Make a call, which the end of its episode breaks off."""
+        name = _name(caller, episode_id)
+        call = self._calls[name] = asyncio.ensure_future(work)
+        try:
+            value, state = await call, self._hosts.snapshot(name)
+            return pack(CallResult(value=value, state=state, load=self._pool.load))
+        except EnvironmentFailed as error:
+            ending, detail = error.ending, error.detail
+        except asyncio.CancelledError:
+            ending, detail = Ending.CRASHED, ENDED
+        finally:
+            if self._calls.get(name) is call:
+                del self._calls[name]
+        self._open.get(caller, set()).discard(episode_id)
+        return pack(CallResult(ending=ending, detail=detail, load=self._pool.load))
+
+    async def _end(self, caller: str, episode_id: str) -> None:
+        self._open.get(caller, set()).discard(episode_id)
+        name = _name(caller, episode_id)
+        call = self._calls.pop(name, None)
+        if call is not None:
+            call.cancel()
+        await self._hosts.end(name)
+
+    async def _sweep(self) -> None:
+        """End what callers left behind that are not heard of any more."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = time.monotonic()
+            for caller, heard_s in tuple(self._heard_s.items()):
+                if now_s - heard_s > SILENT_S:
+                    await self.leave(caller)
+
+
+def _name(caller: str, episode_id: str) -> str:
+    """The episode's name in the pool."""
+    return f"{caller}/{episode_id}"
+
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+
+
+class PoolKeeper:
+    """Of a run's workers of environments. For the coroutines of one event loop."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        lost: Callable[[Collection[str]], Awaitable[tuple[str, ...]]],
+        make: Callable[[Sequence[str]], Awaitable[None]],
+        max_remakes: int,
+    ) -> None:
+        """lost: which of these do not answer. make: their actors anew, in new processes where the
+        old ones live. max_remakes: of each."""
+        self._names = set(names)
+        self._lost, self._make = lost, make
+        self._max_remakes = max_remakes
+        self._remakes = Counter[str]()
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look after them from now on; harmless when it does already, or where there are none."""
+        if self._names and self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+
+    def stop(self) -> None:
+        """Make no more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = None
+
+    async def _keep(self) -> None:
+        while self._names:
+            await asyncio.sleep(LOOK_S)
+            try:
+                lost = await self._lost(self._names)
+            except (RuntimeError, OSError) as error:  # of the connection, not of a worker
+                logger.warning("workers of environments not looked at: %s", error)
+                continue
+            for name in lost:
+                await self._replace(name)
+
+    async def _replace(self, name: str) -> None:
+        self._remakes[name] += 1
+        if self._remakes[name] > self._max_remakes:
+            logger.warning("worker=%s of environments given up: lost too often", name)
+            self._names.discard(name)
+            return
+        logger.warning("worker=%s of environments lost, made anew", name)
+        try:
+            await self._make((name,))
+        # TimeoutError is an OSError; ValueError says that its fork server did not start
+        except (ActorLost, RuntimeError, OSError, ValueError) as error:
+            logger.warning("worker=%s of environments not made anew: %s", name, error)

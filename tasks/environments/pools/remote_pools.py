@@ -1,0 +1,166 @@
+"""Environments in the workers of the role environment, as the process of an engine sees them.
+
+    reset ─▶ the worker where it is expected to wait least ─▶ step, step, ... ─▶ end
+    a call ── the worker is lost ─▶ EnvironmentLost ─▶ reset, at another one
+
+An episode stays with its worker. When that is lost, the environment is gone, which whoever plays
+the episode is told: leading another one to where it was is not done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from uuid import uuid4
+
+from artifacts.episodes import Ending
+from artifacts.records import pack, unpack
+from tasks.cluster.actors import Remote
+from tasks.environments.base import (
+    EnvironmentFailed,
+    EnvironmentLost,
+    EnvironmentSettings,
+    Transition,
+)
+from tasks.environments.config import EnvironmentProcessConfig
+from tasks.environments.pools.pool_actor import CallResult
+from tasks.environments.pools.pool_workers import (
+    HEAR_WITHIN_S,
+    PoolWorker,
+    PoolWorkers,
+    WorkerLost,
+)
+
+START_S = 120.0  # for what a reset may have started beside the environment: fork server and process
+EXTRA_S = 30.0  # for messages of a call that wait behind others
+
+
+@dataclass(slots=True, kw_only=True)
+class RemoteEpisode:
+    """Where an episode is."""
+
+    worker: PoolWorker
+    name: str  # of the episode at its worker
+    began_s: float  # on the monotonic clock
+    state: bytes = b""  # of its environment after the last turn
+
+
+class RemotePools:
+    """`EnvironmentProcesses` in other workers. For the coroutines of one event loop."""
+
+    def __init__(self, workers: PoolWorkers, config: EnvironmentProcessConfig) -> None:
+        """config: of the pools there."""
+        self._workers = workers
+        self._config = config
+        self._seats: dict[str, RemoteEpisode] = {}  # by episode
+        self._numbers = count(1)
+        self._closing: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(
+        cls, run_id: str, engine: str, names: Sequence[str], config: EnvironmentProcessConfig
+    ) -> RemotePools:
+        """Of an engine in a Dask worker; names: of the workers of environments."""
+        caller = f"{engine}:{uuid4().hex[:8]}"
+        return cls(PoolWorkers(names, caller, partial(_connect, run_id)), config)
+
+    async def warm(self) -> None:
+        """Look for the workers; that they are ready is up to who made them."""
+        self._workers.watch()
+
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
+        """Begin an episode, or go on from a state, where it is expected to wait least; one of the
+        same id is ended before. Raises EnvironmentLost when that worker is lost meanwhile."""
+        await self.end(episode_id)
+        worker = await self._workers.best(self._config.place_s)
+        worker.view = worker.view.begun()
+        name = f"{episode_id}#{next(self._numbers)}"
+        self._seats[episode_id] = RemoteEpisode(worker=worker, name=name, began_s=time.monotonic())
+        payload = pack((settings, seed, state))
+        limit_s = self._config.place_s + self._config.reset_s + START_S
+        said = await self._ask(episode_id, "reset", payload, limit_s)
+        assert not isinstance(said, Transition), "that is the answer to a step"
+        return said
+
+    async def step(self, episode_id: str, text: str) -> Transition:
+        """Take a turn. Raises EnvironmentLost when its worker is lost."""
+        started_s = time.monotonic()
+        transition = await self._ask(episode_id, "step", text, self._config.step_s)
+        assert isinstance(transition, Transition), "that is the answer to a reset"
+        seat = self._seats.get(episode_id)
+        if seat is not None:
+            seat.worker.view = seat.worker.view.stepped(time.monotonic() - started_s)
+        return transition
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """The episode's environment after its last step."""
+        seat = self._seats.get(episode_id)
+        return seat.state if seat is not None else b""
+
+    async def end(self, episode_id: str) -> None:
+        """Give the episode's process back."""
+        seat = self._seats.get(episode_id)
+        if seat is None:
+            return
+        self._leave(episode_id)
+        try:
+            load = unpack(await seat.worker.call("end", seat.name, deadline_s=HEAR_WITHIN_S))
+        except (WorkerLost, asyncio.CancelledError) as error:
+            seat.worker.abandoned.append(seat.name)  # it may not have heard of it
+            if isinstance(error, WorkerLost):
+                return
+            raise
+        seat.worker.view = seat.worker.view.told(load)
+
+    def close(self) -> None:
+        """End every episode, without waiting."""
+        self._seats.clear()
+        self._closing = asyncio.ensure_future(self._workers.close())
+
+    async def _ask(
+        self, episode_id: str, method: str, told: str | bytes, limit_s: float
+    ) -> str | Transition | None:
+        """Call the episode's worker. Raises EnvironmentFailed, and EnvironmentLost if it does not
+        answer, or nobody there knows the episode."""
+        seat = self._seats.get(episode_id)
+        if seat is None:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
+        worker = seat.worker
+        try:
+            payload = await worker.call(method, seat.name, told, deadline_s=limit_s + EXTRA_S)
+        except WorkerLost as error:
+            raise self._lost(episode_id, str(error)) from error
+        answer: CallResult = unpack(payload)
+        worker.view = worker.view.told(answer.load)
+        if answer.is_unknown:
+            raise self._lost(episode_id, f"{worker.name} has begun anew and knows nothing of it")
+        if answer.ending is not None:
+            self._leave(episode_id)
+            raise EnvironmentFailed(answer.ending, answer.detail)
+        seat.state = answer.state
+        return answer.value
+
+    def _lost(self, episode_id: str, reason: str) -> EnvironmentLost:
+        """Its worker is gone, or does not know it: what is left there is ended when it is back."""
+        seat = self._seats.pop(episode_id, None)
+        if seat is not None:  # else it was ended meanwhile
+            seat.worker.view = seat.worker.view.ended()
+            seat.worker.abandoned.append(seat.name)
+        return EnvironmentLost(f"its worker of environments was lost: {reason}")
+
+    def _leave(self, episode_id: str) -> None:
+        """It is at no worker any more."""
+        seat = self._seats.pop(episode_id, None)
+        if seat is not None:
+            held_s = time.monotonic() - seat.began_s
+            seat.worker.view = seat.worker.view.ended(held_s)
+
+
+async def _connect(run_id: str, name: str) -> Remote:
+    return await asyncio.to_thread(Remote.connect, run_id, name)

@@ -1,0 +1,328 @@
+"""One process in which environments step, as its pool sees it: calls, each within a limit, and its
+end.
+
+    start() -> reset() -> step(), ... -> reset(), ... -> kill() -> `ended`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from artifacts.episodes import Ending
+from tasks.cluster.deaths import manner
+from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.config import EnvironmentProcessConfig
+from tasks.environments.processes.answers import (
+    BadAnswer,
+    max_answer_bytes,
+    read_observation,
+    read_restored,
+    read_transition,
+)
+from tasks.environments.processes.fork_servers import ForkServerProcess
+from tasks.environments.processes.process_main import (
+    CONFINED,
+    LENGTH,
+    RECIPE,
+    RESET,
+    RESTORE,
+    STEP,
+    framed,
+    split_state,
+)
+
+
+class ProcessState(StrEnum):
+    """What a process is at."""
+
+    FREE = "free"  # no episode
+    RESETTING = "resetting"  # starting and building included
+    THINKING = "thinking"  # the model's turn
+    STEPPING = "stepping"
+    DEAD = "dead"  # killed, or ended by itself, and not yet replaced
+
+
+class Unanswered(Exception):
+    """No answer within the limit."""
+
+
+class LinkLost(Exception):
+    """The process closed its end, which is its own end too."""
+
+
+class ProcessLink(asyncio.Protocol):
+    """One call at a time. What the process sends is bounded before it is kept."""
+
+    def __init__(self, max_answer_bytes: int, late: Callable[[], None]) -> None:
+        """`late` is called at every answer after the end of its call."""
+        self._max_answer_bytes = max_answer_bytes
+        self._late = late
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()  # of an answer that is not complete
+        self._answer: asyncio.Future[bytes] | None = None
+        self._is_over = False  # no answer counts any more
+        self._fault: Exception | None = None  # that the next call ends with
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._break(LinkLost("its process closed the stream"))
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (answer := self._next()) is not None:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(answer)
+            elif self._is_over:
+                self._late()
+            else:
+                self._break(BadAnswer("its process broke the protocol: an answer nobody asked for"))
+                self.disconnect()  # one that says more and more would have the loop to itself
+
+    def expect(self) -> None:
+        """From here on the next message is the answer."""
+        assert self._answer is None, "one call at a time"
+        self._answer = asyncio.get_running_loop().create_future()
+        if self._fault is not None:
+            self._fail(self._fault)
+
+    def send(self, orders: bytes) -> None:
+        """Write without waiting."""
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(orders)
+
+    async def answer(self, limit_s: float) -> bytes:
+        """The answer that is expected. Raises Unanswered, LinkLost or BadAnswer; nothing is
+        answered after that."""
+        assert self._answer is not None
+        clock = asyncio.get_running_loop().call_later(limit_s, self._give_up, limit_s)
+        try:
+            return await self._answer
+        except BaseException:
+            self._is_over = True
+            raise
+        finally:
+            clock.cancel()
+            self._answer = None
+
+    def close(self) -> None:
+        """Nothing is asked any more; what arrives until the stream ends is late."""
+        self._break(LinkLost("its call was given up"))
+
+    def disconnect(self) -> None:
+        """Close the stream at once, whatever may still arrive."""
+        self.close()
+        self._received.clear()
+        if self._transport is not None and not self._loop.is_closed():
+            self._transport.abort()
+
+    def _give_up(self, limit_s: float) -> None:
+        self._break(Unanswered(f"no answer within {limit_s:g} s"))
+
+    def _break(self, fault: Exception) -> None:
+        self._is_over = True
+        self._fault = self._fault or fault
+        self._fail(fault)
+
+    def _fail(self, fault: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(fault)
+            self._answer.exception()  # heard, even if nobody awaits it
+
+    def _next(self) -> bytes | None:
+        """The next complete message; one that is too long breaks the link."""
+        if len(self._received) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._received)
+        if length > self._max_answer_bytes:
+            self._break(
+                BadAnswer(f"an answer of {length} bytes, at most {self._max_answer_bytes} may be")
+            )
+            self.disconnect()
+            return None
+        end = LENGTH.size + length
+        if len(self._received) < end:
+            return None
+        message = bytes(self._received[LENGTH.size : end])
+        del self._received[:end]
+        return message
+
+
+WALLS_S = 30.0  # to a process whose walls stand
+DYING_S = 0.5  # between the closing of a process's stream and its end
+
+
+class EnvironmentProcess:
+    """Calls raise EnvironmentFailed; the process is of no use after that."""
+
+    def __init__(
+        self,
+        number: int,
+        settings: EnvironmentSettings,
+        origin: ForkServerProcess,
+        slot: int,
+        config: EnvironmentProcessConfig,
+        *,
+        wave: int,
+        late: Callable[[], None],
+    ) -> None:
+        """`slot`: number of its place in the pool. `wave`: see `Restarts`. `late` is called at
+        every answer after the end of its call.
+
+        ValueError, with the cure, for settings that another process cannot have.
+        """
+        self.number = number
+        self.settings = settings
+        self.origin = origin
+        self.slot = slot
+        self.wave = wave
+        self.episode_id = ""
+        self.snapshot = b""  # of its environment after the last step
+        self.state = ProcessState.FREE
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.is_forked = False
+        self.is_killed = False
+        self.started_s = self.since_s = time.time()  # seconds since the epoch
+        self._pickled = pickled_recipe(settings)
+        self._config = config
+        self._link = ProcessLink(max_answer_bytes(config.max_observation_chars), late)
+
+    @property
+    def kind(self) -> str:
+        """Class of its environment's settings."""
+        kind = type(self.settings)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+    def enter(self, state: ProcessState, episode_id: str) -> None:
+        """It is at something else from now on."""
+        self.state, self.episode_id, self.since_s = state, episode_id, time.time()
+
+    async def start(self) -> None:
+        """Fork it, and hear that its walls stand."""
+        async with self.origin.forking:
+            told = await self._forked()
+        if told != CONFINED:
+            raise crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
+        self._link.send(framed(RECIPE + self._pickled))
+
+    async def _forked(self) -> bytes:
+        """Its first words."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: self._link, sock=ours)
+            self._link.expect()
+            try:
+                if self.is_killed:
+                    raise ConnectionAbortedError("its episode was ended")
+                self.origin.fork(self.number, theirs)
+            except OSError as error:
+                self._link.disconnect()
+                raise crashed(f"no process could be forked: {error}") from error
+            self.is_forked = True
+        return await self._answer(WALLS_S)
+
+    async def reset(self, seed: int) -> str:
+        """Begin an episode. ValueError, with the cure, for an environment that cannot work."""
+        self.snapshot = b""
+        body = await self._ask(RESET + str(seed).encode("ascii"), self._config.reset_s)
+        with as_crash():
+            return read_observation(body, self._config.max_observation_chars)
+
+    async def restore(self, state: bytes) -> bool:
+        """Whether its environment goes on from this state."""
+        body = await self._ask(RESTORE + state, self._config.reset_s)
+        with as_crash():
+            is_restored = read_restored(body)
+        self.snapshot = state if is_restored else b""
+        return is_restored
+
+    async def step(self, text: str) -> Transition:
+        """Take a turn."""
+        self.snapshot = b""
+        told = STEP + text.encode("utf-8", "surrogatepass")
+        body, self.snapshot = split_state(await self._ask(told, self._config.step_s))
+        with as_crash():
+            return read_transition(body, self._config.max_observation_chars)
+
+    def kill(self) -> None:
+        """Have it killed with all it started, without waiting; harmless once it has ended."""
+        self.is_killed = True
+        self._link.close()
+        if self.is_forked:
+            self.origin.kill(self.number)
+
+    def bury(self, code: int | None) -> None:
+        """It has ended, with this exit code where that is known."""
+        if not self.ended.done():
+            self.ended.set_result(code)
+        if code is None:
+            self._link.disconnect()
+
+    async def _ask(self, order: bytes, limit_s: float) -> bytes:
+        self._link.expect()
+        self._link.send(framed(order))
+        return await self._answer(limit_s)
+
+    async def _answer(self, limit_s: float) -> bytes:
+        try:
+            with as_crash():
+                return await self._link.answer(limit_s)
+        except Unanswered as error:
+            raise EnvironmentFailed(Ending.UNANSWERED, str(error)) from error
+        except LinkLost as error:
+            raise crashed(await self._cause_of_death()) from error
+
+    async def _cause_of_death(self) -> str:
+        """How it ended, as far as that is told soon."""
+        if self.is_killed:
+            return "its episode was ended"
+        await asyncio.wait((self.ended,), timeout=DYING_S)
+        if not self.ended.done():
+            return "its process closed the stream"
+        return end_text(self.ended.result())
+
+
+def end_text(code: int | None) -> str:
+    """How a process ended, in a few words; None: nobody is left to tell."""
+    return "its fork server was lost" if code is None else f"its process {manner(code)}"
+
+
+def pickled_recipe(settings: EnvironmentSettings) -> bytes:
+    """What a process builds its environment from. ValueError, with the cure, for settings that
+    another process cannot have."""
+    kind = type(settings)
+    try:
+        if kind.__module__ == "__main__":
+            raise AttributeError("another process has another __main__")
+        return pickle.dumps(settings.recipe())
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            "settings of environments must pickle, by a class at the top of a module,"
+            f" {kind.__module__}.{kind.__qualname__} does not: {error}; move it to a module"
+        ) from error
+
+
+def crashed(detail: str) -> EnvironmentFailed:
+    """The failure of an environment whose process is of no use any more."""
+    return EnvironmentFailed(Ending.CRASHED, detail)
+
+
+@contextlib.contextmanager
+def as_crash() -> Iterator[None]:
+    """What no environment may answer is its crash."""
+    try:
+        yield
+    except BadAnswer as error:
+        raise crashed(str(error)) from error

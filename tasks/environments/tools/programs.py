@@ -1,0 +1,179 @@
+"""Hosts of environments, with a sandbox beside them for the programs that models ask to have run.
+
+    step ─▶ the environment takes the turn ─▶ a program in the action? ─▶ run ─▶ what it said
+                                           └▶ none ─▶ the environment's own observation
+
+The program runs once the environment has answered, in no process that knows the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import LifoQueue
+
+from artifacts.episodes import Ending
+from tasks.environments.base import (
+    EnvironmentFailed,
+    EnvironmentProcesses,
+    EnvironmentSettings,
+    RequestedProgram,
+    Transition,
+)
+from tasks.isolation.interrupt import Interrupt, Interrupted
+from tasks.isolation.isolation import CURES, Isolation, SandboxLimits
+from tasks.rewards.programs.sandbox.messages import CommandReply
+from tasks.rewards.programs.sandbox.sandbox import (
+    LostUnderProgram,
+    Sandbox,
+    SandboxLost,
+    SandboxUnavailable,
+)
+from tasks.rewards.programs.sandbox.self_test import holds
+
+NUM_SANDBOXES = 4  # programs at a time; each starts with the first program that needs it
+LIMITS = SandboxLimits(memory_bytes=256 << 20, output_bytes=64 << 10)
+SHELL = Path(__file__).with_name("program_shell.py").read_text()
+SILENT = "It printed nothing."
+TOO_MUCH = "It printed too much."
+NO_MEMORY = "It ran out of memory."
+KILLED = "It was ended."
+CUT = " ..."
+
+
+class ProgramRunner:
+    """Several programs at a time, each for a thread that waits for it."""
+
+    def __init__(self, isolation: Isolation) -> None:
+        self._isolation = isolation
+        self._interrupts = [Interrupt() for _ in range(NUM_SANDBOXES)]
+        self._free = LifoQueue[Sandbox]()
+        for interrupt in self._interrupts:
+            self._free.put(Sandbox(isolation, LIMITS, interrupt))
+        self._is_closed = False
+
+    def observed(
+        self, settings: EnvironmentSettings, text: str, transition: Transition
+    ) -> Transition:
+        """What the model reads after its action `text`: what its program says, if it has one."""
+        program = settings.program_in(text)
+        return transition._replace(observation=self.run(program)) if program else transition
+
+    def run(self, program: RequestedProgram) -> str:
+        """What the model reads of it. Raises EnvironmentFailed where the sandbox fails, and
+        ValueError, with the cure, on a machine that has none."""
+        if reason := holds(self._isolation):
+            raise ValueError(
+                f"a tool that runs Python needs the isolation {str(self._isolation)!r}, this"
+                f" machine does not give it: {reason}; {CURES[self._isolation]}"
+            )
+        if self._is_closed:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
+        sandbox = self._free.get()
+        try:
+            return _shortened(self._said(sandbox, program), program.max_chars)
+        except (SandboxUnavailable, Interrupted) as error:
+            raise EnvironmentFailed(Ending.CRASHED, ascii(str(error))[1:-1]) from error
+        finally:
+            self._free.put(sandbox)
+
+    def close(self) -> None:
+        """End every program and sandbox; what runs fails."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for interrupt in self._interrupts:
+            interrupt.set()
+        for sandbox in [self._free.get() for _ in self._interrupts]:
+            sandbox.close()
+            self._free.put(sandbox)  # interrupted for ever, for who waits for one
+
+    def _said(self, sandbox: Sandbox, program: RequestedProgram) -> str:
+        for is_last in (False, True):
+            try:
+                (reply,) = sandbox.start(SHELL, limit_s=program.limit_s, stdin=program.text)
+                return _words(reply, program.limit_s)
+            except LostUnderProgram:
+                continue
+            except SandboxLost:
+                if is_last:
+                    raise
+        return KILLED  # with its sandbox, and again with a fresh one: its own doing
+
+
+def _words(reply: CommandReply, limit_s: float) -> str:
+    """What came of a program, as the model is told."""
+    match reply.kind:
+        case "timeout":
+            return f"It did not end within {limit_s:g} s."
+        case "memory":
+            return NO_MEMORY
+        case "value" | "exited" | "raised":
+            if reply.stdout is None:
+                return TOO_MUCH
+            return reply.stdout.strip() or SILENT
+        case _:
+            return KILLED
+
+
+def _shortened(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - len(CUT)] + CUT
+
+
+class ToolProcesses:
+    """`EnvironmentProcesses` around others."""
+
+    def __init__(self, inner: EnvironmentProcesses, isolation: Isolation) -> None:
+        self._inner = inner
+        self._isolation = isolation
+        self._settings: dict[str, EnvironmentSettings] = {}  # by episode
+        self._runner: ProgramRunner | None = None  # from the first program on
+        self._threads = ThreadPoolExecutor(NUM_SANDBOXES, thread_name_prefix="programs")
+        self._is_closed = False
+
+    async def warm(self) -> None:
+        """Ready the others; a sandbox is started with the first program."""
+        await self._inner.warm()
+
+    async def reset(
+        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
+    ) -> str | None:
+        """Begin an episode, or go on from a state."""
+        observation = await self._inner.reset(episode_id, settings, seed, state)
+        self._settings[episode_id] = settings
+        return observation
+
+    async def step(self, episode_id: str, text: str) -> Transition:
+        """Take a turn, and run its program. A program whose episode is ended meanwhile goes on to
+        its limit at most."""
+        transition = await self._inner.step(episode_id, text)
+        settings = self._settings.get(episode_id)
+        program = settings.program_in(text) if settings else None
+        if program is None:
+            return transition
+        return transition._replace(observation=await self._said(program))
+
+    def snapshot(self, episode_id: str) -> bytes:
+        """The environment's: a program leaves nothing behind."""
+        return self._inner.snapshot(episode_id)
+
+    async def end(self, episode_id: str) -> None:
+        """Nobody goes on with it."""
+        self._settings.pop(episode_id, None)
+        await self._inner.end(episode_id)
+
+    def close(self) -> None:
+        """End every process."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._runner is not None:
+            self._runner.close()
+        self._inner.close()
+
+    async def _said(self, program: RequestedProgram) -> str:
+        if self._is_closed:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
+        self._runner = self._runner or ProgramRunner(self._isolation)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._runner.run, program)
