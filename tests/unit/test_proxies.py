@@ -82,7 +82,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]]
 
 
 def by_urllib(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    """urlopen would keep these proxies for whoever asks next."""
+    with urllib.request.build_opener().open(url, timeout=5) as answer:
         return int(answer.status)
 
 
