@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import ClusterConfig, device_map
-from tasks.simulation.seams import MachineCosts, RunWork
+from tasks.simulation.protocols import MachineCosts, RunWork
 from tasks.simulation.simulated_run import SimulatedRun
 
 

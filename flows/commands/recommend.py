@@ -39,6 +39,8 @@ FIGURES = ("step s", "loses s", "rollout", "tokens/s")
 
 
 def parser() -> ArgumentParser:
+    from tasks.simulation.workloads import WORKLOADS
+
     made = ArgumentParser(
         prog="rollflow recommend",
         description=DESCRIPTION,
@@ -66,7 +68,7 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--workload",
         default="mixed",
-        choices=_workloads(),
+        choices=list(WORKLOADS),
         help="what is asked, with lengths like the published ones, without --run (default:"
         " %(default)s)",
     )
@@ -84,13 +86,6 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--json", type=Path, metavar="FILE", help="where to write all of them")
     return made
-
-
-def _workloads() -> list[str]:
-    """By name those whose steps are alike: what is best for a few of them is so for others."""
-    from tasks.simulation.workloads import WORKLOADS, Drift
-
-    return [name for name, make in WORKLOADS.items() if make(1).drift == Drift()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,13 +26,11 @@ from flows.config.settings_file import OF_ONE_RUN
 from tasks.cluster.roles import parse_role_map
 from tasks.simulation.calibration import calibrated, pace_of
 from tasks.simulation.hardware import CORE, DEVICES
-from tasks.simulation.machine import Machine
+from tasks.simulation.machine import ROLLPACKER, Machine, TrainingCost
 from tasks.simulation.plain import PlainMachine
-from tasks.simulation.recorded import RecordedRun, read_run
-from tasks.simulation.replay import recorded_work, resampled
-from tasks.simulation.seams import RunWork
+from tasks.simulation.protocols import RunWork
+from tasks.simulation.recorded import RecordedRun, read_run, recorded_work, resampled
 from tasks.simulation.shapes import MODELS, ModelShape
-from tasks.simulation.training_cost import ROLLPACKER, TrainingCost
 from tasks.simulation.workloads import workload
 
 LARGEST = 8  # devices of an engine

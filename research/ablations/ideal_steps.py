@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from flows.config.run_config import RunConfig
 from flows.played_config import played_run
 from tasks.simulation.calibration import calibrated, counted, typical
-from tasks.simulation.recorded import RecordedRun
-from tasks.simulation.replay import recorded_work
+from tasks.simulation.recorded import RecordedRun, recorded_work
 from tasks.simulation.steps import play
 
 

@@ -33,7 +33,7 @@ from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed
-from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)

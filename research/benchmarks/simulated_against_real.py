@@ -40,8 +40,7 @@ from tasks.simulation.calibration import (
     train_s_per_token,
 )
 from tasks.simulation.figures import PlayedRun
-from tasks.simulation.recorded import read_run
-from tasks.simulation.replay import recorded_work
+from tasks.simulation.recorded import read_run, recorded_work
 from tasks.simulation.steps import play
 
 RECORDED = "sync"  # the configuration that the machine is calibrated on

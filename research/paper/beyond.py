@@ -27,11 +27,11 @@ from research.paper.experiment import (
     mean,
     total,
 )
+from research.paper.lower_bound import lower_bound, needed_groups, resources_of
 from research.paper.rollpacker_case import RollpackerCase
 from research.paper.setups import BY_MODEL, SetUp
 from research.paper.variants import OVERLAP, REWARD, STREAM, SYNC, PaperVariant
 from tasks.scheduling.policies.multilevel import LEVEL_ETA, levels_within
-from tasks.simulation.lower_bound import lower_bound, needed_groups, resources_of
 
 HORIZON = 9  # steps
 PERIOD = 5  # steps: four short rounds and a long one

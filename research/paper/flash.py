@@ -36,7 +36,7 @@ from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardCo
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.base import Policy
-from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import make_engines
 
 SCALE, TOKENS_AS_ONE, RESPONSES = 16, 32, 16

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from research.ablations.policies import policy_of
 from research.paper.experiment import Observed, Scale
+from research.paper.known_lengths import ShortestFirst
 from research.paper.setups import DEVICE, SetUp, reserved_devices, work_of
 from research.paper.variants import PaperVariant
 from tasks.scheduling.batch import BatchConfig
@@ -20,14 +21,12 @@ from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.figures import PlayedStep
 from tasks.simulation.hardware import DEVICES
-from tasks.simulation.known_lengths import ShortestFirst
-from tasks.simulation.learner import ROW_TOKENS
-from tasks.simulation.machine import Machine
-from tasks.simulation.seams import RunWork
+from tasks.simulation.machine import Machine, TrainingCost
+from tasks.simulation.protocols import RunWork
 from tasks.simulation.shapes import MODELS
 from tasks.simulation.simulated_run import NUM_ROWS, SimulatedRun
 from tasks.simulation.steps import play
-from tasks.simulation.training_cost import TrainingCost
+from tasks.simulation.trained_round import ROW_TOKENS
 
 MICRO_BATCH_TOKENS = 1_250  # one response to a micro-batch (the artifact), with its prompt
 PACKED_TOKENS = ROW_TOKENS  # a full row to a micro-batch, as our learner packs them

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from research.paper.variants import PaperVariant
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig
 from tasks.simulation.length_law import LONGEST_SCORE, P75_SCORE, LengthLaw
-from tasks.simulation.reward_queue import RewardWorkers
-from tasks.simulation.reward_times import JudgeTimes, ProgramTimes
+from tasks.simulation.reward_queue import JudgeTimes, ProgramTimes, RewardWorkers
 from tasks.simulation.workloads import CODE, JUDGE, MATH, Domain, Workload, mixed
 
 DEVICE = "h800"  # in hosts of 8

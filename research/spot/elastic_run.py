@@ -43,8 +43,8 @@ from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.seeding import Seeding, SeedingConfig, SeedingTimes, after_step
 from tasks.scheduling.seeding_window import SeedingWindow
 from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
-from tasks.simulation.learner import ROW_TOKENS, SimulatedRank
 from tasks.simulation.simulated_round import load_version, round_inputs
+from tasks.simulation.trained_round import ROW_TOKENS, SimulatedRank
 
 RESERVED = "reserved"
 # dollars a GPU-hour, means over regions of two clouds: 8 H100 on demand 83.79, 2 preemptible 5.32

@@ -9,7 +9,7 @@ from artifacts.records import Fate, Group, Score, Span
 from artifacts.reports.timeline import attributed_s, bubble_shares, device_times, length, union
 from tasks.rounds.report import RolloutReport
 from tasks.scheduling.events import RoundPlan
-from tasks.simulation.learner import SimulatedTraining
+from tasks.simulation.trained_round import SimulatedTraining
 
 # parts of a step, and the kind of work that each is; a moment of two parts belongs to the earlier
 PARTS: Mapping[str, str] = {

@@ -3,7 +3,7 @@
 A data sheet gives a rate, `reaches` the share of it that the work at hand gets. Four numbers were
 calibrated on a published figure each, `host_s`, `host_s_per_sequence`, `process_s` and `eager_s`;
 all are the same for every model, size and batch. Leaves out what depends on a model (`roofline`,
-`training_cost`).
+`machine`).
 """
 
 from __future__ import annotations

@@ -66,13 +66,3 @@ class LengthLaw:
         """The normal score of a response to a prompt whose own is `hardness`."""
         own = normal(seed, "response", prompt_id, index, noise)
         return alike(hardness, own, self.prompt_share)
-
-    def grown(self, median: float, tail: float) -> LengthLaw:
-        """All lengths `median` times as long, and the longest further `tail` times."""
-        return LengthLaw(
-            median_tokens=self.median_tokens * median,
-            p75_tokens=self.p75_tokens * median,
-            longest_ratio=self.longest_ratio * tail,
-            endless_share=min(0.5, self.endless_share * tail),
-            prompt_share=self.prompt_share,
-        )

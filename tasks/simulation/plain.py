@@ -13,7 +13,7 @@ from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.scheduling.parallelism import possible_sizes
 from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
-from tasks.simulation.gradient_work import EVERY_TOKEN, GradientWork
+from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
 from tasks.simulation.workloads import blank_question
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

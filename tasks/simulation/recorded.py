@@ -1,19 +1,43 @@
-"""What a run of ours left behind, as far as a simulation of it needs it: its responses, its rounds
-and the seconds of their parts.
+"""A recorded run, and a workload made of what it recorded (`RunWork`).
 
-    responses/, steps/ and manifest of a run's store ──▶ RecordedRun ──▶ `replay`, `calibration`
+    responses/, steps/, manifest of a run's store ──▶ RecordedRun ──▶ RecordedWork, `calibration`
+    row of a simulated data set ──▶ the prompt at that place; behind the last one any of them, drawn
+
+A recorded response has its recorded length, verdict and seconds of scoring again. What was not
+recorded (other indices, other seeds, further prompts) is drawn from the recorded responses of its
+prompt. A learner computes once the tokens that recorded sequences begin with alike, and groups of
+equal rewards only where the recorded one did. A response that the bound or an abort cut is only
+known to be at least so long: where it may go on, it goes on by an exponential law whose mean is
+that of all lengths above the median, cut ones counted as they are (the estimate of largest
+likelihood under censoring). Leaves out that a call with more tokens than a row computes shared
+ones once a row, and histories that a chat template wrote anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.journal import Journal
+from artifacts.records import Generated, Response
+from artifacts.sampled import num_computed
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
+from tasks.learner.dealing import GroupPart, has_equal_rewards
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.packing import shared_prefix
+from tasks.simulation.draws import uniform
+from tasks.simulation.protocols import GradientWork
+from tasks.simulation.reward_feed import RecordedFeed
+from tasks.simulation.workloads import row_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +85,255 @@ def read_run(store: Store) -> RecordedRun:
             for commit in read_commits(store)
         ),
     )
+
+
+class PrefixTree:
+    """Named sequences in the order of their tokens: then the tokens that two of them begin with
+    alike are the least that neighbours between them share."""
+
+    def __init__(self, sequences: Mapping[str, tuple[int, ...]]) -> None:
+        order = sorted(sequences, key=sequences.__getitem__)
+        ordered = [sequences[name] for name in order]
+        shared = [shared_prefix(before, after) for before, after in pairwise(ordered)]
+        self.lengths = {name: len(sequence) for name, sequence in sequences.items()}
+        self._ranks = {name: rank for rank, name in enumerate(order)}
+        self._shared = np.array([0, *shared, 0])  # of each and the one before it
+
+    def num_nodes(self, taken: Iterable[tuple[str, int]]) -> int:
+        """Nodes of the tree of these sequences, each a name and how many of its tokens are taken.
+        One that is taken twice stands for two that are as alike as it and its likest neighbour."""
+        ordered = sorted((self._ranks[name], length) for name, length in taken)
+        nodes = sum(length for _, length in ordered)
+        for (before, length), (after, other) in pairwise(ordered):
+            between = self._shared[before + 1 : after + 1]
+            shared = between.min() if len(between) else self._shared[after : after + 2].max()
+            nodes -= min(int(shared), length, other)
+        return nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedResponse:
+    """What is known of a response."""
+
+    name: str  # among the run's
+    num_tokens: int
+    is_cut: bool  # whether it would have gone on
+    reward: float  # 0 without a verdict
+    scored_s: float | None  # seconds from its last token to its verdict; None without one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPrompt:
+    """A prompt and its recorded responses, by index; at least one."""
+
+    domain: str
+    token_ids: tuple[int, ...]
+    responses: Mapping[int, RecordedResponse]
+
+    def response(self, index: int, seed: int, prompt_id: str) -> RecordedResponse:
+        """The recorded response, with seed 0, or one of its siblings: its length, its verdict and
+        its seconds of scoring are of the same one."""
+        if index in self.responses and not seed:
+            return self.responses[index]
+        siblings = list(self.responses.values())
+        return siblings[int(uniform(seed, "sibling", prompt_id, index) * len(siblings))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedWork:
+    """Prompts in the order in which they were asked."""
+
+    prompts: tuple[RecordedPrompt, ...]
+    longest_tokens: int  # bound on a response, of the simulated run
+    mean_excess: float  # expected tokens that a cut response still had to go
+    tree: PrefixTree  # of what a learner computes of all responses
+    flat_costs: bool  # whether the learner computed groups without a gradient
+
+    def domains(self, num_rows: int) -> tuple[str, ...]:
+        """The domain of every row of a data set of so many."""
+        return tuple(self._at(row).domain for row in range(num_rows))
+
+    def prompt_tokens(self, prompt_id: str) -> int:
+        """The length of a prompt."""
+        return len(self.question(prompt_id))
+
+    def question(self, prompt_id: str) -> tuple[int, ...]:
+        """As it was asked: groups are dealt to ranks by what their questions begin with."""
+        return self._at(row_of(prompt_id)).token_ids
+
+    def writer(self, step: int, seed: int) -> RecordedLengths:
+        """The lengths of the responses, in whatever step they are asked for; 0 is the recorded
+        seed."""
+        return RecordedLengths(self, seed)
+
+    def feed(self, machine: Any, seed: int) -> RecordedFeed:  # Any: it was scored there
+        """Verdicts after the recorded seconds, which have the waiting for workers in them."""
+        return RecordedFeed(self, seed)
+
+    def gradients(self, seed: int) -> GradientWork:
+        """Of a learner as the recorded one."""
+        return GradientWork(
+            flat_costs=self.flat_costs, num_tokens=partial(self._computed_tokens, seed)
+        )
+
+    def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
+        """From a response's last token to its verdict; the mean of its siblings' where it has
+        none, and of all where they have none."""
+        prompt = self._at(row_of(prompt_id))
+        told = prompt.response(index, seed, prompt_id).scored_s
+        return told if told is not None else _mean_scored_s([prompt], _mean_scored_s(self.prompts))
+
+    def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
+        """As recorded; 0 where only the bound that is played cuts the response."""
+        told = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
+        return told.reward if told.is_cut or not is_cut else 0.0
+
+    def num_tokens(self, prompt_id: str, index: int, seed: int, noise: int) -> int:
+        """The length of a response, up to one token more than the bound, which cuts it."""
+        response = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
+        length = float(response.num_tokens)
+        if response.is_cut:
+            further = uniform(seed, "goes on", prompt_id, noise, index)
+            length += 1 - self.mean_excess * math.log(further)
+        return max(1, round(min(length, self.longest_tokens + 1)))
+
+    def _computed_tokens(self, seed: int, parts: Sequence[GroupPart]) -> int:
+        costly = [part for part in parts if self.flat_costs or not has_equal_rewards(part.group)]
+        return self.tree.num_nodes(
+            self._taken(part.group.responses[place].generated, seed)
+            for part in costly
+            for place in part.places
+        )
+
+    def _taken(self, generated: Generated, seed: int) -> tuple[str, int]:
+        """Which sequence a response stands for, and how many of its tokens are computed: more or
+        fewer than recorded where the simulated one is longer or shorter."""
+        prompt = self._at(row_of(generated.prompt_id))
+        told = prompt.response(generated.index, seed, generated.prompt_id)
+        return told.name, self.tree.lengths[told.name] + generated.num_sampled - told.num_tokens
+
+    def _at(self, row: int) -> RecordedPrompt:
+        if row < len(self.prompts):
+            return self.prompts[row]
+        return self.prompts[int(uniform(0, "further prompt", row) * len(self.prompts))]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLengths:
+    """Lengths of responses, as a writer asks for them."""
+
+    work: RecordedWork
+    seed: int
+
+    def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
+        return self.work.num_tokens(prompt_id, index, self.seed, noise)
+
+
+def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
+    """What the run was asked and said; with another bound on responses, if it is given. ValueError
+    for a run whose responses are not there."""
+    rows: dict[str, list[ResponseRow]] = {}
+    for row in run.rows:
+        rows.setdefault(row.prompt.prompt_id, []).append(row)
+    if not rows:
+        raise ValueError(
+            "a recorded run must have its responses to be played, got none; name one whose folder"
+            " responses/ is still there"
+        )
+    longest = [_furthest(of_prompt) for of_prompt in rows.values()]
+    sequences = {
+        row.response.generated.response_id: _computed(row)
+        for of_prompt in longest
+        for row in of_prompt.values()
+    }
+    began_s = {step.commit.step: step.commit.timings["started_s"] for step in run.steps}
+    prompts = tuple(_prompt(of_prompt, began_s) for of_prompt in longest)
+    return RecordedWork(
+        prompts=prompts,
+        longest_tokens=longest_tokens or run.longest_tokens,
+        mean_excess=mean_excess(
+            [response for prompt in prompts for response in prompt.responses.values()]
+        ),
+        tree=PrefixTree(sequences),
+        flat_costs=LearnerConfig.model_validate(run.config["learner"]).flat_groups_cost,
+    )
+
+
+def resampled(work: RecordedWork, draw: int) -> RecordedWork:
+    """As many of its prompts, drawn anew with replacement: played with another seed than 0, whose
+    responses are drawn from a prompt's own, it is a bootstrap sample of what was recorded."""
+    num_prompts = len(work.prompts)
+    places = (int(uniform(draw, "resampled", place) * num_prompts) for place in range(num_prompts))
+    prompts = tuple(work.prompts[place] for place in places)
+    responses = [response for prompt in prompts for response in prompt.responses.values()]
+    return replace(work, prompts=prompts, mean_excess=mean_excess(responses))
+
+
+def mean_excess(responses: Sequence[RecordedResponse]) -> float:
+    """Expected further tokens of a response that is longer than the median: all tokens above it by
+    the number of responses that are known to have ended there. Where half of them or more were cut
+    at the bound, nothing is above: all tokens then, by all that ended."""
+    middle = median(response.num_tokens for response in responses)
+    above = [response for response in responses if response.num_tokens > middle]
+    if not above:
+        middle, above = 0, list(responses)
+    num_ended = sum(not response.is_cut for response in above)
+    return sum(response.num_tokens - middle for response in above) / max(1, num_ended)
+
+
+def _furthest(rows: Sequence[ResponseRow]) -> dict[int, ResponseRow]:
+    """A prompt's responses by index: of several records the one that came furthest counts."""
+    longest: dict[int, ResponseRow] = {}
+    for row in rows:
+        generated = row.response.generated
+        known = longest.get(generated.index)
+        if known is None or generated.num_sampled >= known.response.generated.num_sampled:
+            longest[generated.index] = row
+    return longest
+
+
+def _prompt(rows: Mapping[int, ResponseRow], began_s: Mapping[int, float]) -> RecordedPrompt:
+    """began_s: when each step did."""
+    prompt = next(iter(rows.values())).prompt
+    return RecordedPrompt(
+        domain=prompt.domain,
+        token_ids=prompt.token_ids,
+        responses={index: _response(row, began_s[row.step]) for index, row in rows.items()},
+    )
+
+
+def _computed(row: ResponseRow) -> tuple[int, ...]:
+    """What a learner computes of a response: all but what predicts nothing."""
+    generated = row.response.generated
+    return row.prompt.token_ids + generated.token_ids[: max(0, num_computed(generated) - 1)]
+
+
+def _response(row: ResponseRow, began_s: float) -> RecordedResponse:
+    generated, score = row.response.generated, row.response.score
+    return RecordedResponse(
+        name=generated.response_id,
+        num_tokens=generated.num_sampled,
+        is_cut=generated.finish_reason != "stop",
+        reward=score.reward or 0.0 if score is not None else 0.0,
+        scored_s=_scored_s(row.response, began_s),
+    )
+
+
+def _scored_s(response: Response, began_s: float) -> float | None:
+    """From its last token to its verdict. Of one that ended before its step began, and was scored
+    in that, the scoring alone: what lay between two rounds or two attempts is no wait for it."""
+    score, ended_s = response.score, response.generated.finished_s
+    if score is None:
+        return None
+    is_taken_over = ended_s < began_s <= score.started_s
+    return max(0.0, score.finished_s - (score.started_s if is_taken_over else ended_s))
+
+
+def _mean_scored_s(prompts: Sequence[RecordedPrompt], otherwise: float = 0.0) -> float:
+    told = [
+        response.scored_s
+        for prompt in prompts
+        for response in prompt.responses.values()
+        if response.scored_s is not None
+    ]
+    return fmean(told) if told else otherwise

@@ -1,27 +1,34 @@
-"""The simulated reward stage of a run: a ScoreFeed whose verdicts take their time, and wait for one
-another, on the event loop's clock.
+"""Reward stages of simulated runs: `ScoreFeed`s whose verdicts come on the event loop's clock.
 
-    publish ─▶ `reward_queue` ─▶ verdict ─▶ scored
+    QueuedFeed     publish ─▶ `reward_queue` ─▶ verdict ─▶ scored: verdicts wait for one another
+    RecordedFeed   publish ─▶ recorded seconds ─▶ scored: verdicts take as long as they once took
+    RoundFeed      around either, for a whole run: each round gets the verdicts on its own responses
 
-Whether an answer is right is drawn by its name, alike within a prompt; one that the bound cut is
-wrong. When a later round publishes, what is left of an earlier one is given up, and no worker goes
-on with it, as in the real pool: it is told at once that there is no verdict. Whether responses are
-published as they finish or all after the rollout is the driver's affair (`RoundPlan.scores_last`).
+Whether responses are published as they finish or all after the rollout is the driver's decision
+(`RoundPlan.scores_last`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from artifacts.records import CaseVerdict, Generated, Outcome, Score
+from artifacts.records import CaseVerdict, Generated, Outcome, Score, response_id
 from tasks.engines.mailbox import Mailbox
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
+from tasks.rounds.records import ScoreFeed
 from tasks.simulation.draws import alike, normal, normal_score
-from tasks.simulation.reward_queue import RewardLoad, RewardQueue, RewardWorkers, Work
-from tasks.simulation.reward_times import AnswerToScore, RewardTimes
+from tasks.simulation.reward_queue import (
+    AnswerToScore,
+    RewardLoad,
+    RewardQueue,
+    RewardTimes,
+    RewardWorkers,
+    Work,
+)
 
 
 class ScoredWork(Protocol):
@@ -145,3 +152,91 @@ def _given_up(answer: AnswerToScore, now_s: float) -> Score:
         started_s=now_s,
         finished_s=now_s,
     )
+
+
+class ScoredRecord(Protocol):
+    """What was recorded of verdicts."""
+
+    def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
+        """Of a response; is_cut: whether the bound on tokens ends it."""
+        ...
+
+    def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
+        """Seconds from its last token to its verdict."""
+        ...
+
+
+class RecordedFeed:
+    """A `ScoreFeed` on the event loop's clock."""
+
+    def __init__(self, record: ScoredRecord, seed: int) -> None:
+        self._record = record
+        self._seed = seed
+        # when the verdict comes, by response and its end: what is asked anew ends at another time
+        self._due_s: dict[tuple[str, float], float] = {}
+        self._scores = Mailbox[Score]()
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        loop = asyncio.get_running_loop()
+        for response in generated:
+            now_s, name = loop.time(), (response.response_id, response.finished_s)
+            took_s = self._record.scored_s(response.prompt_id, response.index, self._seed)
+            due_s = self._due_s.setdefault(name, now_s + took_s)
+            score = self._score(response, now_s, max(now_s, due_s))
+            loop.call_at(score.finished_s, self._scores.put, score)
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        return await self._scores.take(wait_s)
+
+    def _score(self, response: Generated, started_s: float, finished_s: float) -> Score:
+        is_cut = response.finish_reason == "length"
+        name = response.prompt_id, response.index
+        reward = self._record.reward(self._seed, *name, is_cut=is_cut)
+        return Score(
+            prompt_id=response.prompt_id,
+            index=response.index,
+            reward=reward,
+            outcome=Outcome.OK if reward > 0 else Outcome.WRONG,
+            detail="simulated",
+            scorer="simulated",
+            started_s=started_s,
+            finished_s=finished_s,
+        )
+
+
+class RoundFeed:
+    """A `ScoreFeed` that tells each round of its own responses alone. Verdicts on responses of one
+    name come in the order in which those were published."""
+
+    def __init__(self, feed: ScoreFeed) -> None:
+        self._feed = feed
+        self._awaited: Counter[str] = Counter()  # published by this round, not told
+        self._stale: Counter[str] = Counter()  # published by earlier ones, not told
+        self._attempt = 0  # of this round, whoever asked for what it publishes
+
+    def open_round(self) -> None:
+        """Nobody waits any more for what the round before published."""
+        self._stale.update(self._awaited)
+        self._awaited.clear()
+        self._attempt += 1
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        self._awaited.update(response.response_id for response in generated)
+        own = [replace(response, attempt=self._attempt) for response in generated]
+        await self._feed.publish(own)
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + wait_s
+        while told := await self._feed.scored(until_s - clock()):
+            if own := [score for score in told if self._is_own(score)]:
+                return own
+        return []
+
+    def _is_own(self, score: Score) -> bool:
+        name = response_id(score.prompt_id, score.index)
+        if self._stale[name]:
+            self._stale[name] -= 1
+            return False
+        self._awaited[name] -= 1
+        return True

@@ -15,7 +15,7 @@ from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.cluster import Placement
-from tasks.simulation.seams import MachineCosts, RunWork
+from tasks.simulation.protocols import MachineCosts, RunWork
 
 NUM_ROWS = 16_384  # of a data set of which no run here sees the end
 

@@ -8,7 +8,7 @@
 What decides is what decides in a real run: the policy and its schedulers, the driver and its
 router, the stream trainer, the dealing of groups, the parallelism planner, the queue of prompts.
 Engines, rewards, learners, updates and publications take the time that the machine and the work say
-(`seams`) and compute nothing. When rewards begin is the policy's (`reward_timing`).
+(`protocols`) and compute nothing. When rewards begin is the policy's (`reward_timing`).
 Deterministic by seed. Leaves out workers that come and go, and processes.
 """
 
@@ -36,11 +36,10 @@ from tasks.simulation.figures import (
     reward_spans,
     trained_groups,
 )
-from tasks.simulation.learner import update_and_publish
-from tasks.simulation.overlapped_steps import play_overlapped_steps
-from tasks.simulation.round_feed import RoundFeed
+from tasks.simulation.overlapped import play_overlapped_steps
+from tasks.simulation.reward_feed import RoundFeed
 from tasks.simulation.simulated_run import Prompts, SimulatedRun, prompts_of
-from tasks.simulation.trained_round import RoundRules, TrainedRound
+from tasks.simulation.trained_round import RoundRules, TrainedRound, update_and_publish
 
 __all__ = ["SimulatedRun", "play"]
 

@@ -26,11 +26,16 @@ from typing import Any
 
 from tasks.engines.simulation.lengths import Lengths
 from tasks.simulation.draws import normal
-from tasks.simulation.gradient_work import EVERY_TOKEN, GradientWork
 from tasks.simulation.length_law import LengthLaw
+from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
 from tasks.simulation.reward_feed import Correctness, QueuedFeed
-from tasks.simulation.reward_queue import RewardWorkers
-from tasks.simulation.reward_times import JudgeTimes, ProgramTimes, RewardTimes, RuleTimes
+from tasks.simulation.reward_queue import (
+    JudgeTimes,
+    ProgramTimes,
+    RewardTimes,
+    RewardWorkers,
+    RuleTimes,
+)
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples fill an interval evenly
 FIRST_TOKEN = 2  # of the question of the first row
@@ -49,33 +54,6 @@ class Domain:
     prompt_tokens: float = 200.0  # median
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """How lengths change from step to step: all as powers, so that a step is its predecessor times
-    a constant."""
-
-    median: float = 1.0  # median length of a step over that of the step before
-    tail: float = 1.0  # the same of the longest's multiple of the median, and of the endless share
-
-    def at(self, law: LengthLaw, step: int) -> LengthLaw:
-        """The law of a step; the first step has the law itself."""
-        return law.grown(self.median ** (step - 1), self.tail ** (step - 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jumps:
-    """Lengths that change at once, so that what was seen of them says the wrong thing: so many
-    steps as they are, as many `times` as long, and so on."""
-
-    times: float
-    every_steps: int
-
-    def at(self, law: LengthLaw, step: int) -> LengthLaw:
-        """The law of a step; the first step has the law itself."""
-        is_other = (step - 1) // self.every_steps % 2 == 1
-        return law.grown(self.times, 1.0) if is_other else law
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A data set, what a model makes of it, and who scores that (`RunWork`)."""
@@ -83,7 +61,6 @@ class Workload:
     name: str
     longest_tokens: int  # bound on a response
     parts: tuple[Domain, ...]  # their shares sum to 1
-    drift: Drift | Jumps = field(default_factory=Drift)
     workers: RewardWorkers = field(default_factory=RewardWorkers)
     correctness: Correctness = field(default_factory=Correctness)
 
@@ -110,8 +87,7 @@ class Workload:
 
     def writer(self, step: int, seed: int) -> Lengths:
         """The lengths of the responses of a step."""
-        laws = {part.name: self.drift.at(part.lengths, step) for part in self.parts}
-        return DrawnLengths(self, laws, seed)
+        return DrawnLengths(self, {part.name: part.lengths for part in self.parts}, seed)
 
     def feed(self, machine: Any, seed: int) -> QueuedFeed:  # Any: its rewards have their own
         """The reward stage of a run."""
@@ -209,20 +185,6 @@ def without_tail(part: Domain) -> Domain:
     return replace(part, lengths=lengths)
 
 
-# the median doubles in 40 steps, and the longest grows 1.5 times as fast as the median
-GROWING = Drift(median=2 ** (1 / 40), tail=2 ** (0.5 / 40))
-
-
-def drifting(longest_tokens: int) -> Workload:
-    """Lengths that grow from step to step."""
-    return Workload(
-        name="drifting",
-        longest_tokens=longest_tokens,
-        parts=mixed(MATH, CODE, JUDGE),
-        drift=GROWING,
-    )
-
-
 def _of(name: str, parts: tuple[Domain, ...]) -> Callable[[int], Workload]:
     def made(longest_tokens: int) -> Workload:
         return Workload(name=name, longest_tokens=longest_tokens, parts=parts)
@@ -237,7 +199,6 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
     "judge": _of("judge", (JUDGE,)),
     "mixed": _of("mixed", mixed(MATH, CODE, JUDGE)),
     "no_tail": _of("no_tail", mixed(*map(without_tail, (MATH, CODE, JUDGE)))),
-    "drifting": drifting,
 }
 
 

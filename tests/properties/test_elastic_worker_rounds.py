@@ -25,7 +25,7 @@ from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.stream_training import StreamTrainer, StreamTrainerConfig
-from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

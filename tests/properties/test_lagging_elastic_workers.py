@@ -18,7 +18,7 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.simulation.overlapped_rounds import (
+from tasks.simulation.overlapped import (
     OverlappedRun,
     SimulatedLearner,
     blank_weights,

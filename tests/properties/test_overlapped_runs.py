@@ -19,7 +19,7 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.figures import ledger_of
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound, make_engines
 
 # what an engine does with what runs when it loads weights; of a round that pauses nothing runs

@@ -25,8 +25,7 @@ from tasks.simulation.calibration import Decoded, calibrated, engine_pace
 from tasks.simulation.figures import PlayedRun
 from tasks.simulation.length_law import LengthLaw
 from tasks.simulation.plain import PlainMachine
-from tasks.simulation.recorded import RecordedRun, RecordedStep
-from tasks.simulation.replay import recorded_work
+from tasks.simulation.recorded import RecordedRun, RecordedStep, recorded_work
 from tasks.simulation.steps import SimulatedRun, play
 from tasks.simulation.workloads import MATH, Workload
 

@@ -23,7 +23,7 @@ from tasks.scheduling.events import PromptRef
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound
 
 PATIENT = EnvironmentProcessConfig(

@@ -23,7 +23,7 @@ from tasks.scheduling.events import (
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round
-from tasks.simulation.overlapped_rounds import OverlappedRun, SimulatedLearner, play_overlapped
+from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 
 BATCH = BatchConfig(prompts_per_step=2, responses_per_prompt=2)
 DOMAINS = ("any",) * 80

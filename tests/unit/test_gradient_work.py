@@ -12,9 +12,14 @@ from record_factories import make_generated
 from artifacts.records import Group, Outcome, Prompt, Response, Score
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.packing import Sample, pack_samples
-from tasks.simulation.gradient_work import PrefixTree, every_token
-from tasks.simulation.recorded import RecordedRun, RecordedStep
-from tasks.simulation.replay import RecordedWork, recorded_work
+from tasks.simulation.protocols import every_token
+from tasks.simulation.recorded import (
+    PrefixTree,
+    RecordedRun,
+    RecordedStep,
+    RecordedWork,
+    recorded_work,
+)
 from tests.unit.test_replay import CONFIG, committed
 from tests.unit.test_replay import row as blank_row
 

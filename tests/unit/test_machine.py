@@ -13,9 +13,8 @@ from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineCon
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.throughput import Demand, ThroughputProfile
 from tasks.simulation.hardware import DEVICES
-from tasks.simulation.machine import Machine
+from tasks.simulation.machine import ROLLPACKER, Machine, TrainingCost
 from tasks.simulation.shapes import MODELS
-from tasks.simulation.training_cost import ROLLPACKER, TrainingCost
 
 SMALL = Machine(model=MODELS["qwen2.5-7b"], device=DEVICES["h800"], num_devices=16)
 PAPER = LengthModel(median_tokens=550, sigma=1.0)  # P75 1,080; longest of 1,024 about 27 medians

@@ -28,8 +28,8 @@ from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.simulation import overlapped_rounds
-from tasks.simulation.overlapped_rounds import (
+from tasks.simulation import overlapped
+from tasks.simulation.overlapped import (
     OverlappedRun,
     SimulatedLearner,
     inputs_of,
@@ -341,7 +341,7 @@ def test_what_a_round_was_told_of_what_it_left_the_next_one_goes_on_with(
         config = ENGINE.model_copy(update={"report_tokens": 8})
         engines = [CountingEngine(f"engine-{place}", config) for place in range(2)]
         run = make_run(engines, train_s=1000.0)
-        monkeypatch.setattr(overlapped_rounds, "inputs_of", telling)
+        monkeypatch.setattr(overlapped, "inputs_of", telling)
         inputs, first = await second_round(run)
         begun = read_tokens(tmp_path, lambda attempt: True)
         left = [each for each in first.in_flight if each.response_id in begun]

@@ -264,6 +264,6 @@ def test_a_run_of_another_version_is_told_as_that(
     assert "the run's manifest must have a configuration of this version" in capsys.readouterr().err
 
 
-def test_every_workload_can_be_asked_for_but_those_that_drift() -> None:
+def test_every_workload_can_be_asked_for() -> None:
     (choices,) = (each.choices for each in parser()._actions if each.dest == "workload")
-    assert list(choices or ()) == [name for name in WORKLOADS if name != "drifting"]
+    assert list(choices or ()) == list(WORKLOADS)

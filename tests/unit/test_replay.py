@@ -25,8 +25,15 @@ from artifacts.records import (
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.simulation.recorded import RecordedRun, RecordedStep, read_run
-from tasks.simulation.replay import RecordedResponse, mean_excess, recorded_work, resampled
+from tasks.simulation.recorded import (
+    RecordedResponse,
+    RecordedRun,
+    RecordedStep,
+    mean_excess,
+    read_run,
+    recorded_work,
+    resampled,
+)
 
 CONFIG = {"sampling": {"max_response_tokens": 100}, "learner": {}}
 

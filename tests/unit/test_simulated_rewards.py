@@ -18,13 +18,15 @@ from artifacts.records import CaseVerdict, Generated, Outcome, Score, VersionSpa
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, MeasuredTimes
 from tasks.simulation.reward_feed import Correctness, QueuedFeed
-from tasks.simulation.reward_queue import RewardQueue, RewardWorkers, Work
-from tasks.simulation.reward_times import (
+from tasks.simulation.reward_queue import (
     AnswerToScore,
     JudgeTimes,
     ProgramTimes,
+    RewardQueue,
     RewardTimes,
+    RewardWorkers,
     RuleTimes,
+    Work,
 )
 from tasks.simulation.workloads import MATH, Workload, workload
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from simulated_run_factories import AT_ONCE, MACHINE, WORK, make_run
 
+from research.paper.lower_bound import Resources, lower_bound, needed_groups, resources_of
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.pace import Pace
 from tasks.scheduling.batch import BatchConfig
@@ -17,7 +18,6 @@ from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.figures import TrainedGroup
-from tasks.simulation.lower_bound import Resources, lower_bound, needed_groups, resources_of
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.steps import play
 

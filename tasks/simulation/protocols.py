@@ -1,18 +1,40 @@
-"""What a simulated step asks of the machine that it runs on and of the work that it is given.
+"""The machine and the work of a simulated step, as the step asks for them.
 
-Both answer in seconds and tokens and decide nothing: every decision is the real scheduler's.
+    GradientWork   tokens that a learner rank computes for the groups that it is given
+    MachineCosts   seconds that a cluster with a model on it takes for each kind of work
+    RunWork        prompts, lengths of answers, rewards, gradients
+
+All answer in seconds and tokens and decide nothing: every decision is the real scheduler's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tasks.engines.simulation.lengths import Lengths
 from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.learner.dealing import GroupPart
+from tasks.learner.streaming import tokens_of
 from tasks.rounds.records import ScoreFeed
 from tasks.scheduling.throughput import ThroughputProfile
-from tasks.simulation.gradient_work import GradientWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientWork:
+    """What accepted groups cost a rank."""
+
+    flat_costs: bool  # whether groups without a gradient are computed, too: see `balance`
+    num_tokens: Callable[[Sequence[GroupPart]], int]  # that the parts of a call are
+
+
+def every_token(parts: Sequence[GroupPart]) -> int:
+    """Each response once, and the prompt of a part once."""
+    return sum(map(tokens_of, parts))
+
+
+EVERY_TOKEN = GradientWork(flat_costs=True, num_tokens=every_token)
 
 
 class MachineCosts(Protocol):

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 from simulated_run_factories import make_run
 
-from tasks.simulation.known_lengths import ShortestFirst
-from tasks.simulation.lower_bound import needed_groups
-from tasks.simulation.reward_times import RuleTimes
+from research.paper.known_lengths import ShortestFirst
+from research.paper.lower_bound import needed_groups
+from tasks.simulation.reward_queue import RuleTimes
 from tasks.simulation.steps import play
 from tasks.simulation.workloads import workload
 

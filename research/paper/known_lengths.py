@@ -15,9 +15,9 @@ from typing import Any
 
 from tasks.engines.simulation.lengths import Lengths
 from tasks.scheduling.seeds import derive_seed
-from tasks.simulation.gradient_work import GradientWork
+from tasks.simulation.protocols import GradientWork
 from tasks.simulation.reward_feed import QueuedFeed
-from tasks.simulation.reward_times import RewardTimes
+from tasks.simulation.reward_queue import RewardTimes
 from tasks.simulation.workloads import Workload, blank_question, row_of
 
 
