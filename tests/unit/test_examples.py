@@ -8,6 +8,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,18 +42,20 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__")
 REGISTRIES = {
-    "tasks/scheduling/policies/registry.py": "ramp_policy",
-    "tasks/rewards/registry.py": "brief_reward",
-    "tasks/engines/registry.py": "echo_engine",
-    "tasks/learner/losses/registry.py": "praise_loss",
-    "artifacts/datasets/registry.py": "squares_task",
+    "ramp_policy": "tasks/scheduling/policies/registry.py",
+    "in_turn_policy": "tasks/scheduling/policies/registry.py",
+    "brief_reward": "tasks/rewards/registry.py",
+    "echo_engine": "tasks/engines/registry.py",
+    "praise_loss": "tasks/learner/losses/registry.py",
+    "squares_task": "artifacts/datasets/registry.py",
 }
 
 
-def shown_diffs() -> Mapping[str, str]:
-    """The diffs of the page, by the file that they change."""
+def shown_diffs() -> Mapping[str, tuple[str, str]]:
+    """The diffs of the page by the example that they choose, each with the file that it changes."""
     blocks = re.findall(r"```diff\n--- (\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return dict(blocks)
+    examples = [re.findall(r"^\+from examples\.(\w+) import", diff, re.M) for _, diff in blocks]
+    return {name: block for (name,), block in zip(examples, blocks, strict=True)}
 
 
 def applied(diff: str, source: str) -> str:
@@ -66,11 +69,12 @@ def applied(diff: str, source: str) -> str:
     return source
 
 
-def changed(file: str, monkeypatch: pytest.MonkeyPatch) -> Any:  # Any: a module made here
-    """The module of this file as the diff of the page makes it."""
+def changed(example: str, monkeypatch: pytest.MonkeyPatch) -> Any:  # Any: a module made here
+    """The registry of this example as the diff of the page makes it."""
+    file, diff = shown_diffs()[example]
     module = ModuleType(f"changed_{Path(file).stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    source = applied(shown_diffs()[file], (ROOT / file).read_text())
+    source = applied(diff, (ROOT / file).read_text())
     exec(compile(source, file, "exec"), module.__dict__)
     return module
 
@@ -101,17 +105,17 @@ def test_an_example_has_less_than_thirty_lines_of_code(path: Path) -> None:
 
 def test_every_example_has_its_diff_of_an_import_and_a_line_of_a_union() -> None:
     diffs = shown_diffs()
-    assert set(diffs) == set(REGISTRIES)
-    assert sorted([*REGISTRIES.values(), *BY_PATH]) == [path.stem for path in EXAMPLES]
-    for file, diff in diffs.items():
+    assert {name: file for name, (file, _) in diffs.items()} == REGISTRIES
+    assert sorted([*REGISTRIES, *BY_PATH]) == [path.stem for path in EXAMPLES]
+    for name, (_, diff) in diffs.items():
         imported, listed = [line[1:] for line in diff.splitlines() if line.startswith("+")]
-        assert imported.startswith(f"from examples.{REGISTRIES[file]} import ")
+        assert imported.startswith(f"from examples.{name} import ")
         assert listed.startswith(f"    | {imported.split()[-1]}  # ")
         assert not [line for line in diff.splitlines() if line.startswith("-")]
 
 
 def test_the_policy_is_chosen_and_plays_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = changed("tasks/scheduling/policies/registry.py", monkeypatch)
+    registry = changed("ramp_policy", monkeypatch)
     assert RampConfig in registry.POLICIES
     config = configured(
         {"scheduling": registry.SchedulingConfig},
@@ -134,8 +138,35 @@ def test_the_policy_is_chosen_and_plays_a_run(monkeypatch: pytest.MonkeyPatch) -
     assert rounds[-1].state.queue == ()
 
 
+def test_the_policy_with_a_scheduler_of_its_own_asks_one_prompt_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = changed("in_turn_policy", monkeypatch)
+    config = configured(
+        {"scheduling": registry.SchedulingConfig},
+        scheduling={"kind": "in_turn"},
+        batch={"prompts_per_step": 3, "responses_per_prompt": 2},
+    )
+    run = simulate_run(
+        config.batch,
+        config.scheduling,
+        num_steps=config.num_steps,
+        engines=make_engines(2, SimulatedEngineConfig()),
+        domains=("a", "b") * 20,
+    )
+    rounds = run_virtual(run)
+    assert [len(played.result.groups) for played in rounds] == [3, 3, 3, 3]
+    for played in rounds:
+        assert played.plan.kind == "in_turn"
+        times = [
+            [response.generated for response in group.responses] for group in played.result.groups
+        ]
+        for before, after in pairwise(times):
+            assert max(one.finished_s for one in before) <= min(one.submitted_s for one in after)
+
+
 def test_the_reward_is_chosen_and_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = changed("tasks/rewards/registry.py", monkeypatch)
+    registry = changed("brief_reward", monkeypatch)
     config = configured(
         {"rewards": Mapping[str, registry.RewardConfig]},
         rewards={"*": {"kind": "brief", "max_chars": 10}},
@@ -158,7 +189,7 @@ def test_the_engine_is_chosen_and_plays_a_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     character_tokenizer().save_pretrained(tmp_path)
-    choice = changed("tasks/engines/registry.py", monkeypatch)
+    choice = changed("echo_engine", monkeypatch)
     config = configured({"engine": choice.EngineConfig}, engine={"kind": "echo", "token_s": 0.5})
     assert config.engine == EchoEngineConfig(token_s=0.5)
     engine = choice.build_engine(config.engine, str(tmp_path), "engine-0", core_ids=(), seed=0)
@@ -175,7 +206,7 @@ def test_the_engine_is_chosen_and_plays_a_round(
 def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    losses = changed("tasks/learner/losses/registry.py", monkeypatch)
+    losses = changed("praise_loss", monkeypatch)
     learner = create_model("Learner", __base__=LearnerConfig, loss=(losses.LossConfig, ...))
     config = configured(
         {"learner": learner}, learner={"loss": {"kind": "praise", "importance_cap": 1.5}}
@@ -208,7 +239,7 @@ def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
 
 
 def test_the_task_is_chosen_and_yields_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = changed("artifacts/datasets/registry.py", monkeypatch)
+    sources = changed("squares_task", monkeypatch)
     config = configured({"task": sources.SingleTask}, task={"kind": "squares", "num_prompts": 50})
     assert config.task == SquaresConfig(num_prompts=50)
     dataset = load_dataset(config.task, seed=1)
@@ -254,7 +285,7 @@ def test_the_page_has_every_invariant_and_the_code_cites_none_that_it_lacks() ->
     section = PAGE.read_text().split("## Invariants")[1].split("\n## ")[0]
     listed = [int(number) for number in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)]
     assert listed == list(range(1, 20))
-    folders = [ROOT / name for name in ("artifacts", "tasks", "flows", "benchmarks", "tests")]
+    folders = [ROOT / name for name in ("artifacts", "tasks", "flows", "research", "tests")]
     sources = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
     cited = [
         int(number)

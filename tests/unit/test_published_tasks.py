@@ -1,11 +1,9 @@
-"""The mappings of docs/data.md, tried on rows of the published shapes, and the forms in which tests
-of programs are published."""
+"""The tasks of deployments/tasks on rows of the published shapes; published tests of programs."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,9 @@ from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.registry import RewardConfig
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+TASKS = Path(__file__).parents[2] / "deployments" / "tasks"
 MAPPINGS: dict[str, Any] = {
-    title: json.loads(block)
-    for title, block in re.findall(r"^### ([^\n]+)\n[^#]*?```json\n(.*?)\n```", PAGE, re.M | re.S)
+    path.stem: json.loads(path.read_text()) for path in sorted(TASKS.glob("*.json"))
 }
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -115,8 +112,8 @@ def runner() -> Iterator[CaseRunner]:
     runner.close()
 
 
-def dataset_of(title: str, **changes: object) -> Dataset:
-    (mapping,) = [mapping for name, mapping in MAPPINGS.items() if name.startswith(title)]
+def dataset_of(name: str, **changes: object) -> Dataset:
+    mapping = MAPPINGS[name]
     task = TypeAdapter[TaskConfig](TaskConfig).validate_python(mapping["task"] | changes)
     dataset = load_dataset(task, 0)
     rewards = TypeAdapter[dict[str, RewardConfig]](dict[str, RewardConfig])
@@ -130,7 +127,7 @@ def verdicts(runner: CaseRunner, gold: CodeGold, program: str) -> list[CaseVerdi
 
 
 def test_deepmath(hub: Hub) -> None:
-    dataset = dataset_of("DeepMath, as its authors")
+    dataset = dataset_of("deepmath")
     assert len(dataset.rows) + len(dataset.heldout) == 10, "half of the rows are hard enough"
     row = dataset.rows[0]
     assert row.messages[0].content.endswith("within \\boxed{}.")
@@ -141,13 +138,13 @@ def test_deepmath(hub: Hub) -> None:
 def test_the_rows_of_the_artifact(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROLLPACKER)))
-    dataset = dataset_of("DeepMath and multi-subject", path=str(path))
+    dataset = dataset_of("rollpacker-artifact", path=str(path))
     assert set(dataset.domains) == {"math_rule", "llm_judge"}
     assert [turn.role for turn in dataset.rows[0].messages] == ["system", "user"]
 
 
 def test_kodcode_with_assertions(hub: Hub, runner: CaseRunner) -> None:
-    dataset = dataset_of("KodCode: assertions", heldout_fraction=0)
+    dataset = dataset_of("kodcode-assertions", heldout_fraction=0)
     assert len(dataset.rows) == 3, "the test with a fixture cannot run"
     assert "`def add(a, b):`" in dataset.rows[0].text
     gold = CodeGold.model_validate_json(dataset.rows[0].gold)
@@ -157,7 +154,7 @@ def test_kodcode_with_assertions(hub: Hub, runner: CaseRunner) -> None:
 
 
 def test_kodcode_with_a_standard_input(hub: Hub, runner: CaseRunner) -> None:
-    (row,) = dataset_of("KodCode: whole", heldout_fraction=0).rows
+    (row,) = dataset_of("kodcode-programs", heldout_fraction=0).rows
     gold = CodeGold.model_validate_json(row.gold)
     right, wrong = ("print(sum(map(int, input().split())))", "print(5)")
     assert verdicts(runner, gold, right) == [CaseVerdict.PASS] * 2
@@ -165,7 +162,7 @@ def test_kodcode_with_a_standard_input(hub: Hub, runner: CaseRunner) -> None:
 
 
 def test_multi_subject_questions(hub: Hub) -> None:
-    dataset = dataset_of("Multi-subject")
+    dataset = dataset_of("multi-subject")
     assert len(dataset.rows) == 6
     assert {row.gold for row in dataset.heldout} == {"law 0", "law 1"}
     assert set(dataset.domains) == {"subjects"}
