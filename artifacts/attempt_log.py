@@ -1,56 +1,75 @@
-"""Files to which a process only appends while an attempt at a round goes on: what outlives its
-death.
+"""Logs of unfinished responses, on disk while an attempt at a round goes on: a response continues
+from them when its engine, its round's coordinator or the whole run is killed.
 
-    write(attempt, lines) ─▶ <folder>/<attempt>/<writer>-<id>.jsonl ─▶ read_attempts
-                                                                   └─▶ drop_attempts
+    TurnLog   an engine's process writes episodes ────┐
+    TokenLog  a coordinator writes reported tokens ───┴▶ <folder>/<attempt>/<writer>-<id>.jsonl
+    read_turns, read_tokens ─▶ each response as far as it had come;    drop_attempts ─▶ deleted
 
-All lines of a call are one write, which outlives its process but not a crash of the machine; a line
-that was broken off ends its file. The lines are JSON, so that reading them runs nothing. What they
-say is `turn_log`'s and `token_log`'s. Each has its digest: what follows a damaged one begins again.
+A process only appends. All lines of a call are one write, which outlives its process but not a
+crash of the machine. Each line is JSON, so that reading it runs nothing, and carries its own
+digest: reading a file ends at the first damaged or broken-off line. Leaves out everything that is
+finished and judged (`journal`).
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from artifacts.digests import with_digest, without_digest
+from artifacts.episodes import Ending, Episode, Snapshot, Turn
+from artifacts.new_tokens import NewTokens, PartialResponse
+from artifacts.records import Generated, VersionSpan
 
 logger = logging.getLogger(__name__)
 
 MAX_OPEN = 4  # files of attempts that a process has open; a round and an evaluation write at a time
+TOKEN_FIELDS = tuple(field.name for field in fields(NewTokens) if field.name != "versions")
+TURN_FIELDS = tuple(field.name for field in fields(Turn))
+EPISODE_FIELDS = tuple(
+    field.name for field in fields(Episode) if field.name not in ("turns", "snapshot")
+)
+RESPONSE_FIELDS = tuple(
+    field.name
+    for field in fields(Generated)
+    if field.name not in ("token_ids", "logprobs", "versions", "episode")
+)
 Line = dict[str, Any]  # Any: JSON values
 
 
 class AttemptLog:
-    """One writer's, for its process. Belongs to one event loop."""
+    """The log of one writer in its process. Belongs to one event loop."""
 
-    def __init__(self, folder: Path, writer: str, what: str) -> None:
-        """what: the lines are about, for the warning when the disk does not take them."""
+    def __init__(self, folder: Path, writer: str, subject: str) -> None:
+        """subject: of the lines, for the warning when the disk does not take them."""
         self._folder = folder
         self._name = f"{writer}-{uuid.uuid4().hex}.jsonl"
-        self._what = what
+        self._subject = subject
         self._files: dict[int, int] = {}  # descriptors by attempt, the one opened last at the end
         self._is_broken = False
 
     def write(self, attempt: int, lines: Iterable[Line]) -> None:
-        """Append these. A disk that does not take them ends the log, and nothing else."""
+        """Append lines in one write. A disk that does not take them ends the log, and nothing
+        else."""
         if self._is_broken:
             return
-        told = (json.dumps(line, separators=(",", ":")).encode() for line in lines)
-        data = b"".join(with_digest(str(attempt), line) + b"\n" for line in told)
+        encoded = (json.dumps(line, separators=(",", ":")).encode() for line in lines)
+        data = b"".join(with_digest(str(attempt), line) + b"\n" for line in encoded)
         try:
             os.write(self._file(attempt), data)
         except OSError as error:
             self._is_broken = True
             logger.warning(
-                "%s are kept no more, those of a killed run begin again: %s", self._what, error
+                "%s are kept no more, those of a killed run begin again: %s", self._subject, error
             )
 
     def close(self) -> None:
@@ -69,7 +88,7 @@ class AttemptLog:
 
 
 def read_attempts(folder: Path, is_meant: Callable[[int], bool]) -> Iterator[Iterator[Line]]:
-    """The lines of each file of these attempts, file by file."""
+    """The lines of the chosen attempts, file by file."""
     for attempt, directory in _directories(folder):
         if is_meant(attempt):
             for file in sorted(directory.glob("*.jsonl")):
@@ -77,7 +96,7 @@ def read_attempts(folder: Path, is_meant: Callable[[int], bool]) -> Iterator[Ite
 
 
 def drop_attempts(folder: Path, is_over: Callable[[int], bool]) -> None:
-    """Delete what was written in attempts that are over."""
+    """Delete the files of attempts that are over."""
     for attempt, directory in _directories(folder):
         if is_over(attempt):
             shutil.rmtree(directory, ignore_errors=True)
@@ -95,7 +114,7 @@ def _lines(attempt: int, file: Path) -> Iterator[Line]:
     *lines, _ = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            told: Line = json.loads(without_digest(str(attempt), line, is_needed=True))
+            parsed: Line = json.loads(without_digest(str(attempt), line, is_needed=True))
         except ValueError as error:
             logger.warning(
                 "line %d of %s is not as it was written (%s): what it and those after it say "
@@ -105,4 +124,150 @@ def _lines(attempt: int, file: Path) -> Iterator[Line]:
                 error,
             )
             return
-        yield told
+        yield parsed
+
+
+def _spans_line(spans: Iterable[VersionSpan]) -> list[tuple[int, int]]:
+    return [(span.version, span.num_tokens) for span in spans]
+
+
+def _token_fields(line: Line) -> dict[str, Any]:  # Any: values of the fields
+    """The fields of a line that hold one entry per token, as records have them."""
+    return {
+        "token_ids": tuple(line["token_ids"]),
+        "logprobs": tuple(line["logprobs"]),
+        "versions": tuple(
+            VersionSpan(version=version, num_tokens=num_tokens)
+            for version, num_tokens in line["versions"]
+        ),
+    }
+
+
+class TokenLog:
+    """Tokens of running single-turn responses, as engines reported them to one coordinator.
+
+    A line has the new tokens of one response; the first line of a response in a file has all its
+    tokens, those included that its request had kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._log = AttemptLog(folder, "coordinator", "tokens of running responses")
+        self.close = self._log.close
+
+    def write(self, reports: Sequence[NewTokens]) -> None:
+        """Keep these reports, in one write for each attempt."""
+        for attempt, together in groupby(reports, lambda new: new.attempt):
+            lines = (
+                {
+                    **{name: getattr(new, name) for name in TOKEN_FIELDS},
+                    "versions": _spans_line(new.versions),
+                }
+                for new in together
+            )
+            self._log.write(attempt, lines)
+
+
+def read_tokens(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Generated]:
+    """Every response with logged tokens in the chosen attempts, by response id; of several records
+    of a response the furthest. A line that does not follow on the one before adds nothing."""
+    furthest: dict[str, Generated] = {}
+    for lines in read_attempts(folder, is_meant):
+        of_file: dict[str, PartialResponse] = {}
+        for line in lines:
+            if "told_s" in line:  # its name in earlier versions
+                line["reported_s"] = line.pop("told_s")
+            new = NewTokens(**line | _token_fields(line))
+            if new.num_before == 0:
+                of_file[new.response_id] = PartialResponse(new)
+            elif new.response_id in of_file:
+                of_file[new.response_id].extend(new)
+        for name, partial in of_file.items():
+            generated = partial.generated()
+            if name not in furthest or generated.num_sampled > furthest[name].num_sampled:
+                furthest[name] = generated
+    return furthest
+
+
+class TurnLog:
+    """Turns of the episodes that one engine's process plays.
+
+    A line has the turns since the line before, with their tokens, and the fields of the whole
+    episode; the line of the first turn begins the episode, also when it is played again.
+    """
+
+    def __init__(self, folder: Path, engine: str) -> None:
+        self._log = AttemptLog(folder, engine, "turns of episodes")
+        self.close = self._log.close
+
+    def write(self, generated: Generated, num_written: int) -> None:
+        """Keep an episode as it is now; num_written of its turns are in the log already."""
+        episode = generated.episode
+        assert episode is not None, "responses of a single turn are not written"
+        num_tokens = sum(turn.num_tokens for turn in episode.turns[:num_written])
+        snapshot = episode.snapshot
+        line = {
+            "response": {name: getattr(generated, name) for name in RESPONSE_FIELDS},
+            "episode": {name: getattr(episode, name) for name in EPISODE_FIELDS},
+            "turns": [
+                {name: getattr(turn, name) for name in TURN_FIELDS}
+                for turn in episode.turns[num_written:]
+            ],
+            "first": num_written,
+            "token_ids": generated.token_ids[num_tokens:],
+            "logprobs": generated.logprobs[num_tokens:],
+            "versions": _spans_line(generated.versions),
+            "observation": snapshot.observation if snapshot else None,
+            "state": base64.b64encode(snapshot.state).decode() if snapshot else None,
+        }
+        self._log.write(generated.attempt, [line])
+
+
+def read_turns(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Generated]:
+    """Every episode of the chosen attempts that has a finished turn or came to its end, by response
+    id, as far as it had come; of several records of an episode the furthest. Those without an
+    ending are "aborted"."""
+
+    def progress(generated: Generated) -> tuple[bool, int]:
+        return generated.finish_reason != "aborted", generated.num_sampled
+
+    furthest: dict[str, Generated] = {}
+    for lines in read_attempts(folder, is_meant):
+        of_file: dict[str, Generated] = {}
+        for line in lines:
+            if (generated := _continued(line, of_file)) is not None:
+                of_file[generated.response_id] = generated
+        for name, generated in of_file.items():
+            if name not in furthest or progress(generated) > progress(furthest[name]):
+                furthest[name] = generated
+    return furthest
+
+
+def _continued(line: Line, before: dict[str, Generated]) -> Generated | None:
+    """The episode with the turns that a line adds; None for a line that does not follow on."""
+    added = _read_turns_line(line)
+    if line["first"] == 0:
+        return added
+    known = before.get(added.response_id)
+    if known is None or known.episode is None or len(known.episode.turns) != line["first"]:
+        return None
+    assert added.episode is not None, "a line is of an episode"
+    return replace(
+        added,
+        token_ids=known.token_ids + added.token_ids,
+        logprobs=known.logprobs + added.logprobs,
+        episode=replace(added.episode, turns=known.episode.turns + added.episode.turns),
+    )
+
+
+def _read_turns_line(line: Line) -> Generated:
+    ending, state = line["episode"]["ending"], line["state"]
+    episode = Episode(
+        **line["episode"] | {"ending": None if ending is None else Ending(ending)},
+        turns=tuple(
+            Turn(**turn | {"info": tuple(map(tuple, turn["info"]))}) for turn in line["turns"]
+        ),
+        snapshot=Snapshot(state=base64.b64decode(state), observation=line["observation"])
+        if state
+        else None,
+    )
+    return Generated(**line["response"], **_token_fields(line), episode=episode)

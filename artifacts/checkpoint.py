@@ -5,9 +5,9 @@
 
 A checkpoint newer than the last committed step is never resumed from, which is why pruning waits
 for that commit. The marker has size and BLAKE3 of every file, taken while the files are synced or
-uploaded, and compared before a checkpoint is handed out. Leaves out what is inside. On a local root
-`commit` is a rename; on a remote one the files pass through a scratch directory, which every rank
-and the caller must see, and the marker is uploaded last.
+uploaded, and compared before a checkpoint is handed out. Leaves out the files themselves. On a
+local root `commit` is a rename; on a remote one the files pass through a scratch directory, which
+every rank and the caller must see, and the marker is uploaded last.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Any
 
 from artifacts import layout
 from artifacts.digests import file_digest, with_digest
-from artifacts.refused_writes import explained
-from artifacts.store import Store
+from artifacts.store import Store, explained
 
 MARKER = "complete.json"
 EARLIER = "delete its folder: an earlier checkpoint is used, or training is replayed from the start"
@@ -35,7 +34,7 @@ Kept = Mapping[str, Any]  # size in bytes and BLAKE3; of earlier versions the si
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint is not as it was saved; the message names the file."""
+    """Raised for a checkpoint that differs from the saved one; the message names the file."""
 
 
 class Checkpoints:
@@ -49,8 +48,8 @@ class Checkpoints:
 
     @contextmanager
     def aside(self, scratch: Path) -> Iterator[Path]:
-        """An empty directory to save into; what `commit` did not take is gone after the block.
-        `scratch` serves a remote root."""
+        """An empty directory to save into, deleted after the block unless `commit` took it.
+        `scratch`: where that directory lies if the root is remote."""
         if not self._store.is_local:
             with _scratch(scratch) as directory:
                 yield directory
@@ -66,8 +65,7 @@ class Checkpoints:
             shutil.rmtree(directory, ignore_errors=True)
 
     def commit(self, step: int, aside: Path) -> str:
-        """Make the saved files the checkpoint of `step`, replacing one that an interrupted attempt
-        at it left."""
+        """Make the saved files the checkpoint of `step`, in place of an interrupted attempt's."""
         name = layout.checkpoint_dir(step)
         files = [file for file in aside.rglob("*") if file.is_file()]
         if not files:
@@ -77,15 +75,15 @@ class Checkpoints:
             )
         self._drop(step)
         with ThreadPoolExecutor(1) as beside:
-            kept = beside.submit(_kept, aside, files)
+            marker = beside.submit(_marker, step, aside, files)
             if not self._store.is_local:
                 self._store.upload(aside, name)
-                self._store.keep(f"{name}/{MARKER}", _marker(step, kept.result()))
+                self._store.keep(f"{name}/{MARKER}", marker.result())
                 return name
-            with explained(f"{self._store.url}/{name}", sum(map(_size, files))):
+            num_bytes = sum(file.stat().st_size for file in files)
+            with explained(f"{self._store.url}/{name}", num_bytes):
                 _sync(files)
-                marker = with_digest(f"{name}/{MARKER}", _marker(step, kept.result()))
-                (aside / MARKER).write_bytes(marker)
+                (aside / MARKER).write_bytes(with_digest(f"{name}/{MARKER}", marker.result()))
                 _sync([aside / MARKER])
                 os.replace(aside, self._store.local_path(name))
         return name
@@ -97,16 +95,14 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
-        names = [name for name in self._store.list(layout.CHECKPOINTS) if name.isdigit()]
         return [
             int(name)
-            for name in names
-            if self._store.exists(f"{layout.CHECKPOINTS}/{name}/{MARKER}")
+            for name in self._store.list(layout.CHECKPOINTS)
+            if name.isdigit() and self._store.exists(f"{layout.CHECKPOINTS}/{name}/{MARKER}")
         ]
 
     def latest(self, at_most: int | None = None) -> int | None:
-        """The last step with a checkpoint, of those <= at_most (the last committed step) if
-        given."""
+        """The last step with a checkpoint, not above at_most (the last committed step) if given."""
         steps = [step for step in self.steps() if at_most is None or step <= at_most]
         return steps[-1] if steps else None
 
@@ -140,8 +136,8 @@ class Checkpoints:
             found = _kept_of(path) if path.is_file() else {"bytes": None}
             if not wanted.items() <= found.items():
                 raise DamagedCheckpoint(
-                    f"{self._store.url}/{name}/{file} must be as it was saved ({_told(wanted)}),"
-                    f" it is not ({_told(found)}); {EARLIER}"
+                    f"{self._store.url}/{name}/{file} must be as it was saved ({_shown(wanted)}),"
+                    f" it is not ({_shown(found)}); {EARLIER}"
                 )
 
     def _drop(self, step: int) -> None:
@@ -164,7 +160,9 @@ def _sync(files: Iterable[Path]) -> None:
             os.fsync(handle.fileno())
 
 
-def _marker(step: int, kept: Mapping[str, Kept]) -> bytes:
+def _marker(step: int, directory: Path, files: Iterable[Path]) -> bytes:
+    """The marker of a checkpoint: size and digest of every file, by name."""
+    kept = {file.relative_to(directory).as_posix(): _kept_of(file) for file in files}
     return json.dumps({"step": step, "files": kept}, sort_keys=True).encode()
 
 
@@ -173,20 +171,11 @@ def _files_of(marker: bytes) -> dict[str, Kept]:
     return {file: {"bytes": kept} if isinstance(kept, int) else dict(kept) for file, kept in files}
 
 
-def _kept(directory: Path, files: Iterable[Path]) -> dict[str, Kept]:
-    """What there is to keep of these files of a directory, by name."""
-    return {file.relative_to(directory).as_posix(): _kept_of(file) for file in files}
-
-
 def _kept_of(file: Path) -> Kept:
-    return {"bytes": _size(file), "blake3": file_digest(file)}
+    return {"bytes": file.stat().st_size, "blake3": file_digest(file)}
 
 
-def _size(file: Path) -> int:
-    return file.stat().st_size
-
-
-def _told(kept: Kept) -> str:
+def _shown(kept: Kept) -> str:
     if kept["bytes"] is None:
         return "it is not there"
     return f"{kept['bytes']} bytes, BLAKE3 {kept.get('blake3', 'not kept')[:12]}"

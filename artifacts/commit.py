@@ -22,8 +22,7 @@ from blake3 import blake3
 from artifacts import layout
 from artifacts.digests import with_digest
 from artifacts.records import WeightsRef
-from artifacts.refused_writes import StoreError
-from artifacts.store import Store
+from artifacts.store import Store, StoreError
 
 COMMIT_SCHEMA_VERSION = 1
 Json = Mapping[str, Any]  # Any: JSON values
@@ -31,7 +30,7 @@ Json = Mapping[str, Any]  # Any: JSON values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommit:
-    """All that a resumed run needs to know of a finished step."""
+    """The record of a finished step: all that a resumed run needs."""
 
     step: int  # from 1
     kind: str  # the round's kind, as its policy names it
@@ -46,15 +45,15 @@ class StepCommit:
     checkpoint: str | None  # store path of the checkpoint of this step, if one was made
     # state of the parallelism planner; empty when it is off
     planner: Json = field(default_factory=dict)
-    seeding: Json = field(default_factory=dict)  # where that stands; empty when it is off
-    # what the step's executions tell, see `adaptive_timeout`
+    seeding: Json = field(default_factory=dict)  # state of seeding; empty when it is off
+    # execution times of the step's programs, see `adaptive_timeout`
     timeouts: Mapping[str, Sequence[float]] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunManifest:
-    """What a run is; written at its start and again by each attempt to resume it."""
+    """The identity of a run; written at its start and again by each attempt to resume it."""
 
     run_id: str  # directory name under the artifact root
     created: str  # ISO 8601, UTC
@@ -78,8 +77,8 @@ class RunManifest:
 
 
 def commit_step(store: Store, commit: StepCommit) -> None:
-    """The commit point. Repeating an equal commit is harmless; a different one for a committed step
-    is an error."""
+    """Write the commit of a step. Repeating an equal commit is harmless; a different one for a
+    committed step is an error."""
     name = layout.commit_file(commit.step)
     data = with_digest(name, _encode(asdict(commit)))
     try:
@@ -93,9 +92,9 @@ def commit_step(store: Store, commit: StepCommit) -> None:
 
 
 def check_place(store: Store, manifest_digest: str, before: StepCommit | None) -> None:
-    """StoreError unless the run's folder has the manifest of this digest, and `before` as the last
-    commit: what is committed elsewhere cannot be resumed. An empty digest is that of no manifest
-    yet, and nothing is compared."""
+    """Raise StoreError unless the run's folder has the manifest of this digest, and `before` as the
+    last commit: a step that is committed elsewhere cannot be resumed. Nothing is compared for an
+    empty digest, as there is no manifest yet."""
     if not manifest_digest:
         return
     try:
@@ -114,13 +113,12 @@ def check_place(store: Store, manifest_digest: str, before: StepCommit | None) -
 
 
 def digest_of_manifest(store: Store) -> str:
-    """BLAKE3 of the manifest as it is there, which every attempt writes anew. Raises
-    FileNotFoundError."""
+    """BLAKE3 of the stored manifest, which every attempt writes anew. Raises FileNotFoundError."""
     return blake3(store.read(layout.MANIFEST)).hexdigest()
 
 
 def figures_by_step(commits: Iterable[StepCommit]) -> list[tuple[int, Mapping[str, float]]]:
-    """Every step with its metrics."""
+    """Each commit's step number and metrics."""
     return [(commit.step, commit.metrics) for commit in commits]
 
 
@@ -136,8 +134,8 @@ def seconds_added(steps: Sequence[StepCommit]) -> list[float]:
 
 
 def read_commits(store: Store) -> list[StepCommit]:
-    """Every commit, from step 1 on without a gap. Raises ValueError when one is missing or from
-    another version of the code."""
+    """Every commit, from step 1 on without a gap. Raises ValueError for a missing commit and for
+    one of another version of the code."""
     steps = sorted(
         step
         for name in store.list(layout.STEPS)
@@ -173,7 +171,7 @@ def write_manifest(store: Store, manifest: RunManifest) -> None:
 
 
 def read_manifest(store: Store) -> RunManifest:
-    """Raises ValueError when there is no run here, or its manifest is damaged."""
+    """The manifest of the run here. Raises ValueError without a run, or for a damaged manifest."""
     where = f"{store.url}/{layout.MANIFEST}"
     try:
         raw = _decode(store.checked(layout.MANIFEST), where)
@@ -196,7 +194,7 @@ def read_manifest(store: Store) -> RunManifest:
 
 
 def package_versions(names: Sequence[str]) -> dict[str, str]:
-    """Installed versions; packages that are absent are left out."""
+    """Versions of the installed packages among these names."""
     versions = {}
     for name in names:
         try:

@@ -25,8 +25,8 @@ def with_digest(name: str, data: bytes) -> bytes:
 
 
 def without_digest(name: str, data: bytes, *, is_needed: bool) -> bytes:
-    """The record without its digest, which is compared. Raises ValueError where the two differ, or
-    where there is none and one `is_needed`: earlier versions wrote none."""
+    """The record without its digest, after comparing the two. Raises ValueError where they differ,
+    or for a record without digest where one `is_needed`: earlier versions wrote none."""
     head, begin, end, tail = _around_digest(data)
     place = max(0, len(head) - len(begin) - NUM_DIGITS - len(end))
     body, kept = head[:place], head[place:]
@@ -34,9 +34,9 @@ def without_digest(name: str, data: bytes, *, is_needed: bool) -> bytes:
         if is_needed:
             raise ValueError("it has no digest")
         return data
-    told, found = kept[len(begin) : len(begin) + NUM_DIGITS], _digest(name, body, tail)
-    if told != found:
-        raise ValueError(f"its BLAKE3 is {found.decode()[:12]}, it was kept with {told[:12]!a}")
+    wanted, found = kept[len(begin) : len(begin) + NUM_DIGITS], _digest(name, body, tail)
+    if wanted != found:
+        raise ValueError(f"its BLAKE3 is {found.decode()[:12]}, it was kept with {wanted[:12]!a}")
     return body + tail
 
 
@@ -46,7 +46,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def _around_digest(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """What stands before the digest's place, what begins and ends the digest, and what follows."""
+    """The bytes before the digest, those that begin and end it, and those behind it."""
     if data.startswith(PARQUET):
         footer = len(data) - len(PARQUET) - 4 - int.from_bytes(data[-8:-4], "little")
         return data[:footer], b"blake3:", b"", data[footer:]

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Ending(StrEnum):
-    """How an episode ended, and so whose doing it was."""
+    """The end of an episode, and its cause."""
 
     TERMINATED = "terminated"  # the environment came to an end of its own
     TRUNCATED = "truncated"  # the environment cut it by a bound of its own
@@ -22,14 +22,13 @@ class Ending(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the environment failed: no verdict on the model."""
+        """True if the environment failed, so that the end is no verdict on the model."""
         return self in (Ending.CRASHED, Ending.UNANSWERED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of an episode: what the environment said, what the model answered, what it was
-    paid.
+    """One turn of an episode: the environment's observation, the model's action and its reward.
 
     The tokens of an episode are those of its turns, one after the other: in each first the given
     ones, then the sampled ones. The last turn of an episode that was stopped may lack the
@@ -38,43 +37,43 @@ class Turn:
 
     num_given: int  # tokens that nobody sampled: the bridge, with the observation in it
     num_sampled: int  # tokens of the action, its end token included when it was sampled
-    observation: str  # what the model read
-    action: str  # what it answered
-    reward: float | None  # what the environment paid for it; None while it has not answered
+    observation: str  # the text that the model read
+    action: str  # the text that the model answered
+    reward: float | None  # of the action, by the environment; None while it has not answered
     asked_s: float  # when the engine was asked for the action
     acted_s: float  # when the action was there
     answered_s: float | None  # when the environment had answered; None while it has not
-    # whether its given tokens are the whole history, written anew behind the prompt: the tokens of
-    # the turns before it are then not what the model read
+    # True if its given tokens are the whole history, rewritten behind the prompt: the model then
+    # did not read the tokens of the turns before
     starts_over: bool = False
-    info: tuple[tuple[str, str], ...] = ()  # details of its answer, by name
+    info: tuple[tuple[str, str], ...] = ()  # details of the environment's answer, by name
 
     @property
     def num_tokens(self) -> int:
-        """Given and sampled ones."""
+        """Given and sampled tokens together."""
         return self.num_given + self.num_sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """An environment after the last turn that it has answered."""
+    """The state of an environment after the last turn that it answered."""
 
     state: bytes  # pickled; unpickled in processes of environments alone
-    observation: str  # what it had said
+    observation: str  # its last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What a response of many turns consists of."""
+    """A response of many turns: the turns and the end."""
 
     turns: tuple[Turn, ...]  # none where the environment failed before the first, or it was stopped
     ending: Ending | None  # None while it goes on, or when it was stopped
     detail: str = ""  # the reason in a few words, printable ASCII
-    last_observation: str = ""  # what the environment said at the end, which the model never read
+    last_observation: str = ""  # at the end; the model never read it
     reset_s: float = 0.0  # seconds that the environment's reset took
-    num_resumed: int = 0  # times that it went on from what was kept of it
+    num_resumed: int = 0  # times that it went on from a snapshot
     num_replayed: int = 0  # turns that a new environment was led through to go on elsewhere
-    num_restarted: int = 0  # times that it began again, because its environment could not go on
+    num_restarted: int = 0  # times that it began again, as its environment could not go on
     num_forgotten: int = 0  # sampled tokens that it had when it began again
     snapshot: Snapshot | None = None  # to go on from; None once it is over, and when it is recorded
 

@@ -1,15 +1,15 @@
-"""The directory in which a run hands weights over: its own while it runs, gone when it ends, even
-if it was killed.
+"""The directory in which a run hands weights over to its engines. It belongs to the running flow
+and is deleted when the run ends; that of a killed run, when the next run begins.
 
     <parent>/rollflow-<run id>/owner.lock   held by the flow's process, released by the system
-                              /host         where that is
-                              /run          where the run's records are
+                              /host         name of that machine
+                              /run          URL of the run's records
 
-Usually in memory, where what a killed run leaves is missing until the next reboot: a run that
-begins removes what nobody owns any more. Of a folder that hosts share only what was left from here:
-not every file system tells a host what another one has locked. Where a run of the same name below
-another artifact root has the directory, this one's has another name. Leaves out what lies in it
-(`weights`, `checkpoint`); nothing of that is needed to resume a run.
+The directory is usually in memory, which the files of a killed run would occupy until the next
+reboot: a run that begins removes every directory without an owner. In a folder that machines share
+it removes those of its own machine alone, as not every file system shows the locks of another
+machine. Where a run of the same name below another artifact root has the directory, this run's gets
+another name. Leaves out the files in it (`weights`, `checkpoint`); a resume needs none of them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OWNER, HOST, RUN = "owner.lock", "host", "run"
 
 @contextmanager
 def handover_directory(parent: Path, run_id: str, records: str = "") -> Iterator[Path]:
-    """The run's directory, empty. ValueError if a process of this machine works in it: two attempts
-    at one run would mix their weights. records: URL of the run's folder."""
+    """The run's directory, empty. ValueError if a process of this machine works in the directory:
+    two attempts at one run would mix their weights. records: URL of the run's folder."""
     parent.mkdir(parents=True, exist_ok=True)
     # one run at a time comes and clears up
     with FileLock(parent / f".rollflow-{os.getuid()}.lock"):
-        own = _place(parent, run_id, records)
+        own = _own_directory(parent, run_id, records)
         owner = FileLock(own / OWNER, timeout=0, thread_local=False)
-        _remove_what_is_left(parent, own)
+        _remove_orphans(parent, own)
         own.mkdir(exist_ok=True)
         own.chmod(stat.S_IRWXU)  # whoever made it
         try:
@@ -60,7 +60,7 @@ def handover_directory(parent: Path, run_id: str, records: str = "") -> Iterator
         owner.release()
 
 
-def _place(parent: Path, run_id: str, records: str) -> Path:
+def _own_directory(parent: Path, run_id: str, records: str) -> Path:
     usual = parent / f"{PREFIX}{run_id}"
     with suppress(OSError):
         if (usual / RUN).read_text() != records and _is_owned(usual):
@@ -70,7 +70,8 @@ def _place(parent: Path, run_id: str, records: str) -> Path:
 
 
 def _is_owned(folder: Path) -> bool:
-    """True also for one of another host, of which nothing is known here."""
+    """True if a process holds the folder's lock; also for a folder of another machine, whose locks
+    are unknown here."""
     if _host_of(folder) != socket.gethostname():
         return True
     try:
@@ -80,19 +81,20 @@ def _is_owned(folder: Path) -> bool:
         return True
 
 
-def _remove_what_is_left(parent: Path, own: Path) -> None:
-    """`own` from wherever it was left, others from here."""
+def _remove_orphans(parent: Path, own: Path) -> None:
+    """Remove directories without owner: `own` of any machine, others of this machine alone."""
     for lock in parent.glob(f"{PREFIX}*/{OWNER}"):
         if lock.parent != own and _host_of(lock.parent) != socket.gethostname():
             continue
-        # somebody's, or another user's
+        # one with an owner, or another user's, stays
         with suppress(Timeout, PermissionError), FileLock(lock, timeout=0):
             shutil.rmtree(lock.parent, ignore_errors=True)
             logger.info("removed=%s of a run that was killed", lock.parent)
 
 
 def _host_of(folder: Path) -> str:
-    """Where the run is or was that has this folder; here, if it does not say so any more."""
+    """The machine of the run that has or had this folder; this machine if the folder does not tell
+    any more."""
     with suppress(OSError):
         return (folder / HOST).read_text()
     return socket.gethostname()

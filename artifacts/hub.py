@@ -26,10 +26,10 @@ def fetch(
     patterns: Sequence[str],
     ignored: Sequence[str] = (),
 ) -> Path:
-    """The folder of the revision's files in the cache, with those that match a pattern and no
-    ignored one; its name is the commit.
+    """The cache folder of a revision, with its files that match a pattern and no ignored one; the
+    folder's name is the commit.
 
-    Where the hub cannot be reached, what lies in the cache counts. Raises ValueError.
+    Where the hub cannot be reached, files in the cache count. Raises ValueError.
     """
     # fetched when asked for: the hub's client takes half a second to import
     from huggingface_hub import snapshot_download
@@ -47,12 +47,12 @@ def fetch(
             )
         return Path(folder)
     except Exception as error:
-        told = _told(error, kind, repository, revision)
-        raise ValueError(without_secrets(told)) from (None if secret_in(str(error)) else error)
+        sentence = _sentence(error, kind, repository, revision)
+        raise ValueError(without_secrets(sentence)) from (None if secret_in(str(error)) else error)
 
 
-def _told(error: Exception, kind: RepositoryKind, repository: str, revision: str) -> str:
-    """What went wrong, and what to do about it."""
+def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision: str) -> str:
+    """The cause of a failure, and the cure."""
     from huggingface_hub import constants, errors
 
     name = f"{kind} {repository!r}"

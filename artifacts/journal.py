@@ -5,8 +5,7 @@ missing.
     ─▶ append(generated), ... ─▶ finalise(step, rows): responses/
 
 Parts lie in journal/, apart from the finalised table, so that a reader of responses/ never counts
-a response twice. Leaves out what is worth appending and when; callers batch, because a part costs a
-few milliseconds.
+a response twice. Callers batch what they append, because a part costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from artifacts.tables import (
 )
 
 GENERATE_AGAIN = f"{RESTORE}, or delete it: the responses in it are generated again"
-PLAY_AGAIN = (  # of what a closed round leaves
+PLAY_AGAIN = (  # the cure for the tables of a closed round
     f"{RESTORE}; if its step is not committed, delete what there is of it and of later steps in"
     " rounds/, splits/, moments/, groups/ and responses/ instead: that is made again"
 )
@@ -41,8 +40,8 @@ class Journal:
         self._next_part: dict[int, int] = {}
 
     def append(self, step: int, rows: Sequence[ResponseRow]) -> str | None:
-        """Add a part; returns its name, or None for no rows. Exclusive creation orders the parts of
-        all writers."""
+        """Add a part of the step's journal; returns its name, or None for no rows. Exclusive
+        creation orders the parts of all writers."""
         if not rows:
             return None
         data = responses_to_parquet(step, rows)
@@ -77,14 +76,14 @@ class Journal:
     def finalise(
         self, step: int, rows: Sequence[ResponseRow], groups: Sequence[Group], spans: Sequence[Span]
     ) -> None:
-        """Write the step's three tables. Calling it again with the same records changes nothing;
-        `drop_parts` when all writers ended."""
+        """Write the step's three tables. Calling `finalise` again with the same records changes
+        nothing; call `drop_parts` when all writers have ended."""
         self._store.keep(layout.table_file("groups", step), groups_to_parquet(step, groups))
         self._store.keep(layout.table_file("spans", step), spans_to_parquet(step, spans))
         self._store.keep(layout.table_file("responses", step), responses_to_parquet(step, rows))
 
     def drop_parts(self, step: int) -> None:
-        """Delete the parts of a finalised step; nobody may append to it any more."""
+        """Delete the parts of a finalised step, after its last `append`."""
         self._store.delete(layout.journal_dir(step))
         self._next_part.pop(step, None)
 
@@ -96,26 +95,24 @@ class Journal:
 
     def read_groups(self, step: int, rows: Iterable[ResponseRow] | None = None) -> list[Group]:
         """The trained groups in training order: all that a replay of the step's training needs.
-        `rows`: what `read` says of the step, from a caller that has it."""
-        known = self._read_final(step) if rows is None else rows
+        `rows`: the result of `read`, from a caller that has it. ValueError where the table of
+        responses is gone."""
+        if rows is None:
+            final = layout.table_file("responses", step)
+            if not self._store.exists(final):
+                raise ValueError(
+                    f"the responses of step {step} must be in {self._store.url}/{final}, which is"
+                    f" not there; {PLAY_AGAIN}"
+                )
+            rows = self.read(step)
         return self._store.parsed(
             layout.table_file("groups", step),
-            lambda data: groups_from_parquet(data, known),
+            lambda data: groups_from_parquet(data, rows),
             PLAY_AGAIN,
         )
 
     def read_spans(self, step: int) -> list[Span]:
         return self._store.parsed(layout.table_file("spans", step), spans_from_parquet, PLAY_AGAIN)
-
-    def _read_final(self, step: int) -> list[ResponseRow]:
-        """The responses of a step whose round is closed. ValueError where their table is gone."""
-        final = layout.table_file("responses", step)
-        if not self._store.exists(final):
-            raise ValueError(
-                f"the responses of step {step} must be in {self._store.url}/{final}, which is not"
-                f" there; {PLAY_AGAIN}"
-            )
-        return self.read(step)
 
     def _parts(self, step: int) -> list[str]:
         directory = layout.journal_dir(step)

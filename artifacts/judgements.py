@@ -1,12 +1,12 @@
-"""What judges were asked and what they said: the records, and the Parquet files that a resumed run
-reads them back from.
+"""Questions to judge models and their judgements: the records, and the Parquet files from which a
+resumed run reads them.
 
     judgements/step=00007/part-000000.parquet   one file per attempt at a round
     judgements/evaluation/...                   those of evaluations
 
 A judgement is found by the key of its question, a hash over everything that decides it (see
 `tasks.rewards.judges.question`). So a file may be read into any run, and a question is asked once
-in a run's life. Leaves out who asks and what a verdict is worth.
+in a run's life. Leaves out the judges, and the reward of a verdict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JudgeMode = Literal["yes_no", "generative"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeQuestion:
-    """What a judge is asked about one answer. None of the texts may become special tokens of the
+    """A question to a judge about one answer. None of its texts may become special tokens of the
     judge's model."""
 
     key: str  # names the question and everything that decides its verdict
@@ -47,7 +47,7 @@ class JudgeQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a judge said to one question."""
+    """A judge's reply to one question."""
 
     key: str  # the question's
     # probability that the answer is right, 0..1; None if no verdict was reached
@@ -84,7 +84,7 @@ def judgements_to_parquet(judgements: Sequence[Judgement]) -> bytes:
 
 
 def judgements_from_parquet(data: bytes) -> list[Judgement]:
-    """The inverse. ValueError for a file of another version."""
+    """The judgements of a file. ValueError for a file of another version."""
     table = pq.ParquetFile(io.BytesIO(data)).read()
     found = (table.schema.metadata or {}).get(VERSION_KEY, b"none")
     if found != SCHEMA_VERSION:
@@ -96,8 +96,8 @@ def judgements_from_parquet(data: bytes) -> list[Judgement]:
 
 
 class JudgementCache:
-    """The verdicts that a run has, by question; those without a verdict are never kept, so that
-    they are asked again."""
+    """The verdicts of a run, by question. A question without a verdict is never kept, so that it is
+    asked again."""
 
     def __init__(self, known: Iterable[Judgement] = ()) -> None:
         self._known = {judgement.key: judgement for judgement in known}
@@ -105,17 +105,17 @@ class JudgementCache:
 
     @classmethod
     def read(cls, stores: Iterable[Store]) -> JudgementCache:
-        """Everything that earlier rounds kept in these stores."""
+        """The judgements that earlier rounds kept in these stores."""
         return cls(
             judgement
             for store in stores
             for name in store.list(JUDGEMENTS)
-            for judgement in _kept(store, f"{JUDGEMENTS}/{name}")
+            for judgement in _read(store, f"{JUDGEMENTS}/{name}")
         )
 
     def of_round(self) -> JudgementCache:
-        """The same verdicts, those that others add later among them, for a round that saves what it
-        adds itself, and nothing else: its file says what was judged for it."""
+        """The same verdicts, those included that others add later, for one round: `save` writes
+        only the verdicts that this round added."""
         shared = JudgementCache()
         shared._known = self._known
         return shared
@@ -134,7 +134,7 @@ class JudgementCache:
             self._unsaved.append(judgement)
 
     def save(self, store: Store, step: int) -> None:
-        """Write what was added since the last time as one more part of the step."""
+        """Write the verdicts since the last `save` as one more part of the step."""
         unsaved, self._unsaved = self._unsaved, []
         if not unsaved:
             return
@@ -150,10 +150,10 @@ class JudgementCache:
 
 
 def kept_judgements(store: Store, step: int) -> list[Judgement]:
-    """What judges said in a round, by all attempts at it."""
-    return list(_kept(store, judgements_dir(step)))
+    """The judgements of a round, by all attempts at the round."""
+    return list(_read(store, judgements_dir(step)))
 
 
-def _kept(store: Store, directory: str) -> Iterable[Judgement]:
+def _read(store: Store, directory: str) -> Iterable[Judgement]:
     for part in store.list(directory):
         yield from store.parsed(f"{directory}/{part}", judgements_from_parquet, ASK_AGAIN)

@@ -1,23 +1,22 @@
 """Names of everything under `<artifact_root>/<run_id>/`, relative to the run's store; the one place
 that spells them.
 
-    manifest.json               what the run is: config, versions, links
+    manifest.json               identity of the run: config, versions, links
     steps/00007.json            the commit of a step
-    plans/00007.json            the round of a step that has begun: what a resume goes on with
-    rounds/00007.json           the report of a round that is closed: what is trained is on disk
-    splits/00007.json           which rank was given which groups: what a replay must follow
+    plans/00007.json            the round of a step that has begun: a resume goes on with it
+    rounds/00007.json           the report of a closed round: all that is trained is on disk
+    splits/00007.json           which rank was given which groups: a replay must follow it
     moments/00007.json          mean and deviation of a step's rewards, where later ones need them
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
     turns/7001/                 turns of episodes while they are played, by the attempt at the round
     tokens/7001/                tokens of responses while they are generated, likewise
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
-    judgements/step=00007/      what judges said, a part per attempt: no question is asked twice
+    judgements/step=00007/      replies of judges, a part per attempt: no question is asked twice
     evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
-    run.pem                     lets elastic workers in, where the run takes any: certificate and
-    key
-    log/                        what its processes wrote: flow.log, and one per worker
-    status.json                 whether the run goes on, renewed while it does; how it ended
+    run.pem                     certificate and key, by which elastic workers are let in
+    log/                        logs of its processes: flow.log, and one per worker
+    status.json                 state of the run, renewed while it goes on; how it ended
     report/                     index.html, plots, summary, elastic workers, and the run in figures
     model/                      the trained model as a Hugging Face directory, once the run is over
 
@@ -49,16 +48,16 @@ REPORT = "report"
 LOGS = "log"
 PAGE = "index.html"  # in the report: all of it on one page
 DASK_PAGE = "dask.html"  # in the report of a local root: what the workers did
-HOSTS = "hosts.json"  # in the report: the states of environment hosts when they were last told
-KNOCKS = "knocks.json"  # in the report: who asked for weights without a right
-MEMBERS = "members.json"  # in the report: engines that the run did not start, as last told
-FIGURES = "figures.json"  # in the report: what a list of runs tells of each
+ENVIRONMENT_PROCESSES = "hosts.json"  # in the report: last reported states of these processes
+DENIED_REQUESTS = "knocks.json"  # in the report: unauthorised requests for weights
+ELASTIC_WORKERS = "members.json"  # in the report: last reported states of elastic workers
+FIGURES = "figures.json"  # in the report: the figures of a run in lists of runs
 MODEL = "model"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 
 
 def step_name(step: int) -> str:
-    """Fixed width, so that names sort as numbers do."""
+    """A step's number in file names, of fixed width, so that names sort as numbers do."""
     if step < 0:
         raise ValueError(
             f"step must be >= 0, got {step}; steps count from 1, 0 is the model a run starts from"
@@ -71,23 +70,23 @@ def commit_file(step: int) -> str:
 
 
 def plan_file(step: int) -> str:
-    """The round of a step, written when the step begins."""
+    """The file of a step's planned round, written when the step begins."""
     return f"{PLANS}/{step_name(step)}.json"
 
 
 def round_file(step: int) -> str:
-    """The report of a closed round: from here on the step replays its groups instead of
-    generating."""
+    """The file of a closed round's report: a resumed step that has one replays the groups instead
+    of generating."""
     return f"{ROUNDS}/{step_name(step)}.json"
 
 
 def split_file(step: int) -> str:
-    """How a step's groups were dealt to the learner ranks."""
+    """The file of how a step's groups were dealt to the learner ranks."""
     return f"{SPLITS}/{step_name(step)}.json"
 
 
 def moments_file(step: int) -> str:
-    """Mean and deviation of a step's rewards."""
+    """The file of mean and deviation of a step's rewards."""
     return f"{MOMENTS}/{step_name(step)}.json"
 
 
@@ -98,7 +97,7 @@ def step_of_commit(name: str) -> int | None:
 
 
 def step_of_partition(name: str) -> int | None:
-    """The step of a folder name in responses/ or journal/, or None if it is none of a step."""
+    """The step of a folder name in responses/ or journal/, or None for another folder."""
     key, _, step = name.partition("=")
     return int(step) if key == "step" and step.isdigit() else None
 

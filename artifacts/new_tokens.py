@@ -1,43 +1,75 @@
-"""What an engine tells of a response that it still generates: the tokens since it last told, never
-all of them again.
+"""New tokens of responses that an engine still generates, and the weight versions of tokens.
 
-    engine ─▶ NewTokens, NewTokens, ... ─▶ Reported: the response as far as it was told
-          └─▶ Generated, when it is over
+    engine ─▶ NewTokens, NewTokens, ... ─▶ PartialResponse: the response as far as it was reported
+          └─▶ Generated, when the response is over
 
-Whoever hears every report has what would else die with the engine.
+A report has the tokens since the report before, never all of them again: a receiver of every report
+has what would else die with the engine. Versions are spans; neighbours of one version are always
+one span, so that equal tokens have equal spans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from artifacts.records import Generated, Request, VersionSpan, response_id
-from artifacts.version_spans import join_spans
+
+Spans = tuple[VersionSpan, ...]
+
+
+def extend_spans(kept: Spans, version: int, num_tokens: int) -> Spans:
+    """The spans with num_tokens more of this version."""
+    if num_tokens == 0:
+        return kept
+    if kept and kept[-1].version == version:
+        num_tokens += kept[-1].num_tokens
+        kept = kept[:-1]
+    return (*kept, VersionSpan(version=version, num_tokens=num_tokens))
+
+
+def join_spans(before: Spans, after: Iterable[VersionSpan]) -> Spans:
+    """The spans of some tokens and of those that follow them."""
+    for span in after:
+        before = extend_spans(before, span.version, span.num_tokens)
+    return before
+
+
+def split_spans(spans: Sequence[VersionSpan], num_tokens: int) -> tuple[Spans, Spans]:
+    """The spans of the first num_tokens, and those of the rest."""
+    before: Spans = ()
+    after: Spans = ()
+    for span in spans:
+        num_before = min(span.num_tokens, num_tokens)
+        num_tokens -= num_before
+        before = extend_spans(before, span.version, num_before)
+        after = extend_spans(after, span.version, span.num_tokens - num_before)
+    return before, after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
-    """Tokens of a response that goes on, with what its `Generated` will say of them."""
+    """Tokens of a response that goes on, with the fields that its `Generated` will have."""
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
-    attempt: int  # the attempt that asked for it, as the request had it
+    attempt: int  # the attempt that asked for the response, as the request had it
     engine: str  # name of the replica
     num_before: int  # tokens of the response before these, the kept ones of its request included
     token_ids: tuple[int, ...]  # the new tokens, at least one
     logprobs: tuple[float, ...]  # behaviour log-probability of each of them
-    versions: tuple[VersionSpan, ...]  # which version sampled which of them
+    versions: Spans  # which version sampled which of them
     submitted_s: float  # when the engine took the request
-    first_token_s: float  # when its first token came
-    told_s: float  # when these were told
+    first_token_s: float  # when the response's first token came
+    reported_s: float  # when these were reported
 
     @property
     def response_id(self) -> str:
         return response_id(self.prompt_id, self.index)
 
     def from_start(self, request: Request) -> NewTokens | None:
-        """These with all that the request for them had kept; None unless they follow on it."""
+        """These tokens behind all those that their request had kept; None unless they follow on
+        the kept ones."""
         if self.num_before != len(request.kept_tokens):
             return None
         return replace(
@@ -49,34 +81,34 @@ class NewTokens:
         )
 
 
-News = Generated | NewTokens  # what an engine has to say of a response
+News = Generated | NewTokens  # an engine's message about a response
 
 
-def parted(news: Iterable[News]) -> tuple[list[Generated], list[NewTokens]]:
-    """The responses that are over, and what is told of others."""
+def split_news(news: Iterable[News]) -> tuple[list[Generated], list[NewTokens]]:
+    """The responses that are over, and the new tokens of others."""
     over: list[Generated] = []
-    told: list[NewTokens] = []
+    new_tokens: list[NewTokens] = []
     for each in news:
         if isinstance(each, Generated):
             over.append(each)
         else:
-            told.append(each)
-    return over, told
+            new_tokens.append(each)
+    return over, new_tokens
 
 
-class Reported:
-    """A response as far as it was told."""
+class PartialResponse:
+    """A response as far as its engine reported it."""
 
     def __init__(self, first: NewTokens) -> None:
         """first: from the response's start."""
-        assert first.num_before == 0, "a response is told from its start"
+        assert first.num_before == 0, "a response is reported from its start"
         self._last = first
         self._token_ids = [*first.token_ids]
         self._logprobs = [*first.logprobs]
         self._versions = first.versions
 
     def extend(self, new: NewTokens) -> bool:
-        """Whether these tokens follow on; others are left."""
+        """Add tokens that follow on; returns False, and adds nothing, for others."""
         if new.num_before != len(self._token_ids):
             return False
         self._last = new
@@ -86,7 +118,7 @@ class Reported:
         return True
 
     def generated(self) -> Generated:
-        """What is told of it as a response that was stopped there, without its text."""
+        """The reported tokens as a response that was stopped there, without its text."""
         last = self._last
         return Generated(
             prompt_id=last.prompt_id,
@@ -99,6 +131,6 @@ class Reported:
             engine=last.engine,
             submitted_s=last.submitted_s,
             first_token_s=last.first_token_s,
-            finished_s=last.told_s,
+            finished_s=last.reported_s,
             attempt=last.attempt,
         )

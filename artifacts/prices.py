@@ -1,10 +1,10 @@
-"""What an hour of a device costs, by price class, and what cheap helpers gain.
+"""Prices of a device-hour by price class, and the gain of cheap helpers.
 
     prices:
       own_class: reserved
       classes: {reserved: 10.47, spot: 2.66}
 
-Leaves out who held what for how long (`reports.holding`).
+Leaves out how long devices were held (`reports.device_cost`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class PriceConfig(BaseModel):
 
     @property
     def are_set(self) -> bool:
-        """Whether anything has a price."""
+        """True if any class has a price."""
         return bool(self.classes)
 
     def dollars_per_s(self, price_class: str) -> float:
-        """What a second of one device costs. ValueError for a class that has no price."""
+        """Dollars for a second of one device. ValueError for a class that has no price."""
         if price_class not in self.classes:
             known = ", ".join(self.classes) or "none"
             raise ValueError(

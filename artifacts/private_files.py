@@ -1,6 +1,6 @@
-"""Files and folders that a run makes are its user's alone, as ssh's are: the umask of its processes
-lets nobody else in. A folder with a default ACL (`setfacl -d`) has its own rule, and a folder that
-is there keeps what it has.
+"""The umask of a run's processes: files and folders that they make are readable by their user
+alone, as ssh's are. A folder with a default ACL (`setfacl -d`) has its own rule, and an existing
+folder keeps its mode.
 
 Leaves out files that a command writes where the user names them, such as a plot.
 """
@@ -17,7 +17,7 @@ _given = -1  # the user's own umask, where this process has replaced it
 
 
 def keep_private() -> None:
-    """From now on nobody else reads what this process and its children make."""
+    """Have this process and its children make files, from now on, that no other user can read."""
     global _given
     before = os.umask(PRIVATE)
     _given = before if _given < 0 else _given
@@ -25,7 +25,7 @@ def keep_private() -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """The same for the length of a block, or of each call of a function that this decorates."""
+    """`keep_private` for the length of a block, or of each call of the decorated function."""
     global _given
     given = _given
     before = os.umask(PRIVATE)
@@ -38,13 +38,14 @@ def private_files() -> Iterator[None]:
 
 
 def users_umask() -> int:
-    """What the user gave this process, for a child that is to have that; -1 if it still has it."""
+    """The umask that the user gave this process, for a child that shall have the same; -1 if this
+    process still has it."""
     return _given
 
 
 @contextmanager
 def users_own_files() -> Iterator[None]:
-    """Files of a block are made as the user has it: in a cache, which users may share."""
+    """Have files of the block made with the user's own umask: in a cache, which users may share."""
     before = os.umask(PRIVATE)
     os.umask(before if _given < 0 else _given)
     try:

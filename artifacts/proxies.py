@@ -1,4 +1,4 @@
-"""What is on this machine is asked directly, whatever proxy the user's environment names.
+"""Requests to this machine go without a proxy, whatever proxy the user's environment names.
 
 Every client reads the environment for itself: httpx (Prefect), requests (MLflow), urllib,
 websockets. All of them honour `no_proxy`, so that is extended, before the first of them is made;
@@ -16,28 +16,29 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-NO_PROXY = ("no_proxy", "NO_PROXY")  # who reads which differs
+NO_PROXY = ("no_proxy", "NO_PROXY")  # a client reads the one or the other
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # asked, not listened on
+LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # as clients name this machine
 
 
 def ask_directly(hosts: Iterable[str] = ()) -> None:
-    """From now on the clients of this process, and of those that it starts, ask this machine and
-    these hosts without a proxy."""
+    """Have the clients of this process, and of processes that it starts from now on, ask this
+    machine and these hosts without a proxy."""
     os.environ.update(direct(os.environ, (*own_hosts(), *hosts)))
 
 
 def direct(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Variables over such an environment, by which these hosts are asked directly and all others as
-    before. A proxy that no client can use is none: httpx raises for it, whatever it shall ask."""
+    """Changes to an environment's variables, by which clients ask these hosts directly and all
+    others as before. A SOCKS proxy that no client can use is unset: httpx would raise for it at any
+    request."""
     given = ",".join(environment.get(name, "") for name in NO_PROXY).split(",")
     entries = [*filter(None, map(str.strip, given)), *hosts]
-    told = "*" if "*" in entries else ",".join(dict.fromkeys(entries))
-    return dict.fromkeys(NO_PROXY, told) | dict.fromkeys(_unusable(environment), "")
+    hosts_list = "*" if "*" in entries else ",".join(dict.fromkeys(entries))
+    return dict.fromkeys(NO_PROXY, hosts_list) | dict.fromkeys(_unusable(environment), "")
 
 
 def open_directly(request: str | Request, timeout_s: float) -> Any:  # Any: as urllib has it
-    """The answer of a server that is asked without a proxy. Raises OSError."""
+    """The response of a server, asked without a proxy. Raises OSError."""
     return build_opener(ProxyHandler({})).open(request, timeout=timeout_s)
 
 

@@ -4,15 +4,22 @@ Every record is frozen. Token ids and log-probabilities are tuples, so that reco
 ``==`` and pickle compactly as one object; they cross process borders as the bytes of `pack` (a bare
 list of ints costs Dask 60 ms a thousand). Times are Unix seconds of the machine that measured them
 (virtual seconds under simulation).
+
+The model samples only some tokens of an episode; its other tokens were given to it, and enter no
+loss and no count (invariant 14, docs/architecture.md):
+
+    tokens      bridge, observation | action | bridge, observation | action
+    sampled                           ^^^^^^                         ^^^^^^
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
-from typing import Any, Literal
+from itertools import accumulate, groupby
+from typing import Any, Literal, TypeVar
 
 from artifacts.episodes import Episode
 
@@ -20,7 +27,7 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 
 class Outcome(StrEnum):
-    """What became of a response. Only OK, WRONG, TIMEOUT, TRUNCATED and VIOLATION carry a
+    """The typed result of a response. Only OK, WRONG, TIMEOUT, TRUNCATED and VIOLATION carry a
     reward."""
 
     OK = "ok"
@@ -33,7 +40,7 @@ class Outcome(StrEnum):
 
 
 class Running(StrEnum):
-    """What becomes of the responses that an engine runs when it loads newer weights
+    """Treatment of the responses that an engine runs when it loads newer weights
     (`BECOMES_OF_RUNNING`)."""
 
     DROP = "drop"
@@ -51,7 +58,7 @@ BECOMES_OF_RUNNING = {  # they ...
 
 
 class Fate(StrEnum):
-    """What became of generated tokens: the columns of the token ledger."""
+    """The use of generated tokens: the columns of the token ledger."""
 
     TRAINED = "trained"  # in a group that was trained
     ABORTED = "aborted"  # in a response stopped half-way
@@ -64,13 +71,13 @@ class Fate(StrEnum):
     JUDGED = "judged"  # written by a judge model
 
 
-# the column of the token ledger beside the fates: what a round booked as trained, in a step that
-# made no update
+# the column of the token ledger beside the fates: tokens that a round counted as trained, in a step
+# that made no update
 NO_UPDATE = "no_update"
 
 
 class CaseVerdict(StrEnum):
-    """What became of one test case of a program."""
+    """The result of one test case of a program."""
 
     PASS = "pass"
     WRONG = "wrong"
@@ -149,7 +156,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What an engine hands back for a request: finished, or partial when it was aborted."""
+    """An engine's response to a request: finished, or partial when it was aborted."""
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
@@ -184,14 +191,14 @@ class Generated:
 
     @property
     def num_forgotten(self) -> int:
-        """Tokens that the model sampled for it and that it has no more: an episode that began again
-        lost them."""
+        """Tokens that the model sampled for a response and that it has no more: an episode that
+        began again lost them."""
         return self.episode.num_forgotten if self.episode is not None else 0
 
     @property
     def sampled(self) -> tuple[range, ...]:
-        """Where the sampled tokens lie among `token_ids`, turn by turn; empty of a turn without
-        any."""
+        """Positions of the sampled tokens among `token_ids`, turn by turn; an empty range for a
+        turn without any."""
         if self.episode is None:
             return (range(len(self.token_ids)),)
         found: list[range] = []
@@ -204,8 +211,8 @@ class Generated:
 
     @property
     def restarts(self) -> tuple[int, ...]:
-        """Where among `token_ids` the model began to read behind the prompt again, because its
-        chat template had written the history anew."""
+        """Positions among `token_ids` at which the model began to read behind the prompt again,
+        because its chat template had rewritten the history."""
         turns = self.episode.turns if self.episode else ()
         begins = accumulate((turn.num_tokens for turn in turns), initial=0)
         return tuple(begin for begin, turn in zip(begins, turns, strict=False) if turn.starts_over)
@@ -255,7 +262,7 @@ class WeightsRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something one device did for a while: the raw material of the Gantt chart and of the bubble
+    """A stretch of work on one device: the raw material of the Gantt chart and of the bubble
     ledger."""
 
     device: str  # device name, for example "cpu:0"
@@ -266,7 +273,7 @@ class Span:
 
 
 def response_id(prompt_id: str, index: int) -> str:
-    """The one spelling of a response's name."""
+    """A response's name."""
     return f"{prompt_id}:{index}"
 
 
@@ -283,3 +290,27 @@ def pack(records: Any) -> bytes:  # Any: whatever records of this module, alone 
 def unpack(payload: bytes) -> Any:  # Any: what `pack` was given
     """The inverse of `pack`. Only ever called on bytes from our own workers."""
     return pickle.loads(payload)
+
+
+Value = TypeVar("Value")
+
+
+def of_sampled(generated: Generated, values: Sequence[Value]) -> tuple[Value, ...]:
+    """The values of the sampled tokens, given one for every token."""
+    return tuple(values[place] for places in generated.sampled for place in places)
+
+
+def sampled_versions(generated: Generated) -> tuple[VersionSpan, ...]:
+    """Which weight version sampled which of the sampled tokens; neighbours of one version are one
+    span, and the counts sum to `num_sampled`."""
+    if generated.episode is None:
+        return generated.versions
+    by_token = [span.version for span in generated.versions for _ in range(span.num_tokens)]
+    runs = groupby(of_sampled(generated, by_token))
+    return tuple(VersionSpan(version=version, num_tokens=len([*run])) for version, run in runs)
+
+
+def num_computed(generated: Generated) -> int:
+    """Tokens that go through a learner's layers so that the sampled ones can be predicted: those
+    given before them count, those given after the last one do not."""
+    return max((places.stop for places in generated.sampled if places), default=0)

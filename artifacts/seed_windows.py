@@ -1,7 +1,7 @@
-"""Seeding windows that runs have found, beside the runs: `seeding.json` at the artifact root.
+"""Seeding windows that earlier runs found: `seeding.json` at the artifact root, beside the runs.
 
-A window holds for a model on workers of one class, by their number; another run of the same kind
-takes it up.
+A seeding window (seconds) belongs to a model, a worker class and a number of elastic workers; a
+later run with the same ones begins with it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ FILE = "seeding.json"
 
 
 def read_windows(store: Store, model: str, worker_class: str) -> dict[int, float]:
-    """Seconds by number of workers; nothing where no run has found any."""
-    return _known(store).get(_key(model, worker_class), {})
+    """Seeding windows in seconds by number of workers; empty where no run has found any."""
+    return _read_all(store).get(f"{model} on {worker_class}", {})
 
 
 def write_windows(
     store: Store, model: str, worker_class: str, windows_s: Mapping[int, float]
 ) -> None:
-    """Keep these beside those of other models and classes. Of two runs that write at the same time
-    the last one's are kept: a window that is lost is found again."""
-    known = _known(store)
-    known[_key(model, worker_class)] = {**read_windows(store, model, worker_class), **windows_s}
-    store.keep(FILE, json.dumps(known, indent=1, sort_keys=True).encode())
+    """Add windows to those in the file. Of two runs that write at the same time the last one wins:
+    a lost window is found again."""
+    windows = _read_all(store)
+    windows.setdefault(f"{model} on {worker_class}", {}).update(windows_s)
+    store.keep(FILE, json.dumps(windows, indent=1, sort_keys=True).encode())
 
 
-def _known(store: Store) -> dict[str, dict[int, float]]:
+def _read_all(store: Store) -> dict[str, dict[int, float]]:
     try:
-        return store.parsed(FILE, _windows, "it is written anew")
+        return store.parsed(FILE, _parsed, "it is written anew")
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -42,12 +42,8 @@ def _known(store: Store) -> dict[str, dict[int, float]]:
         return {}
 
 
-def _windows(data: bytes) -> dict[str, dict[int, float]]:
+def _parsed(data: bytes) -> dict[str, dict[int, float]]:
     return {
         key: {int(count): float(seconds) for count, seconds in windows.items()}
         for key, windows in json.loads(data).items()
     }
-
-
-def _key(model: str, worker_class: str) -> str:
-    return f"{model} on {worker_class}"

@@ -1,12 +1,12 @@
-"""Whether a run goes on: a small file in its folder that its process renews, and that says at last
-how it ended.
+"""The status of a run: a small file in its folder, which its process renews while the run goes on,
+and in which it records how the run ended.
 
-    with pulse(store): ...     running, running, ... -> finished | failed: why | interrupted: why
-    read_status(store)         the same, but interrupted where the process is gone without a word
-    await_end(store, say)      nobody goes on with it: a resume may begin
+    with pulse(store): ...       running, running, ... -> finished | failed: why | interrupted: why
+    read_status(store)           the same, but interrupted where the process is gone
+    await_end(store, report)     returns when no process goes on with the run: a resume may begin
 
-A killed process writes nothing. On the machine that it ran on its absence shows at once; elsewhere
-the file's age tells, after STALE_S. Leaves out how far the run has come (`reports.figures`).
+A killed process writes nothing. On its own machine the absent process shows at once; elsewhere the
+age of the file does, after STALE_S. Leaves out how far the run has come (`reports.figures`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from artifacts.urls import without_secrets
 
 State = Literal["running", "interrupted", "finished", "failed"]
 
-BEAT_S = 20.0  # between two signs of life
+BEAT_S = 20.0  # between two writes of the file
 STALE_S = 120.0  # without one for so long, a run on another machine counts as interrupted
-LOOK_S = 1.0  # between two looks at a run that may go on elsewhere
-CLOCK_STEP_S = 5.0  # how far a beginning may be told apart; a clock that is set moves them all
+POLL_S = 1.0  # between two reads of the file of a run that may go on elsewhere
+CLOCK_STEP_S = 5.0  # error of a process's start time; a clock that is set moves all of them
 MAX_WHY_CHARS = 400
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """What the run's process last said of itself."""
+    """The status of a run, as its process last wrote it."""
 
-    state: State  # running until it says otherwise
+    state: State  # running until the process writes another
     why: str  # reason of the end in one line; empty while it runs and when it finished
     host: str  # name of the machine, for people
     machine: str  # names boot and process namespace: pids compare only where it is the same
     pid: int  # process of the flow
-    process_started_s: float  # when that process began, which tells it from a later one of its pid
+    process_started_s: float  # start of that process: a later one may have its pid
     beat_s: float  # last sign of life, Unix seconds
 
 
@@ -59,12 +59,20 @@ STATUS_OF = TypeAdapter(RunStatus)
 
 @contextmanager
 def pulse(store: Store) -> Iterator[None]:
-    """Say that the run goes on as long as the block lasts, and then how it ended.
+    """Write the status `running` again and again while the block lasts, and then how the run ended.
 
-    An Exception is a failure; whatever else ends the block (Ctrl-C, a cancelled flow) interrupts
-    the run. A store that cannot take the file costs a line in the log, never the run.
+    An Exception is a failure; anything else that ends the block (Ctrl-C, a cancelled flow)
+    interrupts the run. A store that cannot take the file costs a line in the log, never the run.
     """
-    own = _own_status()
+    own = RunStatus(
+        state="running",
+        why="",
+        host=socket.gethostname(),
+        machine=this_machine(),
+        pid=os.getpid(),
+        process_started_s=psutil.Process().create_time(),
+        beat_s=time.time(),
+    )
     over = threading.Event()
 
     def beat() -> None:
@@ -89,74 +97,71 @@ def pulse(store: Store) -> Iterator[None]:
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """How the run is, or None where no process ever said so. ValueError where the file is damaged
-    or of another version."""
+    """The status of a run, interrupted where its process is gone; None where no process ever wrote
+    one. ValueError for a file that is damaged or of another version."""
     try:
-        told = store.parsed(layout.STATUS, STATUS_OF.validate_json, "delete it")
+        written = store.parsed(layout.STATUS, STATUS_OF.validate_json, "delete it")
     except FileNotFoundError:
         return None
-    alive = is_alive(told.pid, told.process_started_s) if _is_here(told) else None
-    return judged(told, alive, time.time())
+    return judged(written, _is_seen_alive(written), time.time())
 
 
 def await_end(
-    store: Store, tell: Callable[[str], object], sleep: Callable[[float], object] = time.sleep
+    store: Store, report: Callable[[str], object], sleep: Callable[[float], object] = time.sleep
 ) -> None:
     """Return when no process goes on with the run. ValueError where one does: two would write over
     each other's records.
 
-    One whose process cannot be seen from here is watched: until it shows a sign of life, or has
-    shown none for STALE_S. `tell` hears of a wait.
+    A process that cannot be seen from here counts as gone once the file has not been renewed for
+    STALE_S. `report` gets a sentence when a wait begins.
     """
-    first = told = _read_or_none(store)
+
+    def read() -> RunStatus | None:
+        try:
+            return read_status(store)
+        except ValueError:  # damaged, or of another version
+            return None
+
+    first = latest = read()
     ends = time.monotonic() + STALE_S
-    while told is not None and first is not None and told.state == "running":
-        if told.beat_s != first.beat_s or _is_seen(told):
+    while latest is not None and first is not None and latest.state == "running":
+        if latest.beat_s != first.beat_s or _is_seen_alive(latest):
             raise ValueError(
                 f"a run must go on in one process at a time, {store.url} goes on in process"
-                f" {told.pid} on {told.host}; end it, or wait for its end"
+                f" {latest.pid} on {latest.host}; end it, or wait for its end"
             )
         if time.monotonic() > ends:
             return
-        if told is first:
-            tell(f"waiting for up to {STALE_S:.0f} s: the run may go on on {told.host}")
-        sleep(LOOK_S)
-        told = _read_or_none(store)
+        if latest is first:
+            report(f"waiting for up to {STALE_S:.0f} s: the run may go on on {latest.host}")
+        sleep(POLL_S)
+        latest = read()
 
 
-def _read_or_none(store: Store) -> RunStatus | None:
-    """None also for one that is damaged, or of another version."""
-    try:
-        return read_status(store)
-    except ValueError:
+def _is_seen_alive(status: RunStatus) -> bool | None:
+    """`is_alive` of the run's process; None for a process that cannot be seen from this machine."""
+    if not status.machine or status.machine != this_machine():
         return None
+    return is_alive(status.pid, status.process_started_s)
 
 
-def _is_seen(told: RunStatus) -> bool:
-    return _is_here(told) and bool(is_alive(told.pid, told.process_started_s))
-
-
-def _is_here(told: RunStatus) -> bool:
-    return bool(told.machine) and told.machine == this_machine()
-
-
-def judged(told: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus:
-    """What to believe of a status. `is_alive`: whether its process is there; None where that cannot
-    be seen."""
-    if told.state != "running":
-        return told
-    silent_s = now_s - told.beat_s
+def judged(written: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus:
+    """A written status, corrected to interrupted where its process cannot go on. `is_alive`: None
+    where the process cannot be seen."""
+    if written.state != "running":
+        return written
+    silent_s = now_s - written.beat_s
     if is_alive is False:
-        return replace(told, state="interrupted", why=f"its process on {told.host} is gone")
+        return replace(written, state="interrupted", why=f"its process on {written.host} is gone")
     if is_alive is None and silent_s > STALE_S:
-        why = f"no sign of life from {told.host} for {silent_s:.0f} s"
-        return replace(told, state="interrupted", why=why)
-    return told
+        why = f"no sign of life from {written.host} for {silent_s:.0f} s"
+        return replace(written, state="interrupted", why=why)
+    return written
 
 
 def this_machine() -> str:
-    """A name that two processes share exactly if they see the same pids; empty where that cannot be
-    told."""
+    """A name that two processes share exactly if they see the same pids; empty where the system has
+    none."""
     boot = boot_id()
     try:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}" if boot else ""
@@ -165,8 +170,8 @@ def this_machine() -> str:
 
 
 def boot_id() -> str:
-    """The same for all processes of a machine until it is started anew, in containers, too; empty
-    where that cannot be told."""
+    """The machine's boot id: the same for all its processes, in containers too, until the machine
+    starts anew; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -174,8 +179,8 @@ def boot_id() -> str:
 
 
 def is_alive(pid: int, started_s: float) -> bool | None:
-    """Whether the process that began then is still there. None where one of its pid began at
-    another time: it is another one, or the clock was set."""
+    """True if the process of this pid and start time still runs. None where the process of that pid
+    started at another time: it is another process, or the clock was set."""
     try:
         process = psutil.Process(pid)
         began_s = process.create_time()
@@ -187,20 +192,8 @@ def is_alive(pid: int, started_s: float) -> bool | None:
     return True if abs(began_s - started_s) < CLOCK_STEP_S else None
 
 
-def _own_status() -> RunStatus:
-    return RunStatus(
-        state="running",
-        why="",
-        host=socket.gethostname(),
-        machine=this_machine(),
-        pid=os.getpid(),
-        process_started_s=psutil.Process().create_time(),
-        beat_s=time.time(),
-    )
-
-
 def _write(store: Store, status: RunStatus) -> None:
-    """The boundary where a store's failures stop: a sign of life is worth no run."""
+    """Write the status. No failure of the store ends a run for it."""
     try:
         store.keep(layout.STATUS, json.dumps(asdict(status), indent=1).encode())
     except Exception as error:

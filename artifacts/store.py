@@ -1,16 +1,19 @@
-"""Where run data goes: a directory tree behind fsspec, local by default, memory:// and s3:// by
+"""The place of run data: a directory tree behind fsspec, local by default, memory:// and s3:// by
 URL.
 
 Every write is all or nothing. On a local disk the bytes go to a hidden name in the same directory,
 are synced and renamed; an object appears in an object store only when its upload is complete.
 Records, which a resume reads, are kept with a digest (`digests`) that is compared when they are
-read. Leaves out locking: a run has one writer per name.
+read. A refused write becomes one sentence for the user: the file, the reason and the cure (a full
+disk gives no path, safetensors its error in words alone, an object store an error of its own
+packages). Leaves out locking: a run has one writer per name.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,11 +23,73 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 from fsspec.core import url_to_fs
+from safetensors import SafetensorError
 
 from artifacts.digests import with_digest, without_digest
 from artifacts.layout import ASIDE_PREFIX, MANIFEST
-from artifacts.refused_writes import StoreError, explained, reason_of
-from artifacts.urls import STORAGE
+from artifacts.urls import STORAGE, without_secrets
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class StoreError(OSError):
+    """Raised for a refused write; the message is one sentence with the path and the cure."""
+
+
+@contextmanager
+def explained(where: str, num_bytes: int, setting: str = "artifact_root") -> Iterator[None]:
+    """Turn the errors of a write, the operating system's and a protocol's own, into a StoreError.
+    `setting`: the one by which such files can go elsewhere. FileExistsError stays as it is."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except Exception as error:
+        if "://" not in where and not isinstance(error, OSError | SafetensorError):
+            raise
+        sentence = _sentence(error, where, num_bytes, setting)
+        if sentence is None:
+            raise
+        raise StoreError(*filter(None, (_number(error), sentence))) from error
+
+
+def reason_of(error: Exception) -> str:
+    """The text of an error, without secrets, or its type where it has none."""
+    return without_secrets(getattr(error, "strerror", None) or str(error)) or type(error).__name__
+
+
+def _number(error: Exception) -> int | None:
+    """The operating system's error number, which safetensors has in its words."""
+    if isinstance(error, SafetensorError):
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        return int(found[1]) if found else None
+    return getattr(error, "errno", None)
+
+
+def _sentence(error: Exception, where: str, num_bytes: int, setting: str) -> str | None:
+    """The cause and the cure of a failed write; None where the error itself names its file."""
+    number = _number(error)
+    if number in FULL_ERRNOS:
+        return (
+            f"disk full: {where} needs {num_bytes} bytes; free space or set {setting} to"
+            " another disk, then resume the run"
+        )
+    if number in READ_ONLY_ERRNOS or isinstance(error, PermissionError):
+        return (
+            f"cannot write {where}: {reason_of(error)}; make the directory writable or set"
+            f" {setting} elsewhere"
+        )
+    if number == errno.ENOTDIR:
+        return f"cannot write {where}: a part of the path is a file; set {setting} to a directory"
+    if getattr(error, "filename", None) is not None:
+        return None
+    cure = "the bucket, the credentials and the endpoint" if "://" in where else "the disk"
+    return (
+        f"cannot write {where}: {reason_of(error)}; check {cure}, or set {setting} elsewhere,"
+        " then resume the run"
+    )
+
 
 T = TypeVar("T")
 Fill = Callable[[BinaryIO], object]  # writes the bytes of a file
@@ -70,8 +135,8 @@ class Store:
         return strict
 
     def of_begun_run(self) -> Store:
-        """The same store, the folder of a run that has begun: on a local disk nothing is written
-        where its manifest is gone."""
+        """The same store as the folder of a run that has begun: on a local disk nothing is written
+        once the run's manifest is gone."""
         begun = self.child("")
         begun._run_root = self._root if self.is_local else None
         return begun
@@ -128,8 +193,8 @@ class Store:
             raise self._damaged(path, len(data), error, cure) from None
 
     def parsed(self, path: str, parse: Callable[[bytes], T], cure: str = RESTORE) -> T:
-        """What `parse` makes of the record (`checked`). A record without digest is parsed as it
-        is: the boundary where whatever a parser says of damaged bytes becomes a ValueError."""
+        """The record (`checked`) as `parse` reads it. ValueError, with the record's name and the
+        cure, for whatever a parser raises on damaged bytes: a record may lack its digest."""
         data = self.checked(path, cure)
         try:
             return parse(data)
@@ -149,8 +214,8 @@ class Store:
             return bool(self._fs.exists(file))
 
     def list(self, directory: str) -> list[str]:
-        """Names directly under `directory`, sorted, unfinished writes left out; empty if it is not
-        there."""
+        """Names directly under `directory`, sorted, unfinished writes left out; empty where there
+        is no such directory."""
         self._fs.invalidate_cache()
         folder = self._full(directory)
         try:
@@ -205,8 +270,8 @@ class Store:
             self._fs.rm_file(self._full(probe))
 
     def sweep(self, directory: str) -> int:
-        """Delete what killed writers left anywhere under `directory`; returns how many. Only safe
-        with no writer alive."""
+        """Delete the unfinished files of killed writers anywhere under `directory`; returns their
+        number. Only safe with no writer alive."""
         if not self.is_local or not Path(self._full(directory)).is_dir():
             return 0
         leftovers = list(Path(self._full(directory)).rglob(f"{ASIDE_PREFIX}*"))
@@ -227,8 +292,8 @@ class Store:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """The boundary where a protocol's own errors of a read (no credentials, no answer) become
-        one sentence for the user."""
+        """Turn a protocol's own errors of a read (no credentials, no answer) into one sentence for
+        the user."""
         try:
             yield
         except Exception as error:
@@ -250,7 +315,7 @@ class Store:
 
     @contextmanager
     def _explained(self, path: str, num_bytes: int) -> Iterator[None]:
-        """The boundary where what is wrong with a write becomes one sentence for the user."""
+        """`explained`, for a file of this store. A run whose folder is gone says that instead."""
         self.check_run()
         try:
             with explained(f"{self.url}/{path}", num_bytes):

@@ -1,39 +1,234 @@
-"""The tables that are kept and their records: responses, groups and spans, as Parquet with
-explicit, versioned schemas.
+"""The tables of a run and their records: responses, groups and spans, as Parquet with explicit,
+versioned schemas.
 
     records -> table -> Parquet bytes -> table -> records, equal to the ones before, bit for bit
 
-Split into byte streams, the zero bytes of log-probabilities that were float32 compress to nothing.
-`step` is no column of the files: it is the Hive partition they lie in (see `layout`) and an entry
-of their metadata. Leaves out the columns themselves (`columns`) and where the bytes go (`journal`,
-`store`).
+Each column is stated once: its name and type in the file, how its cell is made of a record, and
+which field is read back from it. Log-probabilities are stored as float64: engines hand out Python
+floats, and a replayed step must train on exactly the numbers that the live one trained on. Split
+into byte streams, the zero bytes of those that were float32 compress to nothing. `step` is no
+column of the files: it is the Hive partition they lie in (see `layout`) and an entry of their
+metadata. Leaves out where the bytes go (`journal`, `store`).
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from operator import attrgetter
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from artifacts.columns import (
-    END,
-    GENERATED,
-    KIND,
-    MEMBERS,
-    PROMPT,
-    SCORE,
-    SPAN,
-    TABLES,
-    Row,
-    cells_of,
-    fields_of,
-)
+from artifacts.episodes import Ending, Episode, Turn
 from artifacts.layout import TableName
-from artifacts.records import Fate, Generated, Group, Prompt, Response, Score, Span, response_id
+from artifacts.records import (
+    CaseResult,
+    CaseVerdict,
+    Fate,
+    Generated,
+    Group,
+    Outcome,
+    Prompt,
+    Response,
+    Score,
+    Span,
+    VersionSpan,
+    response_id,
+)
+
+Row = dict[str, Any]  # Any: one cell per column, of the column's type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table, and how a record's cell is written and read back."""
+
+    name: str  # in the file
+    type: pa.DataType  # of its cells
+    cell: Callable[[Any], object]  # Any: the table's record in, a cell out
+    field: str = ""  # the field that is read back from it; empty for a figure to look at alone
+    value: Callable[[Any], object] = lambda cell: cell  # Any: a cell in, the field's value out
+
+
+def _field(
+    name: str,
+    type_: pa.DataType,
+    field: str = "",
+    *,
+    cell: Callable[[Any], object] = lambda value: value,  # Any: the field's value
+    value: Callable[[Any], object] = lambda cell: cell,  # Any: the cell
+) -> Column:
+    """The column of a record's field, of the same name unless another is given."""
+    read = attrgetter(field or name)
+    return Column(
+        name=name,
+        type=type_,
+        cell=lambda record: cell(read(record)),
+        field=field or name,
+        value=value,
+    )
+
+
+_TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_FLOATS = pa.list_(pa.field("element", pa.float64(), nullable=False))
+_VERSION = {"version": pa.int32(), "num_tokens": pa.int32()}
+_CASE = {
+    "key": pa.string(),
+    "verdict": pa.string(),
+    "wall_s": pa.float64(),
+    "limit_s": pa.float64(),
+}
+_TURN = {
+    "num_given": pa.int32(),
+    "num_sampled": pa.int32(),
+    "observation": pa.string(),
+    "action": pa.string(),
+    "reward": pa.float64(),
+    "asked_s": pa.float64(),
+    "acted_s": pa.float64(),
+    "answered_s": pa.float64(),
+    "starts_over": pa.bool_(),
+    "info": pa.map_(pa.string(), pa.string()),  # files of earlier runs lack it
+}
+_EPISODE = {  # beside its turns
+    "ending": pa.string(),
+    "detail": pa.string(),
+    "last_observation": pa.string(),
+    "reset_s": pa.float64(),
+    "num_resumed": pa.int32(),  # files of earlier runs lack it, as they do the last two
+    "num_replayed": pa.int32(),
+    "num_restarted": pa.int32(),
+    "num_forgotten": pa.int32(),
+}
+
+
+def _structs(names: Iterable[str], records: Sequence[object]) -> list[Row]:
+    return [{name: getattr(record, name) for name in names} for record in records]
+
+
+def _cases(cell: Sequence[Row] | None) -> tuple[CaseResult, ...]:
+    return tuple(
+        CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])}) for case in cell or ()
+    )
+
+
+def _episode_cell(episode: Episode | None) -> Row | None:
+    if episode is None:
+        return None
+    return {"turns": _structs(_TURN, episode.turns), **_structs(_EPISODE, [episode])[0]}
+
+
+def _episode(cell: Row | None) -> Episode | None:
+    if cell is None:
+        return None
+    turns = tuple(Turn(**turn | {"info": tuple(turn.get("info") or ())}) for turn in cell["turns"])
+    ending = None if cell["ending"] is None else Ending(cell["ending"])
+    return Episode(**cell | {"turns": turns, "ending": ending})
+
+
+def _rewards(group: Group) -> list[float | None]:
+    return [response.score.reward if response.score else None for response in group.responses]
+
+
+def _reward_mean(group: Group) -> float | None:
+    known = [reward for reward in _rewards(group) if reward is not None]
+    return sum(known) / len(known) if known else None
+
+
+PROMPT = (
+    _field("prompt_id", pa.string()),
+    _field("domain", pa.string()),
+    _field("prompt_text", pa.string(), "text"),
+    _field("gold", pa.string()),
+    _field("prompt_token_ids", _TOKENS, "token_ids", value=tuple),
+    _field("episode_seed", pa.int64()),  # files of earlier runs lack the column
+)
+GENERATED = (
+    _field("index", pa.int32()),
+    _field("text", pa.string()),
+    _field("token_ids", _TOKENS, value=tuple),
+    _field("logprobs", _FLOATS, value=tuple),
+    _field(
+        "versions",
+        pa.list_(pa.struct(list(_VERSION.items()))),
+        cell=lambda spans: _structs(_VERSION, spans),
+        value=lambda cell: tuple(VersionSpan(**span) for span in cell),
+    ),
+    _field("finish_reason", pa.string()),
+    _field("engine", pa.string()),
+    _field("submitted_s", pa.float64()),
+    _field("first_token_s", pa.float64()),
+    _field("finished_s", pa.float64()),
+    # files of earlier runs lack the column
+    _field("attempt", pa.int64(), value=lambda cell: cell or 0),
+    # null for a response of one turn; files of earlier runs lack the column
+    _field(
+        "episode",
+        pa.struct([("turns", pa.list_(pa.struct(list(_TURN.items())))), *_EPISODE.items()]),
+        cell=_episode_cell,
+        value=_episode,
+    ),
+)
+SCORE = (  # all empty where there is no score yet
+    _field("outcome", pa.string(), value=Outcome),
+    _field("reward", pa.float64()),
+    _field("detail", pa.string()),
+    _field("scorer", pa.string()),
+    _field("score_started_s", pa.float64(), "started_s"),
+    _field("score_finished_s", pa.float64(), "finished_s"),
+    # null where no program was executed; files of earlier runs lack the column
+    _field(
+        "cases",
+        pa.list_(pa.struct(list(_CASE.items()))),
+        cell=lambda cases: _structs(_CASE, cases) or None,
+        value=_cases,
+    ),
+)
+KIND = (_field("kind", pa.string()),)
+END = (
+    _field("fate", pa.string(), value=lambda cell: None if cell is None else Fate(cell)),
+    _field("advantage", pa.float64()),
+)
+MEMBERS = (
+    Column(
+        name="indices",
+        type=_TOKENS,
+        cell=lambda group: [response.generated.index for response in group.responses],
+    ),
+    Column(name="rewards", type=pa.list_(pa.float64()), cell=_rewards),
+    Column(name="reward_mean", type=pa.float64(), cell=_reward_mean),
+    Column(
+        name="num_tokens",
+        type=pa.int64(),
+        cell=lambda group: sum(response.generated.num_sampled for response in group.responses),
+    ),
+)
+SPAN = (
+    _field("device", pa.string()),
+    _field("actor", pa.string()),
+    _field("kind", pa.string()),
+    _field("start_s", pa.float64()),
+    _field("end_s", pa.float64()),
+)
+TABLES: dict[TableName, tuple[Column, ...]] = {
+    "responses": (*KIND, *PROMPT, *GENERATED, *SCORE, *END),
+    "groups": (*PROMPT, *MEMBERS),
+    "spans": SPAN,
+}
+
+
+def _cells_of(columns: Sequence[Column], record: object) -> Row:
+    """The cells of a record in these columns."""
+    return {column.name: column.cell(record) for column in columns}
+
+
+def _fields_of(columns: Sequence[Column], row: Row) -> dict[str, Any]:  # Any: values of the fields
+    """The fields of a record by its cells; a file may lack a column that was added later."""
+    return {column.field: column.value(row.get(column.name)) for column in columns if column.field}
+
 
 SCHEMA_VERSION = 1
 VERSION_KEY, TABLE_KEY, STEP_KEY = b"rollflow.schema_version", b"rollflow.table", b"rollflow.step"
@@ -55,7 +250,17 @@ def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
     """A file of the responses table. Every row must be of `step`."""
     strays = {row.step for row in rows} - {step}
     assert not strays, f"rows of steps {strays} in the table of step {step}"
-    return _to_parquet("responses", step, [_response_cells(row) for row in rows])
+    cells = [
+        {
+            **_cells_of(KIND, row),
+            **_cells_of(PROMPT, row.prompt),
+            **_cells_of(GENERATED, row.response.generated),
+            **(_cells_of(SCORE, row.response.score) if row.response.score is not None else {}),
+            **_cells_of(END, row),
+        }
+        for row in rows
+    ]
+    return _to_parquet("responses", step, cells)
 
 
 def responses_from_parquet(data: bytes) -> list[ResponseRow]:
@@ -65,7 +270,8 @@ def responses_from_parquet(data: bytes) -> list[ResponseRow]:
 
 def groups_to_parquet(step: int, groups: Sequence[Group]) -> bytes:
     """A file of the groups table: accepted groups in training order, their responses by index."""
-    return _to_parquet("groups", step, [_group_cells(group) for group in groups])
+    cells = [_cells_of(PROMPT, group.prompt) | _cells_of(MEMBERS, group) for group in groups]
+    return _to_parquet("groups", step, cells)
 
 
 def groups_from_parquet(data: bytes, rows: Iterable[ResponseRow]) -> list[Group]:
@@ -77,11 +283,11 @@ def groups_from_parquet(data: bytes, rows: Iterable[ResponseRow]) -> list[Group]
 
 
 def spans_to_parquet(step: int, spans: Sequence[Span]) -> bytes:
-    return _to_parquet("spans", step, [cells_of(SPAN, span) for span in spans])
+    return _to_parquet("spans", step, [_cells_of(SPAN, span) for span in spans])
 
 
 def spans_from_parquet(data: bytes) -> list[Span]:
-    return [Span(**fields_of(SPAN, row)) for row in _from_parquet("spans", data)[1]]
+    return [Span(**_fields_of(SPAN, row)) for row in _from_parquet("spans", data)[1]]
 
 
 def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
@@ -131,35 +337,15 @@ def _from_parquet(name: TableName, data: bytes) -> tuple[int, list[Row]]:
     return int(metadata[STEP_KEY]), cast("list[Row]", table.to_pylist())
 
 
-def _response_cells(row: ResponseRow) -> Row:
-    generated, score = row.response.generated, row.response.score
-    return {
-        **cells_of(KIND, row),
-        **cells_of(PROMPT, row.prompt),
-        **cells_of(GENERATED, generated),
-        **(cells_of(SCORE, score) if score is not None else {}),
-        **cells_of(END, row),
-    }
-
-
 def _response_row(step: int, row: Row) -> ResponseRow:
-    prompt = Prompt(**fields_of(PROMPT, row))
-    response = Response(
-        generated=Generated(prompt_id=prompt.prompt_id, **fields_of(GENERATED, row)),
-        score=_score(row),
-    )
-    rest = fields_of((*KIND, *END), row)
+    prompt = Prompt(**_fields_of(PROMPT, row))
+    generated = Generated(prompt_id=prompt.prompt_id, **_fields_of(GENERATED, row))
+    score = None
+    if row["outcome"] is not None:
+        score = Score(prompt_id=row["prompt_id"], index=row["index"], **_fields_of(SCORE, row))
+    response = Response(generated=generated, score=score)
+    rest = _fields_of((*KIND, *END), row)
     return ResponseRow(step=step, prompt=prompt, response=response, **rest)
-
-
-def _score(row: Row) -> Score | None:
-    if row["outcome"] is None:
-        return None
-    return Score(prompt_id=row["prompt_id"], index=row["index"], **fields_of(SCORE, row))
-
-
-def _group_cells(group: Group) -> Row:
-    return cells_of(PROMPT, group.prompt) | cells_of(MEMBERS, group)
 
 
 def _group(row: Row, responses: dict[str, Response]) -> Group:
@@ -167,6 +353,6 @@ def _group(row: Row, responses: dict[str, Response]) -> Group:
     if missing := [name for name in names if name not in responses]:
         raise ValueError(f"its response {missing[0]} is not among the step's {len(responses)}")
     return Group(
-        prompt=Prompt(**fields_of(PROMPT, row)),
+        prompt=Prompt(**_fields_of(PROMPT, row)),
         responses=tuple(responses[name] for name in names),
     )

@@ -1,9 +1,10 @@
-"""Settings that may be a URL hold no secret: they are kept, shown and logged in many places.
+"""Settings that may be a URL hold no secret: such settings are kept, shown and logged in many
+places.
 
     setting ─▶ Location, ServiceUrl, ... ─▶ refused by name of the field, with where secrets go
     a sentence, a log ─▶ without_secrets ─▶ *** in place of every URL that holds one
 
-Leaves out what no rule can tell from a name: a token that is a part of a path.
+Leaves out a token that is a part of a path, which no rule can tell from a name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote
 
-if TYPE_CHECKING:  # who shows what is kept does without pydantic, which takes a tenth of a second
+if TYPE_CHECKING:  # commands that only show runs spare pydantic, which takes a tenth of a second
     from pydantic import GetCoreSchemaHandler, ValidationInfo
     from pydantic_core import CoreSchema
 
@@ -41,7 +42,7 @@ _SECRET_NAME = re.compile(
 
 
 def secret_in(text: str) -> str:
-    """In words, which secret a setting holds that may be a URL; empty without one."""
+    """The kind of secret in a setting that may be a URL, in words; empty without a secret."""
     for written in _decoded(text):
         if _has_user_info(written):
             return "user name or password"
@@ -52,12 +53,12 @@ def secret_in(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A sentence, or lines of a log, with *** in place of every word that holds a secret."""
+    """The text, a sentence or lines of a log, with *** for every word that holds a secret."""
     return re.sub(r"[^\s'\"]+", lambda word: HIDDEN if secret_in(word[0]) else word[0], text)
 
 
 def hidden(value: Any) -> Any:  # Any: parsed JSON, or what a caller gave instead
-    """A value with *** in place of every text in it, at any depth, that holds a secret."""
+    """A value with *** for every text in it, at any depth, that holds a secret."""
     match value:
         case str():
             return HIDDEN if secret_in(value) else without_secrets(value)
@@ -70,8 +71,8 @@ def hidden(value: Any) -> Any:  # Any: parsed JSON, or what a caller gave instea
 
 @dataclass(frozen=True, slots=True)
 class NoSecret:
-    """Refuses a setting that holds a secret, at any depth; the words do not repeat it. Stands in
-    the annotation of a field."""
+    """A field's annotation that refuses a setting with a secret in it, at any depth; the message
+    does not repeat the secret."""
 
     cure: str  # where the secret goes instead
 
@@ -89,7 +90,7 @@ class NoSecret:
         return value
 
     def check(self, value: Any, name: str) -> None:  # Any: likewise
-        """ValueError where the setting of this name holds a secret."""
+        """Raise ValueError if the setting of this name holds a secret."""
         for found in filter(None, map(secret_in, _texts(value))):
             raise ValueError(
                 f"{name} must hold no secret, which everybody would read in manifest, report, logs,"
@@ -117,7 +118,7 @@ _ARGUMENTS = NoSecret(
 )
 
 Location = Annotated[str, STORAGE]  # a path, or a URL that fsspec opens
-ServiceUrl = Annotated[str, _SERVICE]  # what is asked over HTTP
+ServiceUrl = Annotated[str, _SERVICE]  # of a service over HTTP
 TrackingUri = Annotated[str, TRACKING]  # MLflow's server or database
 Repository = Annotated[str, _HUB]  # of the Hugging Face hub
 NetworkAddress = Annotated[str, NETWORK]  # of a machine, or a process on one
@@ -125,7 +126,7 @@ Arguments = Annotated[Mapping[str, Any], _ARGUMENTS]  # Any: of a user's own cod
 
 
 def _decoded(text: str) -> Iterator[str]:
-    """The text as written, and with what is quoted in it as long as there is any."""
+    """The text as written, then unquoted once, twice, ... until nothing in it is quoted."""
     for _ in range(_NUM_ENCODINGS):
         yield text
         text, before = unquote(text), text

@@ -1,21 +1,27 @@
-"""A weight version as it crosses a host border: files in byte ranges, each with its BLAKE3.
+"""A weight version as it crosses a machine's border: files in byte ranges, each with its BLAKE3.
 
     WeightsRef or model folder ── described ──▶ Manifest (JSON) ── verified ──▶ the same bytes there
+    new XOR old ── low bytes of all bf16 values, then high bytes ── zstd ──▶ a few per cent
 
-A version never changes, so that a range may come from anybody: the manifest says what it must be.
-What lies in the files stays as it was published (bf16, tied tensors once). BLAKE3, because a peer
-that lies can meet the fingerprints of `weights`, which detect accidents, and SHA-256 takes four
-times as long, more than receiving does; vLLM brings it along. Leaves out how bytes travel
-(tasks/weights).
+A version never changes, so that a range may come from any peer: the manifest has its hash. The
+files stay as they were published (bf16, tied tensors once). BLAKE3, because a peer that lies can
+meet the fingerprints of `weights`, which detect accidents, and SHA-256 takes four times as long,
+more than receiving does; vLLM brings it along.
+
+Over a slow link a shard may travel as its difference to the version before, without loss. Between
+two updates most high bytes (sign, exponent) stay and low bytes change little, so that each kind by
+itself compresses better than the two in turn (docs/elastic.md has figures). Leaves out how bytes
+travel (`tasks.elastic.weights`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
+import numpy as np
+import pyarrow as pa
 from blake3 import blake3
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, TypeAdapter
 
@@ -23,8 +29,8 @@ from artifacts.records import WeightsRef
 
 # a peer passes a shard on when it has all of it: with n shards a chain of four takes 3/n longer
 AIM_SHARDS = 128
-LEAST_SHARD_BYTES = 1 << 20  # each is asked for by itself, which takes a millisecond
-MOST_SHARD_BYTES = 16 << 20  # and fetched again as a whole when it came wrong
+MIN_SHARD_BYTES = 1 << 20  # each is a request of its own, which takes a millisecond
+MAX_SHARD_BYTES = 16 << 20  # a shard that came wrong is fetched again as a whole
 MODEL = "model"  # the name of the folder that the run started from
 _BLOCK_BYTES = 1 << 20  # hashed at a time; stays in a core's cache
 
@@ -54,13 +60,13 @@ class Shard:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The first byte behind the range."""
         return self.offset + self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that a receiver must know to tell whether it has a version."""
+    """The files and shards of a version, by which a receiver checks that it has all of them."""
 
     name: str  # the version's number, or MODEL
     version: NonNegativeInt  # as in WeightsRef; 0 for the model's folder
@@ -82,17 +88,17 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(self.files.values())
 
     def resembles(self, other: Manifest) -> bool:
-        """Whether each shard of this version can be told as its difference to the other's."""
+        """True if each shard of this version can travel as its difference to the other's."""
         ours, theirs = ([(s.offset, s.size) for s in m.shards] for m in (self, other))
         return ours == theirs
 
     def local(self, folder: Path) -> WeightsRef:
-        """The reference to this version in a folder that holds its files: to its one file, or to
-        the folder if it is the model's."""
+        """The reference to this version in a folder that holds its files: to the one file, or to
+        the folder if the version is the model's."""
         path = folder if self.name == MODEL else folder / next(iter(self.files))
         return WeightsRef(version=self.version, path=str(path), digest=self.digest)
 
@@ -101,7 +107,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """The manifest as it is sent."""
+    """The manifest's bytes for sending."""
     return _MANIFEST.dump_json(manifest)
 
 
@@ -111,8 +117,8 @@ def from_json(sent: bytes) -> Manifest:
 
 
 def describe(weights: WeightsRef, shard_bytes: int | None = None) -> Manifest:
-    """The manifest of a published version. Reads and hashes the whole file. shard_bytes: what suits
-    its size if not given."""
+    """The manifest of a published version, for which the whole file is read and hashed.
+    shard_bytes: without it a size that suits the file's."""
     path = Path(weights.path)
     return _described(
         path.parent,
@@ -156,12 +162,11 @@ def _described(
 def suitable_shard_bytes(num_bytes: int) -> int:
     """The size of a shard of a version of this size: whole blocks, within the bounds."""
     step = -(-num_bytes // (AIM_SHARDS * _BLOCK_BYTES)) * _BLOCK_BYTES
-    return max(LEAST_SHARD_BYTES, min(MOST_SHARD_BYTES, step))
+    return max(MIN_SHARD_BYTES, min(MAX_SHARD_BYTES, step))
 
 
 def right_shards(manifest: Manifest, folder: Path) -> frozenset[int]:
-    """The indices of the shards whose bytes are there as the manifest has them."""
-
+    """The indices of the shards whose bytes in the folder are those of the manifest."""
     return frozenset(
         index
         for index, shard in enumerate(manifest.shards)
@@ -170,7 +175,7 @@ def right_shards(manifest: Manifest, folder: Path) -> frozenset[int]:
 
 
 def verify(manifest: Manifest, folder: Path) -> None:
-    """Raises ValueError with the first byte range that is not as the manifest has it."""
+    """Check every shard. Raises ValueError with the first byte range that is not the manifest's."""
     wrong = set(range(len(manifest.shards))) - right_shards(manifest, folder)
     if wrong:
         shard = manifest.shards[min(wrong)]
@@ -182,26 +187,50 @@ def verify(manifest: Manifest, folder: Path) -> None:
 
 
 def read_shard(folder: Path, shard: Shard) -> bytes:
-    """Its bytes, as they are there."""
+    """The bytes of a shard in the folder."""
     with open(folder / shard.file, "rb") as file:
         file.seek(shard.offset)
         return file.read(shard.size)
 
 
 def _blake3(path: Path, offset: int, size: int) -> str:
-    """Of the bytes that are there, which may be fewer or none."""
+    """BLAKE3 of the range's bytes in the file, which may be fewer or none."""
     total = blake3()
-    if path.is_file():
-        for block in _blocks(path, offset, size):
-            total.update(block)
-    return total.hexdigest()
-
-
-def _blocks(path: Path, offset: int, size: int) -> Iterator[memoryview]:
-    """The range in pieces, each valid until the next is asked for."""
+    if not path.is_file():
+        return total.hexdigest()
     block = memoryview(bytearray(min(size, _BLOCK_BYTES)))
     with open(path, "rb", buffering=0) as file:
         file.seek(offset)
         while size and (got := file.readinto(block[:size])):
             size -= got
-            yield block[:got]
+            total.update(block[:got])
+    return total.hexdigest()
+
+
+LEVEL = 1  # higher ones take longer and gain nothing here
+
+
+def encode_delta(new: bytes, old: bytes) -> bytes:
+    """The compressed difference from which `decode_delta` makes `new`, given `old` of the same
+    length."""
+    changed = np.frombuffer(new, np.uint8) ^ np.frombuffer(old, np.uint8)
+    planes = np.concatenate((changed[0::2], changed[1::2]))
+    sent: bytes = _codec().compress(planes, asbytes=True)
+    return sent
+
+
+def decode_delta(sent: bytes, old: bytes) -> bytes:
+    """The new bytes, as many as the old ones. Raises ValueError for bytes of another encoding."""
+    try:
+        planes = _codec().decompress(sent, decompressed_size=len(old), asbytes=True)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"a difference must be zstd of {len(old)} bytes: {error}") from error
+    changed = np.empty(len(old), np.uint8)
+    middle = -(-len(old) // 2)
+    changed[0::2] = np.frombuffer(planes, np.uint8)[:middle]
+    changed[1::2] = np.frombuffer(planes, np.uint8)[middle:]
+    return (changed ^ np.frombuffer(old, np.uint8)).tobytes()
+
+
+def _codec() -> pa.Codec:
+    return pa.Codec("zstd", compression_level=LEVEL)

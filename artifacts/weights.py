@@ -1,9 +1,9 @@
-"""Weight files: how a version is written, read back and told apart.
+"""Weight files: how a version is written, read back and compared.
 
 A version is one bf16 safetensors file, written aside and renamed, tied weights once. `fingerprint`
-is what the sync gate compares: an exact checksum of a tensor's bf16 bytes and shape that depends on
-the position of every element. It detects accidents; it is no signature. Leaves out where a run
-keeps its versions and when it deletes them (layout and store).
+is compared by the weight check: an exact checksum of a tensor's bf16 bytes and shape that depends
+on the position of every element. A fingerprint detects accidents; it is no signature. Leaves out
+where a run keeps its versions and when it deletes them (layout and store).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from artifacts.records import WeightsRef
-from artifacts.refused_writes import explained
+from artifacts.store import explained
 
 _ALIGNMENT = 8  # of the first tensor in a safetensors file, bytes
 _WORDS_PER_ROW = 1 << 14  # 64-bit words hashed with one table of weights
@@ -31,7 +31,7 @@ _MASK = (1 << 64) - 1
 def write_weights(
     tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int
 ) -> WeightsRef:
-    """Write the tensors as bf16 and return the reference. Appears at `path` whole or not at all.
+    """Write the tensors as bf16 and return the reference. The file appears whole or not at all.
 
     A name may come once; tensors that share storage (tied weights) are kept under their first name
     only. One process at a time may write to a path.
@@ -59,8 +59,8 @@ def write_weights(
 
 
 def reuse(spare: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Have the next version at `path` written over this file, which nobody may read any more; no
-    file, no effect.
+    """Have the next version at `path` written over the file `spare`, which nobody may read any
+    more; nothing happens without that file.
 
     A new file's pages must be found and cleared first, which takes longer than the writing and, in
     a memory that is nearly full, several times as long.
@@ -74,8 +74,8 @@ def _aside(target: Path) -> Path:
 
 
 def _write_over(path: Path, tensors: Mapping[str, Tensor], version: int) -> None:
-    """A safetensors file, into the pages of the one that is there. The library's own writer always
-    takes a new one.
+    """Write a safetensors file into the pages of the file at `path`, if there is one. The library's
+    own writer always takes new pages.
 
     tensors: bf16, contiguous, on the CPU.
     """

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 
 from artifacts import layout
 from artifacts.journal import Journal
-from artifacts.reports.answers import HeldoutQuestion, questions_of, spread
-from artifacts.reports.episode_changes import EpisodeChange, changes_of, markdown
+from artifacts.reports.answers import (
+    EpisodeChange,
+    HeldoutQuestion,
+    changes_of,
+    markdown,
+    questions_of,
+    spread,
+)
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.evaluate import EvaluationReport

@@ -14,8 +14,13 @@ from distributed import Client
 from prefect.artifacts import acreate_table_artifact
 
 from artifacts.reports.elastic_workers import elastic_worker_rows, elastic_workers_summary
-from artifacts.reports.host_states import PoolState, host_rows, hosts_summary, keep_hosts
-from artifacts.reports.seeding_summary import seeding_summary
+from artifacts.reports.environment_processes import (
+    PoolState,
+    keep_pools,
+    pools_summary,
+    process_rows,
+)
+from artifacts.reports.summary import seeding_summary
 from flows.prefect_pages import shown
 from flows.run import OpenRun
 from tasks.elastic.worker_advice import worker_advice
@@ -40,7 +45,7 @@ class Participants:
         """Environment hosts, elastic workers, the last step's seeding window, and how many elastic
         workers to hold, a line for each where there are any."""
         told = (
-            hosts_summary(self._pools()),
+            pools_summary(self._pools()),
             elastic_workers_summary(self._elastic_workers.members),
             seeding_summary(figures),
             self._hiring_told(figures),
@@ -49,19 +54,20 @@ class Participants:
 
     async def keep(self, figures: Figures) -> None:
         """All of them for the page, and as tables in Prefect."""
-        await self._keep_hosts()
+        await self._keep_pools()
         await self._keep_elastic_workers(figures)
 
-    async def _keep_hosts(self) -> None:
+    async def _keep_pools(self) -> None:
         """The states of environment hosts."""
         pools = await asyncio.to_thread(self._pools)
         if not pools:
             return
-        await asyncio.to_thread(keep_hosts, self._run.store, pools)
+        await asyncio.to_thread(keep_pools, self._run.store, pools)
         artifact = acreate_table_artifact(
-            table=host_rows(pools, time.time()),
+            table=process_rows(pools, time.time()),
             key=f"hosts-{self._key}",
-            description=f"Environment hosts of {self._run.context.run_id}: {hosts_summary(pools)}",
+            description=f"Environment processes of {self._run.context.run_id}:"
+            f" {pools_summary(pools)}",
         )
         await shown(artifact)
 

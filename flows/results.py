@@ -18,17 +18,20 @@ from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_manifest, seconds_added
 from artifacts.journal import Journal
 from artifacts.reports import canvas, plots
-from artifacts.reports.denied_requests import denied_requests_summary, read_denied_requests
-from artifacts.reports.elastic_workers import elastic_worker_rows, read_elastic_workers
+from artifacts.reports.device_cost import run_cost
+from artifacts.reports.elastic_workers import (
+    denied_requests_summary,
+    elastic_worker_rows,
+    read_denied_requests,
+    read_elastic_workers,
+)
+from artifacts.reports.environment_processes import read_pools
 from artifacts.reports.episode_figures import TURNS
-from artifacts.reports.episode_plot import episodes_by_step
-from artifacts.reports.host_states import read_hosts
-from artifacts.reports.interruptions import interruptions
 from artifacts.reports.page import ChangedSetting, Picture, RunPage, StepLine, render
-from artifacts.reports.run_cost import run_cost
-from artifacts.reports.staleness_plot import LAG, staleness
+from artifacts.reports.plots import LAG, episodes_by_step, staleness
 from artifacts.reports.summary import (
     RunSummary,
+    interruptions,
     mean_interval,
     paired_difference,
     unpaired,
@@ -154,11 +157,11 @@ class RunResults:
             settings=settings_of(config),
             changes=read_manifest(self._run.store).changes,
             episodes=answers.episodes,
-            hosts=read_hosts(self._run.store),
-            members=elastic_worker_rows(
+            pools=read_pools(self._run.store),
+            elastic_workers=elastic_worker_rows(
                 read_elastic_workers(self._run.store), datetime.now(UTC).timestamp()
             ),
-            knocks=denied_requests_summary(read_denied_requests(self._run.store)),
+            denied_requests=denied_requests_summary(read_denied_requests(self._run.store)),
             questions=answers.shown,
             num_questions=len(answers.questions),
             steps_asked=(min(evaluations), max(evaluations)),

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from artifacts.commit import read_commits, read_manifest
-from artifacts.reports.figures import steps_told
+from artifacts.reports.figures import progress_text
 from artifacts.reports.tracking import flatten
 from artifacts.status import read_status
 from artifacts.store import Store
@@ -158,7 +158,7 @@ def nothing_left(given: RunConfig) -> str:
     if now.num_steps > before.num_steps or any(_is_among(field, ENDS_ANEW) for field in changed):
         return ""
     return (
-        f"{given.resume} is finished: {steps_told(len(read_commits(store)), before.num_steps)}"
+        f"{given.resume} is finished: {progress_text(len(read_commits(store)), before.num_steps)}"
         f" steps; beside --resume, '--set num_steps=N' with N above {before.num_steps} adds some"
     )
 

@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from artifacts.commit import StepCommit, digest_of_manifest, read_commits, read_manifest
-from artifacts.datasets.choice import skips_unusable_rows
+from artifacts.datasets.registry import skips_unusable_rows
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
 from artifacts.records import WeightsRef
-from artifacts.reports.tracking import RunStatus, RunTracker, ended_by
+from artifacts.reports.tracking import MlflowStatus, RunTracker, ended_by
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.elastic_rules import weight_server_of, wish_of_weights
@@ -220,7 +220,7 @@ def _check_environments(config: RunConfig) -> None:
 @contextmanager
 def _tracked(run: OpenRun) -> Iterator[None]:
     """Tell MLflow how the block ended, and the user where MLflow did not take all of the run."""
-    status: RunStatus = "FINISHED"
+    status: MlflowStatus = "FINISHED"
     try:
         yield
     except BaseException as error:
@@ -230,7 +230,7 @@ def _tracked(run: OpenRun) -> Iterator[None]:
         _end_tracking(run, status)
 
 
-def _end_tracking(run: OpenRun, status: RunStatus) -> None:
+def _end_tracking(run: OpenRun, status: MlflowStatus) -> None:
     if not run.tracker.end(status):
         say(run.untracked)
 

@@ -24,7 +24,7 @@ from artifacts.commit import (
     write_manifest,
 )
 from artifacts.models.registry import PathConfig, files_digest
-from artifacts.reports.mlflow_calls import TrackedData
+from artifacts.reports.mlflow_client import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from artifacts.urls import without_secrets

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from artifacts.reports.figures import steps_told
+from artifacts.reports.figures import progress_text
 from flows.output import say, screen
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.rounds.round_progress import RoundProgress
@@ -135,7 +135,7 @@ class TerminalView:
                 f"{title} {form.format(metrics.get(name, 0.0))}"
                 for title, name, form in columns_of([metrics])
             )
-            far = steps_told(step, self._num_steps)
+            far = progress_text(step, self._num_steps)
             told = f"step {far} {kind:<5} {figures}  {update_line(metrics)}"
             say(told.rstrip())
 
@@ -159,7 +159,7 @@ class TerminalView:
         for step, kind, metrics in self._rows:
             figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
             table.add_row(str(step), kind, *figures, update_line(metrics))
-        far = steps_told(self._step, self._num_steps, " of ")
+        far = progress_text(self._step, self._num_steps, " of ")
         head = Text(
             f"{self._run_id}   step {far}   {elapsed_s / 60:.1f} min  "
             f" reward {sparkline(self._rewards)}"

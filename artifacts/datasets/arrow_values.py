@@ -1,8 +1,8 @@
-"""Values of Arrow columns as Python's, whichever type they have and however deep they lie.
+"""Conversion of Arrow columns of any type, nested ones too, to Python values.
 
-float16, float32        the shortest decimals that mean them: 0.1, not 0.10000000149
+float16, float32        their shortest decimals: 0.1, not 0.10000000149
 maps                    dictionaries, so that a path may name a key
-dictionaries, run ends  what they stand for
+dictionaries, run ends  the values that they encode
 times beyond Python's   the text that Arrow writes
 """
 
@@ -27,7 +27,7 @@ def rows_of(batch: Any) -> Iterator[Mapping[str, Any]]:  # Any: pyarrow is untyp
 def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of any type
     """The values of an array, None for null."""
     kind = array.type
-    if _is_right_as_it_is(kind):
+    if _needs_no_care(kind):
         return list(array.to_pylist())
     if isinstance(kind, pa.BaseExtensionType):
         return values_of(array.storage)
@@ -44,16 +44,16 @@ def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of a
     return _times(array) if pa.types.is_temporal(kind) else _decimals(array)
 
 
-def _is_right_as_it_is(kind: Any) -> bool:  # Any: pyarrow is untyped
-    """Whether Arrow's own conversion gives what a person wrote into the column."""
+def _needs_no_care(kind: Any) -> bool:  # Any: pyarrow is untyped
+    """True if Arrow's own conversion gives the values that were written into the column."""
     if pa.types.is_float16(kind) or pa.types.is_float32(kind) or pa.types.is_map(kind):
         return False
     if isinstance(kind, pa.BaseExtensionType):
-        return _is_right_as_it_is(kind.storage_type)
+        return _needs_no_care(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return _is_right_as_it_is(kind.value_type)
+        return _needs_no_care(kind.value_type)
     parts = (kind.field(number).type for number in range(kind.num_fields))
-    return not pa.types.is_temporal(kind) and all(map(_is_right_as_it_is, parts))
+    return not pa.types.is_temporal(kind) and all(map(_needs_no_care, parts))
 
 
 def _lists(array: Any) -> list[Any]:  # Any: as values_of
@@ -78,7 +78,7 @@ def _structs(array: Any) -> list[Any]:  # Any: as values_of
 
 
 def _decimals(array: Any) -> list[float | None]:  # Any: pyarrow is untyped
-    """Of 16 or 32 bits."""
+    """Floats of 16 or 32 bits."""
     narrow = np.float16 if pa.types.is_float16(array.type) else np.float32
     return [None if value is None else float(str(narrow(value))) for value in array.to_pylist()]
 

@@ -70,31 +70,28 @@ class ChainSumConfig(BaseModel):
         return self
 
     def load(self, seed: int) -> Dataset:
-        return chain_sum(self, seed)
+        """The questions of this configuration and seed."""
 
+        def draw(rng: random.Random) -> Row:
+            terms = draw_terms(rng, self.min_terms, self.max_terms, self.alpha)
+            return question_row("chain_sum", question(terms), str(sum(terms)))
 
-def chain_sum(config: ChainSumConfig, seed: int) -> Dataset:
-    """The questions of this configuration and seed."""
-
-    def draw(rng: random.Random) -> Row:
-        terms = draw_terms(rng, config.min_terms, config.max_terms, config.alpha)
-        return question_row("chain_sum", question(terms), str(sum(terms)))
-
-    return generate("chain_sum", draw, seed, config.num_prompts, config.heldout_prompts)
+        return generate("chain_sum", draw, seed, self.num_prompts, self.heldout_prompts)
 
 
 def draw_terms(rng: random.Random, min_terms: int, max_terms: int, alpha: float) -> tuple[int, ...]:
-    """Terms from 1 to 3, a Pareto-drawn number of them."""
+    """Terms from 1 to 3; their number is Pareto-drawn."""
     num_terms = pareto_size(rng, min_terms, max_terms, alpha)
     return tuple(rng.randint(1, MAX_TERM) for _ in range(num_terms))
 
 
 def question(terms: Sequence[int]) -> str:
     """The terms in order, each behind its letter."""
-    return (
-        "".join(f"{letter}{term}" for letter, term in zip(ascii_lowercase, terms, strict=False))
-        + "="
-    )
+    return f"{_lettered(terms)}="
+
+
+def _lettered(numbers: Sequence[int]) -> str:
+    return "".join(f"{at}{number}" for at, number in zip(ascii_lowercase, numbers, strict=False))
 
 
 def demonstration(
@@ -116,10 +113,7 @@ def demonstration(
         while len(steps) < len(ascii_lowercase) and rng.random() < 0.9:
             total += rng.randint(0, MAX_TERM)
             steps.append(total)
-    return (
-        "".join(f"{letter}{step}" for letter, step in zip(ascii_lowercase, steps, strict=False))
-        + f"{ANSWER}{total}"
-    )
+    return f"{_lettered(steps)}{ANSWER}{total}"
 
 
 def draw_training_terms(rng: random.Random, alpha: float) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Rows of users' files: Parquet, CSV or JSON lines, wherever fsspec reaches.
+"""Rows of users' files: Parquet, CSV or JSON lines, on any file system of fsspec's.
 
     files -> records with their places -> filter, mapping, limit -> RowTable -> sides
 
@@ -26,11 +26,10 @@ from fsspec.utils import infer_compression
 from pydantic import Field
 
 from artifacts.datasets.arrow_values import rows_of
-from artifacts.datasets.field_paths import Fields, column_of
+from artifacts.datasets.row_fields import Fields, column_of
 from artifacts.datasets.row_mapping import MappedConfig, wanted_row
-from artifacts.datasets.row_table import RowTable, RowTableWriter
+from artifacts.datasets.row_table import RowTable, RowTableWriter, Sides
 from artifacts.datasets.rows import Dataset
-from artifacts.datasets.sides import Sides
 from artifacts.urls import Location
 
 logger = logging.getLogger(__name__)
@@ -76,24 +75,20 @@ class FilesConfig(MappedConfig):
     )
 
     def load(self, seed: int) -> Dataset:
-        return file_rows(self, seed)
-
-
-def file_rows(config: FilesConfig, seed: int) -> Dataset:
-    """The files' rows in their order, those of held-out questions apart. Raises ValueError for a
-    file or row it cannot use."""
-    table = read_table(config, _records(config, config.path, "task.path"), config.path)
-    if not config.heldout_path:
-        return Sides(table, seed).by_fraction("files", config.heldout_fraction)
-    heldout = read_table(
-        config, _records(config, config.heldout_path, "task.heldout_path"), config.heldout_path
-    )
-    return Sides(table, seed).beside("files", heldout)
+        """The files' rows in their order, those of held-out questions apart. Raises ValueError for
+        an unusable file or row."""
+        table = read_table(self, _records(self, self.path, "task.path"), self.path)
+        if not self.heldout_path:
+            return Sides(table, seed).by_fraction("files", self.heldout_fraction)
+        heldout = read_table(
+            self, _records(self, self.heldout_path, "task.heldout_path"), self.heldout_path
+        )
+        return Sides(table, seed).beside("files", heldout)
 
 
 def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> RowTable:
-    """The rows that the mapping makes of these records; the others are counted by reason.
-    ValueError if there is none, or for the first that is unusable where such are refused."""
+    """The rows that the mapping makes of records; records left out are counted by reason.
+    ValueError without any row, and for an unusable record unless such records are skipped."""
     writer, num_rows, first_unusable = RowTableWriter(), 0, ""
     for where, fields in records:
         try:
@@ -118,26 +113,21 @@ def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> 
             writer.left_out["unusable"],
             first_unusable,
         )
-    if not num_rows:
-        raise ValueError(
-            f"the task must have at least one row, got none of {source}"
-            f"{_why_none(config, first_unusable)}"
-        )
-    return writer.finish()
-
-
-def _why_none(config: MappedConfig, first_unusable: str) -> str:
+    if num_rows:
+        return writer.finish()
     if first_unusable:
-        return f" that is usable, the first because of: {first_unusable}"
-    if config.filter:
-        return f" under the filter {list(config.filter)}; loosen it"
-    return "; give files with rows"
+        reason = f" that is usable, the first because of: {first_unusable}"
+    elif config.filter:
+        reason = f" under the filter {list(config.filter)}; loosen it"
+    else:
+        reason = "; give files with rows"
+    raise ValueError(f"the task must have at least one row, got none of {source}{reason}")
 
 
 def read_records(
     file: IO[bytes], format_: Format, paths: Sequence[str], name: str
 ) -> Iterator[Record]:
-    """Every row of an open file with its place. ValueError for a damaged file."""
+    """Every row of an open file with its place in the file. ValueError for a damaged file."""
     try:
         match format_:
             case "parquet":
@@ -154,7 +144,7 @@ def read_records(
 
 
 def format_by_suffix(name: str) -> Format:
-    """What a file is. ValueError for a suffix that says nothing."""
+    """The format of a file by its suffix. ValueError for an unknown suffix."""
     path = PurePosixPath(name)
     if path.suffix in PACKED:
         if infer_compression(name) is None:

@@ -1,5 +1,5 @@
-"""Rows of a data set on the Hugging Face hub: its card says which files a split is; without a card
-their names do.
+"""Rows of a data set on the Hugging Face hub. Its card, or else the files' names, say which files
+belong to a split.
 
     card (README.md) -> commit, patterns of the split's files -> files in the cache -> file_rows
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import fsspec
 import yaml
 from pydantic import Field
 
@@ -25,8 +26,8 @@ from artifacts.datasets.file_rows import (
     read_table,
 )
 from artifacts.datasets.row_mapping import MappedConfig
+from artifacts.datasets.row_table import Sides
 from artifacts.datasets.rows import Dataset
-from artifacts.datasets.sides import Sides
 from artifacts.hub import REPOSITORY_PATTERN, fetch
 from artifacts.urls import Repository
 
@@ -63,30 +64,32 @@ class HubRowsConfig(MappedConfig):
     )
 
     def pinned(self) -> HubRowsConfig:
-        """The same at the commit that the revision is now. ValueError without such a data set."""
+        """The same data set at the commit that the revision names now. ValueError without such a
+        data set."""
         commit = fetch("dataset", self.repository, self.revision, [CARD]).name
         return self.model_copy(update={"revision": commit})
 
     def load(self, seed: int) -> Dataset:
-        return hub_rows(self, seed)
-
-
-def hub_rows(config: HubRowsConfig, seed: int) -> Dataset:
-    """The split's rows in their order, those of held-out questions apart. Raises ValueError."""
-    commit = config.pinned().revision
-    sides = Sides(read_table(config, *_split(config, commit, config.split)), seed)
-    if not config.heldout_split:
-        return sides.by_fraction("hub", config.heldout_fraction)
-    return sides.beside("hub", read_table(config, *_split(config, commit, config.heldout_split)))
+        """The split's rows in their order, those of held-out questions apart. Raises ValueError."""
+        commit = self.pinned().revision
+        sides = Sides(read_table(self, *_split(self, commit, self.split)), seed)
+        if not self.heldout_split:
+            return sides.by_fraction("hub", self.heldout_fraction)
+        return sides.beside("hub", read_table(self, *_split(self, commit, self.heldout_split)))
 
 
 def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Record], str]:
-    """The records of a split, and how it is called."""
+    """The records of a split, and its name in messages."""
     source = f"{config.repository}@{commit[:12]}/{config.name}/{split}"
     patterns = _patterns(config, fetch("dataset", config.repository, commit, [CARD]), split)
     folder = fetch("dataset", config.repository, commit, patterns)
     found = sorted(file for file in folder.rglob("*") if file.is_file())
-    files = [file for file in found if _matches(file, folder, patterns)]
+    globs = [pattern.replace("**", "*") for pattern in patterns]
+    files = [
+        file
+        for file in found
+        if any(fnmatch.fnmatchcase(file.relative_to(folder).as_posix(), glob) for glob in globs)
+    ]
     if not files:
         raise ValueError(
             f"data set {source} must have Parquet, CSV or JSON-lines files, none matches"
@@ -99,8 +102,6 @@ def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Rec
 def _records(
     files: Sequence[Path], folder: Path, paths: Sequence[str], source: str
 ) -> Iterator[Record]:
-    import fsspec
-
     for file in files:
         name = f"{source}: {file.relative_to(folder)}"
         with fsspec.open(str(file), "rb", compression="infer") as opened:
@@ -155,7 +156,7 @@ def _by_split(files: Any) -> Iterator[tuple[str, list[str]]]:  # Any: YAML
 
 
 def _usual(name: str, split: str) -> Iterator[str]:
-    """How files of a split are named where no card says it."""
+    """Patterns for the usual names of a split's files."""
     folders = ("", "data/") if name == DEFAULT else (f"{name}/", f"data/{name}/")
     endings = [suffix + packed for suffix in SUFFIXES for packed in ("", *PACKED)]
     for folder in folders:
@@ -163,8 +164,3 @@ def _usual(name: str, split: str) -> Iterator[str]:
             yield f"{folder}{split}{ending}"
             yield f"{folder}{split}-*{ending}"
             yield f"{folder}{split}/*{ending}"
-
-
-def _matches(file: Path, folder: Path, patterns: Sequence[str]) -> bool:
-    name = file.relative_to(folder).as_posix()
-    return any(fnmatch.fnmatchcase(name, pattern.replace("**", "*")) for pattern in patterns)

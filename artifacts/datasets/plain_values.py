@@ -1,9 +1,9 @@
-"""Python values as JSON and back, and whether two are the same: what may cross the border of the
-sandbox.
+"""Plain values, which may cross the border of the sandbox: Python values as JSON and back, and the
+comparison of two.
 
 Only values of exactly the builtin types pass, never a subclass: an object with an `__eq__` of its
 own is no value. Where tests are Python statements, a subclass's object is the value of its base.
-What a program gives is checked and compared as JSON: it is never hashed on the host's side, since
+A program's result is checked and compared as JSON. It is never hashed outside the sandbox, since
 numbers that collide in a dictionary are easy to write. Standard library only, because it runs on
 both sides of the border.
 """
@@ -16,11 +16,8 @@ from typing import Any
 
 MAX_DEPTH = 100  # collections within collections
 _SCALARS = (type(None), bool, int, float, str)
-_COLLECTIONS: dict[str, type[Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}  # Any: of whatever they hold
+# Any: of any elements
+_COLLECTIONS: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _FROM_BASE: Mapping[type, Callable[[Any], Any]] = {  # Any: of that type, or a subclass's
     int: int.__int__,
     float: float.__float__,
@@ -34,7 +31,7 @@ _FROM_BASE: Mapping[type, Callable[[Any], Any]] = {  # Any: of that type, or a s
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     dict: lambda value: dict(dict.items(value)),
 }
-MAX_INT_DIGITS = 4300  # that a reader of JSON takes
+MAX_INT_DIGITS = 4300  # the limit of Python's reader of JSON
 _TOO_LARGE = 10**MAX_INT_DIGITS
 
 
@@ -73,7 +70,7 @@ def to_json(
 
 
 def _as_base(value: Any) -> Any:  # Any: whatever a program gives
-    """An object of a builtin type's subclass as that type's, by the type's own methods."""
+    """An object of a builtin type's subclass as an object of that type, by the type's methods."""
     kind = type(value)
     if kind in _SCALARS or kind in _FROM_BASE:
         return value
@@ -116,7 +113,7 @@ def check(
     *,
     is_hashed: bool = False,
 ) -> None:  # Any: JSON from anybody
-    """ValueError for JSON that `to_json` does not write. It looks at each part once, hashes none.
+    """Raise ValueError for JSON that `to_json` does not write. Reads each part once, hashes none.
 
     `is_hashed`: an element of a set or a key, so no list, set or dictionary, all the way down.
     """
@@ -159,8 +156,8 @@ def _check_tagged(name: str, content: Any, depth: int, is_hashed: bool) -> None:
 
 
 def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:  # Any: checked JSON
-    """Equal in type and value, all the way down. True is not 1, a tuple no list; NaN equals NaN
-    only where it is expected.
+    """True if two values are equal in type and value, all the way down. True is not 1, a tuple no
+    list; NaN equals NaN only as the expected value.
 
     `tolerance` is absolute and for floats; with one, an int passes for an expected float.
     """
@@ -200,7 +197,7 @@ def _by_key(pairs: Sequence[Any]) -> tuple[list[str], list[Any]]:  # Any: JSON o
 
 
 def _text(data: Any) -> str:  # Any: JSON of a value that can be hashed
-    """A text that two such values have in common exactly if they are the same."""
+    """A text of the value; two values have the same text exactly if they are the same."""
     if type(data) is int:
         return f"{data:#x}"
     if type(data) is float:

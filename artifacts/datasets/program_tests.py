@@ -1,12 +1,16 @@
-"""The tests of a program, in the shapes in which data sets publish them, as a `CodeGold`:
+"""The tests of a program: the gold of a code question, and the shapes in which data sets publish
+it.
 
     {"cases": [...]}                                   a CodeGold as it is
     {"stdin": [...], "stdout": [...]}                  whole programs; also inputs and outputs
     ["assert f(1) == 2", ...]                          assertions
     "from solution import f\\ndef test_one(): ..."      a module of pytest functions
 
-Objects and lists may stand in a text as JSON. pytest does not run in the sandbox: fixtures,
-parameters and classes of tests are refused, `pytest.raises` works.
+A case is a call of a function with its expected value, a whole program's standard output for a
+standard input, or an assertion about a function. Values are written by `plain_values`, so that a
+tuple comes back as a tuple; NaN and the infinities stand in the JSON by their names, as Python's
+own writer has them. Published objects and lists may stand in a text as JSON. pytest does not run in
+the sandbox: fixtures, parameters and classes of tests are refused, `pytest.raises` works.
 """
 
 from __future__ import annotations
@@ -15,11 +19,110 @@ import ast
 import builtins
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase
+from artifacts.datasets.plain_values import from_json, to_json
+
+# constants: else infinities are null, which is None
+_CONFIG = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class CallCase(BaseModel):
+    """Call the function and compare what it returns."""
+
+    model_config = _CONFIG
+
+    kind: Literal["call"] = Field("call", description="Chooses a call of the function.")
+    # Any: JSON of plain values
+    arguments: list[Any] = Field(..., description="Positional arguments.")
+    # Any: JSON of a plain value
+    expected: Any = Field(..., description="What the function must return, in exactly this type.")
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Absolute difference up to which a float is equal.",
+    )
+
+    @field_validator("arguments", "expected")
+    @classmethod
+    def _as_written(cls, data: Any) -> Any:  # Any: JSON of plain values
+        """The value as `to_json` writes it; ValueError for JSON of no plain value."""
+        return to_json(from_json(data))
+
+
+class StdioCase(BaseModel):
+    """Run the program and compare what it prints."""
+
+    model_config = _CONFIG
+
+    kind: Literal["stdio"] = Field("stdio", description="Chooses a whole program.")
+    stdin: str = Field("", description="The program's standard input.")
+    stdout: str = Field(
+        ...,
+        description=(
+            "What it must print; white space at the ends of lines and of the text does not count."
+        ),
+    )
+
+
+class AssertionCase(BaseModel):
+    """Execute a statement that calls the function and must not raise."""
+
+    model_config = _CONFIG
+
+    kind: Literal["assertion"] = Field("assertion", description="Chooses a statement.")
+    statement: str = Field(
+        ..., description="Python that calls the function by its name, or as `candidate`."
+    )
+
+
+Case = Annotated[CallCase | StdioCase | AssertionCase, Field(discriminator="kind")]
+
+
+class CodeGold(BaseModel):
+    """The tests of one question; its JSON is `Row.gold`."""
+
+    model_config = _CONFIG
+
+    function: str = Field(
+        "",
+        description=(
+            "Name of the function that calls and assertions are about; a whole program needs none."
+        ),
+    )
+    preamble: str = Field(
+        "",
+        description=(
+            "Text put before the response's program, for example the imports that the question"
+            " shows."
+        ),
+    )
+    test_setup: str = Field(
+        "",
+        description="Executed once before the first assertion, apart from the response's program.",
+    )
+    solution: str = Field(
+        "",
+        description=(
+            "A right program, if one is known: it is executed once, and its running times are the"
+            " first anchors of the limits."
+        ),
+    )
+    cases: tuple[Case, ...] = Field(..., min_length=1, description="All must pass.")
+
+
+def call_case(arguments: Sequence[object], expected: object, tolerance: float = 0.0) -> CallCase:
+    """A call case of Python values. ValueError for values that are not plain."""
+    return CallCase(
+        arguments=[to_json(argument) for argument in arguments],
+        expected=to_json(expected),
+        tolerance=tolerance,
+    )
+
 
 INPUTS = ("stdin", "inputs", "input")
 OUTPUTS = ("stdout", "outputs", "output")
@@ -45,8 +148,11 @@ class pytest:
 
 
 def program_tests(value: Any, solution: str = "") -> CodeGold:  # Any: JSON, or a test module's text
-    """The tests as they are executed. ValueError says what cannot be."""
-    value = _parsed(value)
+    """The published tests in the form in which they are executed. ValueError for tests that cannot
+    be executed."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with suppress(ValueError):
+            value = json.loads(value)
     if isinstance(value, Mapping):
         return _from_object(value, solution)
     if isinstance(value, list):
@@ -54,15 +160,6 @@ def program_tests(value: Any, solution: str = "") -> CodeGold:  # Any: JSON, or 
     if isinstance(value, str) and value.strip():
         return _from_module(value, solution)
     raise ValueError(f"tests must be an object, a list or a module's text, got {value!r}")
-
-
-def _parsed(value: Any) -> Any:  # Any: JSON, or a text that is none
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
 
 
 def _from_object(value: Mapping[str, Any], solution: str) -> CodeGold:
@@ -124,16 +221,21 @@ def _from_module(source: str, solution: str) -> CodeGold:
     if not tests and not loose:
         raise ValueError("a test module must have a function test_... or an assertion, got none")
     for test in tests:
-        _check_test(test)
+        if test.args.args or test.decorator_list:
+            raise ValueError(
+                f"the test {test.name} must have neither parameters nor decorators, it has"
+                f" {ast.unparse(test.args) or ast.unparse(test.decorator_list[0])!r}"
+            )
     for node in setup:
-        _check_no_test(node)
+        is_class = isinstance(node, ast.ClassDef) and any(map(_is_test, node.body))
+        is_coroutine = isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test")
+        if is_class or is_coroutine:  # pytest would collect them, and nothing here executes them
+            first_line = ast.unparse(node).splitlines()[0]
+            raise ValueError(f"tests must be plain functions, got {first_line}")
     names = _imported(module)
     defined = frozenset(node.name for node in setup if isinstance(node, ast.FunctionDef))
     function = _single(names or _called(module, defined | _bound(setup)))
-    cases = (
-        *(f"{test.name}()" for test in tests if isinstance(test, ast.FunctionDef)),
-        *map(ast.unparse, loose),
-    )
+    cases = (*(f"{test.name}()" for test in tests), *map(ast.unparse, loose))
     return CodeGold(
         function=function,
         solution=solution,
@@ -149,12 +251,12 @@ def _module(source: str) -> ast.Module:
         raise ValueError(f"tests must be Python, got {source[:60]!r} ({error})") from error
 
 
-def _is_test(node: ast.stmt) -> bool:
+def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
     return isinstance(node, ast.FunctionDef) and node.name.startswith("test")
 
 
 def _is_left_out(node: ast.stmt) -> bool:
-    """Imports of pytest and of what is tested, and the call of pytest at the end."""
+    """True for imports of pytest and of the solution, and for the call of pytest at the end."""
     if isinstance(node, ast.ImportFrom):
         return node.module == SOLUTION_MODULE
     if isinstance(node, ast.Import):
@@ -162,25 +264,8 @@ def _is_left_out(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
-def _check_test(test: ast.stmt) -> None:
-    assert isinstance(test, ast.FunctionDef)
-    if test.args.args or test.decorator_list:
-        raise ValueError(
-            f"the test {test.name} must have neither parameters nor decorators, it has"
-            f" {ast.unparse(test.args) or ast.unparse(test.decorator_list[0])!r}"
-        )
-
-
-def _check_no_test(node: ast.stmt) -> None:
-    """What pytest would collect and nothing here executes."""
-    is_class = isinstance(node, ast.ClassDef) and any(map(_is_test, node.body))
-    is_coroutine = isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test")
-    if is_class or is_coroutine:
-        raise ValueError(f"tests must be plain functions, got {ast.unparse(node).splitlines()[0]}")
-
-
 def _uses_pytest(setup: Sequence[ast.stmt]) -> bool:
-    """Whether `pytest.raises` is needed. ValueError for anything else of pytest's."""
+    """True if the setup uses `pytest.raises`. ValueError for anything else of pytest's."""
     used = {
         node.attr
         for statement in setup
@@ -195,7 +280,8 @@ def _uses_pytest(setup: Sequence[ast.stmt]) -> bool:
 
 
 def _imported(module: ast.Module) -> frozenset[str]:
-    """What the tests import from the solution by name. ValueError if under another name."""
+    """The names that the tests import from the solution. ValueError for an import under another
+    name."""
     aliases = [
         alias
         for node in ast.walk(module)
@@ -209,7 +295,7 @@ def _imported(module: ast.Module) -> frozenset[str]:
 
 
 def _called(module: ast.Module, defined: frozenset[str]) -> frozenset[str]:
-    """Plain names that are called, and that neither Python nor the module defines."""
+    """Names of called functions that neither Python nor the module defines."""
     return frozenset(
         node.func.id
         for node in ast.walk(module)
@@ -221,7 +307,7 @@ def _called(module: ast.Module, defined: frozenset[str]) -> frozenset[str]:
 
 
 def _read(statements: Sequence[ast.stmt]) -> frozenset[str]:
-    """Names that are read, but for Python's own and those that a function is called with."""
+    """Names that the statements read, without Python's own and parameters of functions."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
     read = {node.id for node in nodes if isinstance(node, ast.Name)}
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -246,6 +332,6 @@ def _bound(setup: Sequence[ast.stmt]) -> frozenset[str]:
 
 def _single(names: frozenset[str]) -> str:
     if len(names) != 1:
-        told = ", ".join(sorted(names)) or "none"
-        raise ValueError(f"tests must be about one function, these are about {told}")
+        found = ", ".join(sorted(names)) or "none"
+        raise ValueError(f"tests must be about one function, these are about {found}")
     return next(iter(names))

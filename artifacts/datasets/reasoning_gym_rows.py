@@ -1,8 +1,8 @@
 """Questions of reasoning-gym (the optional extra `tasks`), from the data sets whose scorers are
 safe on what a model writes.
 
-An entry is a function of data set, seed, position and config, so a row's gold only names the entry
-and the reward, in a worker of its own, generates it again. Leaves out scoring.
+An entry is a function of data set, seed, position and config, so a row's gold only names the entry,
+which the reward generates again in a worker of its own. Leaves out scoring.
 """
 
 from __future__ import annotations
@@ -63,27 +63,23 @@ class ReasoningGymTaskConfig(BaseModel):
         return self
 
     def load(self, seed: int) -> Dataset:
-        return reasoning_gym_rows(self, seed)
-
-
-def reasoning_gym_rows(config: ReasoningGymTaskConfig, seed: int) -> Dataset:
-    """Equal shares of every data set, shuffled. ValueError if the extra is missing or a data set
-    knows too few questions."""
-    sides: list[tuple[Row, ...]] = []
-    for is_heldout, count in ((False, config.num_prompts), (True, config.heldout_prompts)):
-        names = sorted(config.datasets)
-        shares = {
-            name: count // len(names) + (place < count % len(names))
-            for place, name in enumerate(names)
-        }
-        rows = [
-            row
-            for name in names
-            for row in _draw(name, config.datasets[name], seed, shares[name], is_heldout)
-        ]
-        random.Random(f"{seed}/reasoning_gym/{is_heldout}").shuffle(rows)
-        sides.append(tuple(rows))
-    return Dataset(name="reasoning_gym", rows=sides[0], heldout=sides[1])
+        """Equal shares of every data set, shuffled. ValueError if the extra is missing or a data
+        set knows too few questions."""
+        sides: list[tuple[Row, ...]] = []
+        for is_heldout, count in ((False, self.num_prompts), (True, self.heldout_prompts)):
+            names = sorted(self.datasets)
+            shares = {
+                name: count // len(names) + (place < count % len(names))
+                for place, name in enumerate(names)
+            }
+            rows = [
+                row
+                for name in names
+                for row in _draw(name, self.datasets[name], seed, shares[name], is_heldout)
+            ]
+            random.Random(f"{seed}/reasoning_gym/{is_heldout}").shuffle(rows)
+            sides.append(tuple(rows))
+        return Dataset(name="reasoning_gym", rows=sides[0], heldout=sides[1])
 
 
 def _draw(
@@ -96,7 +92,9 @@ def _draw(
     for index in range(len(entries)):
         question = str(entries[index]["question"])
         if belongs_to_heldout(question) == is_heldout:
-            rows.append(_row(name, arguments, seed, index, question))
+            gold = {"dataset": name, "seed": seed, "index": index, "config": dict(arguments)}
+            system = Message(role="system", content=ANSWER_RULE)
+            rows.append(question_row(name, question, json.dumps(gold, sort_keys=True), (system,)))
         if len(rows) == count:
             return rows
     raise ValueError(
@@ -124,10 +122,3 @@ def _create(
             f"the arguments of reasoning_gym data set {name} must suit it, got {dict(arguments)}"
             f" ({error}); correct them"
         ) from error
-
-
-def _row(name: str, arguments: Mapping[str, Any], seed: int, index: int, question: str) -> Row:
-    gold = json.dumps(
-        {"dataset": name, "seed": seed, "index": index, "config": dict(arguments)}, sort_keys=True
-    )
-    return question_row(name, question, gold, (Message(role="system", content=ANSWER_RULE),))

@@ -1,21 +1,36 @@
-"""Every source of questions that a task may choose, a line each; a mixture and a curriculum
-combine several.
+"""The registry of tasks: every source of questions, a line each, and mixtures and curricula of
+them.
 
-A new one is a file with its configuration, whose `load(seed)` gives its rows, and one line in this
-union.
+A new source is a file with its configuration, whose `load(seed)` gives its rows, and one line in
+the union. A dataset is a function of configuration and seed alone, so any process makes its own
+copy and tasks pass row numbers. `rows` describes a row.
+
+    mixture      rows of several tasks, interleaved by weight; each keeps its domains and rewards
+    curriculum   rows of stage 1, stage 2, ..., the task, asked in this order; the task's held-out
+                 rows are evaluated
+
+A part of weight 0 is evaluated only. A question that is held out is trained by no part, as several
+parts may hold the same questions. A curriculum decides what a policy can learn later: a policy that
+only ever met questions of one step becomes certain that one step is enough.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import random
+from collections import Counter
+from collections.abc import Iterator, MutableSet, Sequence, Set
+from itertools import count
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.datasets.chain_sum import ChainSumConfig
 from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymTaskConfig
+from artifacts.datasets.row_mapping import MappedConfig
+from artifacts.datasets.rows import Dataset, Row
 from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
@@ -31,3 +46,187 @@ SingleTask = Annotated[
     | SeedsConfig,  # episodes of an environment
     Field(discriminator="kind"),
 ]
+
+
+class PartConfig(BaseModel):
+    """One task of a mixture."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: SingleTask = Field(..., description="Where the part's questions come from.")
+    weight: float = Field(
+        1.0,
+        ge=0,
+        description=(
+            "Share of the trained questions, relative to the other parts; 0: evaluated only."
+        ),
+    )
+    heldout_weight: float = Field(
+        1.0, ge=0, description="Share of the held-out questions, relative to the other parts."
+    )
+
+
+class MixtureConfig(BaseModel):
+    """A mixture of tasks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["mixture"] = Field("mixture", description="Chooses a mixture of tasks.")
+    parts: tuple[PartConfig, ...] = Field(
+        ..., min_length=1, description="The tasks and their shares."
+    )
+    num_prompts: int = Field(
+        4096, ge=1, description="Questions to train on, those of all parts together."
+    )
+    heldout_prompts: int = Field(
+        128, ge=0, description="Questions to evaluate on, those of all parts together."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("weight", "heldout_weight"):
+            if not any(getattr(part, name) for part in self.parts):
+                raise ValueError(
+                    f"at least one part of a mixture must have a {name} > 0, got 0 for all;"
+                    " raise one"
+                )
+        return self
+
+    def load(self, seed: int) -> Dataset:
+        """Rows of the parts, each drawn by its weight and taken in the part's own order."""
+        parts = [part.task.load(seed) for part in self.parts]
+        heldout = tuple(
+            _interleave(
+                [part.heldout for part in parts],
+                [part.heldout_weight for part in self.parts],
+                self.heldout_prompts,
+                random.Random(f"{seed}/mixture/heldout"),
+            )
+        )
+        passed = set[tuple[int, int]]()
+        rows = tuple(
+            _interleave(
+                [part.rows for part in parts],
+                [part.weight for part in self.parts],
+                self.num_prompts,
+                random.Random(f"{seed}/mixture/rows"),
+                {row.identity for row in heldout},
+                passed,
+            )
+        )
+        left_out = sum((Counter(part.left_out) for part in parts), Counter(held_out=len(passed)))
+        return Dataset(name="mixture", rows=rows, heldout=heldout, left_out=left_out)
+
+
+def _interleave(
+    parts: Sequence[Sequence[Row]],
+    weights: Sequence[float],
+    num_rows: int,
+    rng: random.Random,
+    heldout: Set[str] = frozenset(),
+    passed: MutableSet[tuple[int, int]] = set(),  # noqa: B006  # unchanged without heldout ones
+) -> Iterator[Row]:
+    """Draw num_rows rows of the parts, without those whose question is in `heldout`: their part and
+    place go to `passed`.
+
+    ValueError if a part with a weight has no other rows; a part that runs out begins again.
+    """
+    empty = [
+        number
+        for number, (rows, weight) in enumerate(zip(parts, weights, strict=True))
+        if weight and all(row.identity in heldout for row in rows)
+    ]
+    if empty and num_rows:
+        raise ValueError(
+            f"every part of a mixture with a weight needs questions, part {empty[0]} has none on"
+            " one side; set its weight to 0"
+        )
+    endless = [_cycled(rows, heldout, passed, part) for part, rows in enumerate(parts)]
+    return (next(rng.choices(endless, weights=weights)[0]) for _ in range(num_rows))
+
+
+def _cycled(
+    rows: Sequence[Row], heldout: Set[str], passed: MutableSet[tuple[int, int]], part: int
+) -> Iterator[Row]:
+    """The rows that are not held out, in their order, from the first again after the last."""
+    for number in count():
+        place = number % len(rows)
+        if heldout and rows[place].identity in heldout:
+            passed.add((part, place))
+        else:
+            yield rows[place]
+
+
+class StageConfig(BaseModel):
+    """A stage of questions before those of the task itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: SingleTask = Field(..., description="Where the stage's questions come from.")
+    num_prompts: int = Field(
+        ..., ge=1, description="How many of its questions are asked before the next stage begins."
+    )
+
+
+class CurriculumConfig(BaseModel):
+    """Stages, and the task that they lead to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["curriculum"] = Field(
+        "curriculum", description="Chooses stages of easier questions before a task's own."
+    )
+    stages: tuple[StageConfig, ...] = Field(
+        ..., min_length=1, description="What is asked first, one stage after the other."
+    )
+    task: SingleTask = Field(
+        ..., description="The task to learn: asked after the stages, and the one evaluated."
+    )
+
+    def load(self, seed: int) -> Dataset:
+        """The rows of stages and task, in the order in which they are asked, in every epoch.
+
+        Raises ValueError for a stage with fewer questions than are asked, or with a held-out one.
+        """
+        learned = self.task.load(seed)
+        evaluated = {row.identity for row in learned.heldout}
+        rows, left_out = list[Row](), Counter(learned.left_out)
+        for number, stage in enumerate(self.stages):
+            # a seed of its own: stages that differ by a size alone would ask alike questions
+            own_seed = random.Random(f"{seed}/curriculum/{number}").getrandbits(31)
+            loaded = stage.task.load(own_seed)
+            found = loaded.rows[: stage.num_prompts]
+            if len(found) < stage.num_prompts:
+                raise ValueError(
+                    f"task.stages[{number}].num_prompts must be <= the stage's questions"
+                    f" ({len(found)}), got {stage.num_prompts}; lower it"
+                )
+            for row in found:
+                if row.identity in evaluated:
+                    raise ValueError(
+                        f"task.stages[{number}] must not train what the task holds out, got"
+                        f" {row.text!r}; take another split or filter"
+                    )
+            rows += found
+            left_out.update(loaded.left_out)
+        return Dataset(
+            name="curriculum",
+            rows=(*rows, *learned.rows),
+            heldout=learned.heldout,
+            in_order=True,
+            left_out=left_out,
+        )
+
+
+TaskConfig = Annotated[SingleTask | MixtureConfig | CurriculumConfig, Field(discriminator="kind")]
+
+
+def load_dataset(config: TaskConfig, seed: int) -> Dataset:
+    """The rows of a task, the same in every process. Raises ValueError for input that holds no
+    usable rows."""
+    return config.load(seed)
+
+
+def skips_unusable_rows(config: TaskConfig) -> bool:
+    """True if the task leaves out rows of the user's that cannot be used."""
+    return isinstance(config, MappedConfig) and config.unusable_rows == "skip"

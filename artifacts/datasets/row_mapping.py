@@ -1,4 +1,4 @@
-"""From the fields of a user's row to a question with its answer, whichever file the row is from.
+"""The mapping from the fields of a user's row to a question with its answer.
 
 fields --filter--> question: a field, a template or a chat
                    answer:   a text or a number, or the tests of a program
@@ -15,9 +15,14 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from artifacts.datasets.field_paths import Fields, find, text_of
 from artifacts.datasets.program_tests import program_tests
-from artifacts.datasets.row_filter import Condition, holds_all, parse_condition
+from artifacts.datasets.row_fields import (
+    Condition,
+    Fields,
+    find,
+    parse_condition,
+    text_of,
+)
 from artifacts.datasets.rows import Message, Row
 
 # of a template, as str.format has it: a doubled brace, a field; {} stands for itself
@@ -25,7 +30,7 @@ _PART = re.compile(r"(?P<doubled>\{\{|\}\})|\{(?P<field>[\w.]+)\}|\{\}|(?P<stray
 
 
 class MappedConfig(BaseModel):
-    """What is made of the rows of a file; fields are dotted paths into them."""
+    """The mapping of a file's rows to questions; fields are dotted paths into the rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -142,12 +147,12 @@ class MappedConfig(BaseModel):
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """The filter, read."""
+        """The parsed conditions of the filter."""
         return tuple(map(parse_condition, self.filter))
 
     @property
     def paths(self) -> frozenset[str]:
-        """Every field that is read of a row."""
+        """The dotted path of every field that the mapping reads."""
         return frozenset(
             {
                 *self._question_paths(),
@@ -167,33 +172,29 @@ class MappedConfig(BaseModel):
 
 
 def wanted_row(config: MappedConfig, fields: Fields | ValueError, where: str) -> Row | None:
-    """The question with its answer; None where the row does not meet the filter. ValueError,
-    whatever is wrong with it, names the row, the field, its value and the cure."""
+    """A row's question with its answer; None where the row does not meet the filter. ValueError
+    for an unusable row names the row, the field, its value and the cure."""
     if isinstance(fields, ValueError):
         raise fields
     try:
-        if not holds_all(config.conditions, fields, where):
+        if not all(condition.holds(fields, where) for condition in config.conditions):
             return None
-        return _mapped_row(config, fields, where)
+        messages = _messages(config, fields, where)
+        domain = config.domain
+        if config.domain_field:
+            domain = text_of(fields, config.domain_field, where)
+        return Row(
+            domain=domain,
+            messages=messages,
+            gold=_gold(config, fields, where),
+            text=messages[-1].content,
+            preamble=int(bool(config.system_prompt)),
+        )
     except (RecursionError, MemoryError, ArithmeticError) as error:  # of JSON, syntax, a number
         raise ValueError(
             f"{where}: a row's fields must hold values that can be read, got some that cannot"
             f" ({type(error).__name__}: {error}); repair the row"
         ) from error
-
-
-def _mapped_row(config: MappedConfig, fields: Fields, where: str) -> Row:
-    messages = _messages(config, fields, where)
-    domain = config.domain
-    if config.domain_field:
-        domain = text_of(fields, config.domain_field, where)
-    return Row(
-        domain=domain,
-        messages=messages,
-        gold=_gold(config, fields, where),
-        text=messages[-1].content,
-        preamble=int(bool(config.system_prompt)),
-    )
 
 
 def _gold(config: MappedConfig, fields: Fields, where: str) -> str:
@@ -240,7 +241,7 @@ def _question(config: MappedConfig, fields: Fields, where: str) -> str:
 
 
 def _is_within(path: str, parent: str) -> bool:
-    """Whether a path is another or leads on from there."""
+    """True if a path is `parent` or leads on from there."""
     return f"{path}.".startswith(f"{parent}.")
 
 

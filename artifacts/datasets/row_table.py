@@ -1,12 +1,16 @@
-"""Many rows in little memory: a mapped file on disk, of which a row is read when it is asked for.
+"""Many rows in little memory, and their two sides: rows to train on and rows held out.
 
     rows --add--> one JSON text after the other in a temporary file --mapped--> RowTable[i] -> Row
 
-The file has no name, so it ends with its process.
+The file has no name, so it ends with its process. The two sides share no question: equal questions
+(`Row.identity`) are one, and stay together. A row's place is drawn by a hash of the seed and its
+text, a question's is that of its first row; only hashes are kept in memory. Held-out rows come in
+the order of their places: the first of them, which an evaluation asks, are a fair sample of all.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import tempfile
@@ -19,13 +23,13 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from artifacts.datasets.rows import Message, Row
+from artifacts.datasets.rows import Dataset, Message, Row
 
-_LONE_SURROGATES = "surrogatepass"  # JSON may hold them; who tokenises the row says what they are
+_LONE_SURROGATES = "surrogatepass"  # JSON may hold them; the tokenizer decides about them
 
 
 class RowTable(Sequence[Row]):
-    """Rows of a mapped file, in an order of its own."""
+    """Rows of a mapped file, in an order of the table's own."""
 
     def __init__(
         self,
@@ -34,8 +38,8 @@ class RowTable(Sequence[Row]):
         order: NDArray[np.int64],
         left_out: Mapping[str, int],
     ) -> None:
-        """`ends`: where each of the file's rows ends; `order`: the numbers of the table's rows;
-        `left_out`: rows of the source that the file lacks, by reason."""
+        """`ends`: end of each of the file's rows in bytes; `order`: the numbers of the table's
+        rows; `left_out`: rows of the source that the file lacks, by reason."""
         self._texts, self._ends, self._order = texts, ends, order
         self.left_out = left_out
 
@@ -55,7 +59,16 @@ class RowTable(Sequence[Row]):
             return self.taken(self._order[index])
         number = int(self._order[index])
         start = int(self._ends[number - 1]) if number else 0
-        return _row(self._texts[start : int(self._ends[number])])
+        text = self._texts[start : int(self._ends[number])].decode("utf-8", _LONE_SURROGATES)
+        domain, turns, gold, preamble = json.loads(text)
+        messages = tuple(Message(role=role, content=content) for role, content in turns)
+        return Row(
+            domain=domain,
+            messages=messages,
+            gold=gold,
+            text=messages[-1].content,
+            preamble=preamble,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RowTable) and tuple(self) == tuple(other)
@@ -64,7 +77,7 @@ class RowTable(Sequence[Row]):
 
 
 class RowTableWriter:
-    """Rows on their way into a table."""
+    """Writes rows into a new table."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="rollflow-rows-")  # noqa: SIM115  # see finish
@@ -79,7 +92,7 @@ class RowTableWriter:
         self._ends.append(size + (self._ends[-1] if self._ends else 0))
 
     def finish(self) -> RowTable:
-        """All rows, at least one, in the order in which they came."""
+        """The table of all added rows, at least one, in the order of their adding."""
         with self._file:
             self._file.flush()
             texts = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -87,13 +100,58 @@ class RowTableWriter:
         return RowTable(texts, ends, np.arange(len(ends)), self.left_out)
 
 
-def _row(text: bytes) -> Row:
-    domain, turns, gold, preamble = json.loads(text.decode("utf-8", _LONE_SURROGATES))
-    messages = tuple(Message(role=role, content=content) for role, content in turns)
-    return Row(
-        domain=domain,
-        messages=messages,
-        gold=gold,
-        text=messages[-1].content,
-        preamble=preamble,
-    )
+class Sides:
+    """Divides a table into rows to train on and held-out rows."""
+
+    def __init__(self, table: RowTable, seed: int) -> None:
+        self._table, self._seed = table, seed
+        self._questions, self._places = self._hashed(table)
+
+    def by_fraction(self, name: str, fraction: float) -> Dataset:
+        """Hold out a share of the distinct questions: at least one question if the share is not 0,
+        and never all."""
+        distinct, first = np.unique(self._questions, return_index=True)
+        wanted = round(fraction * len(distinct)) or int(fraction > 0)
+        num_heldout = min(len(distinct) - 1, wanted)
+        drawn = distinct[np.lexsort((distinct, self._places[first]))[:num_heldout]]
+        is_heldout = np.isin(self._questions, drawn)
+        heldout = np.flatnonzero(is_heldout)
+        order = np.lexsort((self._questions[heldout], self._places[heldout]))
+        return Dataset(
+            name=name,
+            rows=self._table.taken(np.flatnonzero(~is_heldout)),
+            heldout=self._table.taken(heldout[order]),
+            left_out=self._table.left_out,
+        )
+
+    def beside(self, name: str, heldout: RowTable) -> Dataset:
+        """Hold out all rows of another table; rows with one of their questions are not trained."""
+        questions, places = self._hashed(heldout)
+        kept = np.flatnonzero(~np.isin(self._questions, questions))
+        if not len(kept):
+            raise ValueError(
+                "the rows to train on must hold a question that is not held out, got none; name"
+                " another split or file"
+            )
+        left_out = Counter(self._table.left_out)
+        left_out.update(heldout.left_out)
+        left_out.update(held_out=len(self._table) - len(kept))
+        return Dataset(
+            name=name,
+            rows=self._table.taken(kept),
+            heldout=heldout.taken(np.lexsort((questions, places))),
+            left_out=+left_out,
+        )
+
+    def _hashed(self, table: RowTable) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """The hash of every row's question, and that of its place."""
+        hashes = array("Q")
+        for row in table:
+            hashes.extend((_hash(row.identity), _hash(f"{self._seed}/{row.text}")))
+        both = np.frombuffer(hashes, np.uint64).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
+
+
+def _hash(text: str) -> int:
+    words = text.encode("utf-8", "surrogatepass")  # JSON may hold lone ones
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big")

@@ -1,8 +1,8 @@
-"""What a dataset consists of, wherever its questions come from: rows to train on, and held-out rows
-that share no question. A question is the whole conversation up to where the model answers.
+"""A dataset: rows to train on, and held-out rows that share no question with them. A question is
+the whole conversation up to where the model answers.
 
-Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice
-among them (choice).
+Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice among
+them (`registry`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MAX_DRAWS_PER_ROW = 2_000
 class Message:
     """One turn of a chat."""
 
-    role: Role  # who speaks
-    content: str  # what is said
+    role: Role  # of the speaker
+    content: str  # the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class Row:
     domain: str  # reward domain and quota key
     messages: tuple[Message, ...]  # the chat up to the question, examples too; none of an episode
     gold: str  # what the reward compares with
-    text: str  # the last user turn: what is asked, in short
-    # turns at the beginning that the task itself puts before every question; part of none
+    text: str  # the last user turn, the question in short
+    # turns at the beginning that the task itself puts before every question; no part of a question
     preamble: int = 0
 
     @property
     def conversation(self) -> str:
-        """The question as a person would read it, who scores and who reports: one turn as it is,
-        several below each other, each behind who speaks."""
+        """The question as text, for rewards and reports: one turn as it is, several below each
+        other, each behind its role."""
         turns = self.messages[self.preamble :]
         if len(turns) < 2:
             return self.text
@@ -55,15 +55,15 @@ class Row:
 
     @property
     def identity(self) -> str:
-        """Equal texts for equal questions: the conversation in `normal_form`, without turns in
-        which nothing is said."""
+        """A text that is equal for equal questions: the conversation in `normal_form`, without
+        blank turns."""
         turns = self.messages[self.preamble :]
         if len(turns) < 2:
             return normal_form(self.text)
-        said = [(turn.role, words) for turn in turns if (words := normal_form(turn.content))]
-        if len(said) < 2:
-            return said[0][1] if said else ""
-        return "\n".join(f"{role}: {words}" for role, words in said)
+        spoken = [(turn.role, words) for turn in turns if (words := normal_form(turn.content))]
+        if len(spoken) < 2:
+            return spoken[0][1] if spoken else ""
+        return "\n".join(f"{role}: {words}" for role, words in spoken)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Dataset:
     name: str  # the kind of its source, for file names and tags
     rows: Sequence[Row]  # to train on
     heldout: Sequence[Row]  # to evaluate on
-    in_order: bool = False  # whether the rows are asked as they stand, or shuffled in every epoch
+    in_order: bool = False  # True: asked as they stand; False: shuffled in every epoch
     # rows of the source that are on no side: `unusable`, `filtered`, or to train but `held_out`
     left_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -84,8 +84,7 @@ class Dataset:
         return tuple(row.domain for row in self.rows)
 
     def order_seed(self, seed: int) -> int | None:
-        """What the order in which a run of this seed asks its rows depends on: the seed, or
-        nothing."""
+        """The seed of the order in which a run asks its rows; None for rows in a fixed order."""
         return None if self.in_order else seed
 
     @cached_property
@@ -95,7 +94,7 @@ class Dataset:
         for side, rows in (("rows", self.rows), ("heldout", self.heldout)):
             for row in rows:
                 fields = asdict(row)
-                del fields["preamble"]  # says nothing of what is asked
+                del fields["preamble"]  # no part of the question
                 total.update(f"{side} {json.dumps(fields, sort_keys=True)}\n".encode())
         return total.hexdigest()
 
@@ -112,9 +111,9 @@ def question_row(domain: str, question: str, gold: str, before: tuple[Message, .
 
 
 def normal_form(text: str) -> str:
-    """A text as questions are compared: white space and invisible characters make no difference,
-    nor does another form of the same character (NFKC). Case does, and so do raised, lowered and
-    circled signs and fractions: x² is not x2."""
+    """The form of a text in which questions are compared: white space and invisible characters make
+    no difference, nor does another form of the same character (NFKC). Case does, and so do raised,
+    lowered and circled signs and fractions: x² is not x2."""
     if not text.isascii():
         pattern, others = _other_forms()
         text = pattern.sub(lambda found: others.get(found[0], found[0]), text)
@@ -125,8 +124,8 @@ def normal_form(text: str) -> str:
 
 @cache
 def _other_forms() -> tuple[re.Pattern[str], Mapping[str, str]]:
-    """Characters that the normal form writes as others, and those that it lacks: NFKC in one pass
-    but for NFC, several times as fast."""
+    """A pattern of the characters that the normal form replaces, and their replacements: NFKC in
+    one pass but for NFC, several times as fast."""
     others = dict.fromkeys(map(chr, chain(range(0xFE00, 0xFE10), range(0xE0000, 0xE01F0))), "")
     for sign in map(chr, range(0x20000)):
         decomposed = unicodedata.decomposition(sign)
@@ -149,17 +148,28 @@ def generate(
     num_prompts: int,
     heldout_prompts: int,
 ) -> Dataset:
-    """A dataset drawn row by row. A question's hash says on which side it belongs, so the split
-    depends on no count or seed; what is held out is the same for every seed, so that the scores of
-    seeds can be compared.
+    """A dataset drawn row by row. A question's hash decides its side, so the split depends on no
+    count or seed; the held-out rows are the same for every seed, so that the scores of seeds can be
+    compared.
 
     Both sides follow the source's own mix, so a frequent question may come twice on either. Raises
     ValueError when a side finds no question, because the source knows too few.
     """
 
+    def draw_one(rng: random.Random, is_heldout: bool) -> Row:
+        for _ in range(_MAX_DRAWS_PER_ROW):
+            row = draw(rng)
+            if belongs_to_heldout(row.text) == is_heldout:
+                return row
+        raise ValueError(
+            f"task {name} must know questions for both sides, got no"
+            f" {'held-out' if is_heldout else 'training'} question in {_MAX_DRAWS_PER_ROW} draws;"
+            " raise its sizes or ask for fewer"
+        )
+
     def side(key: str, count: int, is_heldout: bool) -> tuple[Row, ...]:
         rng = random.Random(key)
-        return tuple(_draw_one(name, draw, rng, is_heldout) for _ in range(count))
+        return tuple(draw_one(rng, is_heldout) for _ in range(count))
 
     return Dataset(
         name=name,
@@ -168,22 +178,8 @@ def generate(
     )
 
 
-def _draw_one(
-    name: str, draw: Callable[[random.Random], Row], rng: random.Random, is_heldout: bool
-) -> Row:
-    for _ in range(_MAX_DRAWS_PER_ROW):
-        row = draw(rng)
-        if belongs_to_heldout(row.text) == is_heldout:
-            return row
-    raise ValueError(
-        f"task {name} must know questions for both sides, got no"
-        f" {'held-out' if is_heldout else 'training'} question in {_MAX_DRAWS_PER_ROW} draws; raise"
-        " its sizes or ask for fewer"
-    )
-
-
 def belongs_to_heldout(question: str) -> bool:
-    """Whether a generated question is kept for evaluation: one in eight, by its hash alone."""
+    """True if a generated question is kept for evaluation: one in eight, by its hash alone."""
     word = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big")
     return word < HELDOUT_SHARE * 2**64
 

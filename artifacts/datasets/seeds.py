@@ -1,4 +1,4 @@
-"""Rows of seeds: the episodes of an environment, where the questions of other sources are texts.
+"""Rows of seeds: the episodes of an environment, in place of the texts that other sources ask.
 
 A row says which episode the environment of its domain plays. It has no messages: what the model
 reads before an episode belongs to the environment and is the same for all rows.
@@ -25,7 +25,9 @@ class SeedsConfig(BaseModel):
         "seeds", description="Chooses episodes of an environment, a seed each."
     )
     domain: str = Field(
-        ..., min_length=1, description="Whose episodes: a name among `environments`."
+        ...,
+        min_length=1,
+        description="Domain whose episodes are played: a name among `environments`.",
     )
     num_prompts: int = Field(4096, ge=1, le=2**20, description="Episodes to train on.")
     heldout_prompts: int = Field(
@@ -33,25 +35,26 @@ class SeedsConfig(BaseModel):
     )
 
     def load(self, seed: int) -> Dataset:
-        return seed_rows(self, seed)
+        """The episodes of this configuration and seed: even seeds to train on, odd ones held out,
+        so that no count brings a seed to both sides. The held-out seeds are the same for every
+        run."""
 
+        def side(key: str, count: int, parity: int) -> tuple[Row, ...]:
+            rng, seeds = random.Random(f"{key}/{self.domain}"), dict[int, None]()
+            while len(seeds) < count:
+                seeds[2 * rng.randrange(LARGEST_SEED // 2) + parity] = None
+            return tuple(
+                Row(
+                    domain=self.domain,
+                    messages=(),
+                    gold=str(episode),
+                    text=f"{self.domain}, episode {episode}",
+                )
+                for episode in seeds
+            )
 
-def seed_rows(config: SeedsConfig, seed: int) -> Dataset:
-    """The episodes of this configuration and seed: even seeds to train on, odd ones held out, so
-    that no count brings one to both sides. What is held out is the same for every seed."""
-
-    def side(key: str, count: int, parity: int) -> tuple[Row, ...]:
-        rng, seeds = random.Random(f"{key}/{config.domain}"), dict[int, None]()
-        while len(seeds) < count:
-            seeds[2 * rng.randrange(LARGEST_SEED // 2) + parity] = None
-        return tuple(_row(config.domain, episode) for episode in seeds)
-
-    return Dataset(
-        name="seeds",
-        rows=side(f"{seed}/seeds/rows", config.num_prompts, 0),
-        heldout=side("seeds/heldout", config.heldout_prompts, 1),
-    )
-
-
-def _row(domain: str, seed: int) -> Row:
-    return Row(domain=domain, messages=(), gold=str(seed), text=f"{domain}, episode {seed}")
+        return Dataset(
+            name="seeds",
+            rows=side(f"{seed}/seeds/rows", self.num_prompts, 0),
+            heldout=side("seeds/heldout", self.heldout_prompts, 1),
+        )

@@ -16,8 +16,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
+from artifacts.config_parts import with_defaults
 from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
-from artifacts.usual_fields import beside
 
 WORDS = (
     "book", "sun", "orange", "bag", "small", "tree", "water", "green", "table", "apple", "river",
@@ -31,7 +31,7 @@ THINGS = ("pens", "apples", "coins", "books", "cards", "shells", "stamps", "marb
 
 
 def _nothing_required(schema: JsonDict) -> None:
-    """A form may leave fields of a family out: the others are its usual ones."""
+    """Let a form leave fields of a family out: those get the family's defaults."""
     del schema["required"]
 
 
@@ -53,7 +53,7 @@ class FamilyConfig(BaseModel):
     )
 
 
-USUAL = {  # of each family, where nothing else is given
+DEFAULTS = {  # of each family
     "add": {"max_size": 12, "alpha": 1.3},
     "letters": {"max_size": 7, "alpha": 1.2},
     "story": {"max_size": 8, "alpha": 1.2},
@@ -79,16 +79,16 @@ class TinyMixConfig(BaseModel):
             " answer, for the reward 'worked_answer'. Held-out ones are answers alone."
         ),
     )
-    add: Annotated[FamilyConfig, beside(USUAL["add"])] = Field(
-        FamilyConfig.model_validate(USUAL["add"]),
+    add: Annotated[FamilyConfig, with_defaults(DEFAULTS["add"])] = Field(
+        FamilyConfig.model_validate(DEFAULTS["add"]),
         description="Sums of 2 or more terms from 1 to 9.",
     )
-    letters: Annotated[FamilyConfig, beside(USUAL["letters"])] = Field(
-        FamilyConfig.model_validate(USUAL["letters"]),
+    letters: Annotated[FamilyConfig, with_defaults(DEFAULTS["letters"])] = Field(
+        FamilyConfig.model_validate(DEFAULTS["letters"]),
         description="Counting a letter in 1 or more words.",
     )
-    story: Annotated[FamilyConfig, beside(USUAL["story"])] = Field(
-        FamilyConfig.model_validate(USUAL["story"]),
+    story: Annotated[FamilyConfig, with_defaults(DEFAULTS["story"])] = Field(
+        FamilyConfig.model_validate(DEFAULTS["story"]),
         description="Stories of 1 or more gains and losses.",
     )
 
@@ -107,27 +107,23 @@ class TinyMixConfig(BaseModel):
         return self
 
     def load(self, seed: int) -> Dataset:
-        return tiny_mix(self, seed)
+        """The questions of this configuration and seed."""
+        families = ((_add_row, self.add), (_letters_row, self.letters), (_story_row, self.story))
+        weights = [family.weight for _, family in families]
 
+        def draw(rng: random.Random) -> Row:
+            make, family = rng.choices(families, weights=weights)[0]
+            while (row := make(rng, family)).text in _SHOWN:
+                pass
+            return row
 
-def tiny_mix(config: TinyMixConfig, seed: int) -> Dataset:
-    """The questions of this configuration and seed."""
-    families = ((_add_row, config.add), (_letters_row, config.letters), (_story_row, config.story))
-    weights = [family.weight for _, family in families]
-
-    def draw(rng: random.Random) -> Row:
-        make, family = rng.choices(families, weights=weights)[0]
-        while (row := make(rng, family)).text in _SHOWN:
-            pass
-        return row
-
-    drawn = generate("tiny_mix", draw, seed, config.num_prompts, config.heldout_prompts)
-    rows = drawn.rows if config.worked else _answers_alone(drawn.rows)
-    return replace(drawn, rows=rows, heldout=_answers_alone(drawn.heldout))
+        drawn = generate("tiny_mix", draw, seed, self.num_prompts, self.heldout_prompts)
+        rows = drawn.rows if self.worked else _answers_alone(drawn.rows)
+        return replace(drawn, rows=rows, heldout=_answers_alone(drawn.heldout))
 
 
 def _answers_alone(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Without the working in their golds."""
+    """The rows without the working in their golds."""
     return tuple(replace(row, gold=row.gold.rpartition("\n")[2]) for row in rows)
 
 
@@ -171,11 +167,11 @@ def _letters_answer(letter: str, phrase: str) -> str:
 
 
 def _story_question(name: str, things: str, start: int, changes: Sequence[int]) -> str:
-    told = " ".join(
+    events = " ".join(
         f"{name} {'gets' if change > 0 else 'gives away'} {abs(change)}{' more' * (change > 0)}."
         for change in changes
     )
-    return f"{name} has {start} {things}. {told} How many {things} does {name} have now?"
+    return f"{name} has {start} {things}. {events} How many {things} does {name} have now?"
 
 
 def _worked(start: int, changes: Sequence[int], before_answer: str = "") -> str:

@@ -1,4 +1,4 @@
-"""tinycode: one-line functions that a 135M instruction model writes correctly one time in three.
+"""tinycode: one-line Python functions that a 135M instruction model gets right one time in three.
 
 Each question has six hidden tests with random arguments, their values computed here, and a plain
 solution, whose running times anchor the time limits. Some plain solutions are slow (pair counts,
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.datasets.code_cases import CodeGold, call_case
+from artifacts.datasets.program_tests import CodeGold, call_case
 from artifacts.datasets.rows import Dataset, Message, Row, generate, question_row
 
 DOMAIN = "code"
@@ -51,7 +51,12 @@ class TinycodeConfig(BaseModel):
     )
 
     def load(self, seed: int) -> Dataset:
-        return tinycode(self, seed)
+        """The questions of this configuration and seed."""
+
+        def draw(rng: random.Random) -> Row:
+            return _row(rng, rng.choice(SLOW_SPECS if rng.random() < self.slow_share else SPECS))
+
+        return generate("tinycode", draw, seed, self.num_prompts, self.heldout_prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,83 +99,68 @@ def _palindrome(rng: random.Random) -> Arguments:
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(name="add_n(x)", does="returns x plus {k}", answer=lambda x, k: x + k, draw=_number,
-        uses="k",
-         plain="return x + {k}"),
-    Spec(name="minus_n(x)", does="returns x minus {k}", answer=lambda x, k: x - k, draw=_number,
-        uses="k",
-         plain="return x - {k}"),
-    Spec(name="times_n(x)", does="returns x times {k}", answer=lambda x, k: x * k, draw=_number,
-        uses="k",
-         plain="return x * {k}"),
-    Spec(name="square(x)", does="returns the square of x", answer=lambda x: x * x, draw=_number,
-         plain="return x * x"),
-    Spec(name="negate(x)", does="returns minus x", answer=lambda x: -x, draw=_number,
-         plain="return -x"),
+    Spec(name="add_n(x)", does="returns x plus {k}",
+         draw=_number, uses="k", answer=lambda x, k: x + k, plain="return x + {k}"),
+    Spec(name="minus_n(x)", does="returns x minus {k}",
+         draw=_number, uses="k", answer=lambda x, k: x - k, plain="return x - {k}"),
+    Spec(name="times_n(x)", does="returns x times {k}",
+         draw=_number, uses="k", answer=lambda x, k: x * k, plain="return x * {k}"),
+    Spec(name="square(x)", does="returns the square of x",
+         draw=_number, answer=lambda x: x * x, plain="return x * x"),
+    Spec(name="negate(x)", does="returns minus x",
+         draw=_number, answer=lambda x: -x, plain="return -x"),
     Spec(name="remainder(x)", does="returns the remainder of x divided by {k}",
-         answer=lambda x, k: x % k, draw=_number, uses="k", largest=9,
-         plain="return x % {k}"),
+         draw=_number, uses="k", largest=9, answer=lambda x, k: x % k, plain="return x % {k}"),
     Spec(name="is_even(x)", does="returns True if x is even and False otherwise",
-        answer=lambda x: x % 2 == 0, draw=_number,
-         plain="return x % 2 == 0"),
+         draw=_number, answer=lambda x: x % 2 == 0, plain="return x % 2 == 0"),
     Spec(name="is_positive(x)", does="returns True if x is greater than 0 and False otherwise",
-         answer=lambda x: x > 0, draw=_number,
-         plain="return x > 0"),
+         draw=_number, answer=lambda x: x > 0, plain="return x > 0"),
     Spec(name="is_divisible(x)", does="returns True if x is divisible by {k} and False otherwise",
-         answer=lambda x, k: x % k == 0, draw=_number, uses="k", largest=5,
+         draw=_number, uses="k", largest=5, answer=lambda x, k: x % k == 0,
          plain="return x % {k} == 0"),
-    Spec(name="larger(a, b)", does="returns the larger of a and b", answer=max, draw=_two,
-         plain="return max(a, b)"),
-    Spec(name="difference(a, b)", does="returns a minus b", answer=lambda a, b: a - b, draw=_two,
-         plain="return a - b"),
-    Spec(name="clamp_low(x)", does="returns x, but at least {k}", answer=lambda x, k: max(x, k),
-        draw=_number, uses="k",
-         plain="return max(x, {k})"),
-    Spec(name="absolute(x)", does="returns the absolute value of x", answer=abs, draw=_number,
-         plain="return abs(x)"),
-    Spec(name="power(x)", does="returns x to the power of {s}", answer=lambda x, s: x**s,
-        draw=_number, uses="s",
-         plain="return x ** {s}"),
-    Spec(name="factorial(n)", does="returns the factorial of n", answer=math.factorial,
-        draw=_natural,
+    Spec(name="larger(a, b)", does="returns the larger of a and b",
+         draw=_two, answer=max, plain="return max(a, b)"),
+    Spec(name="difference(a, b)", does="returns a minus b",
+         draw=_two, answer=lambda a, b: a - b, plain="return a - b"),
+    Spec(name="clamp_low(x)", does="returns x, but at least {k}",
+         draw=_number, uses="k", answer=lambda x, k: max(x, k), plain="return max(x, {k})"),
+    Spec(name="absolute(x)", does="returns the absolute value of x",
+         draw=_number, answer=abs, plain="return abs(x)"),
+    Spec(name="power(x)", does="returns x to the power of {s}",
+         draw=_number, uses="s", answer=lambda x, s: x**s, plain="return x ** {s}"),
+    Spec(name="factorial(n)", does="returns the factorial of n",
+         draw=_natural, answer=math.factorial,
          plain="return 1 if n == 0 else n * factorial(n - 1)"),
-    Spec(name="sum_list(items)", does="returns the sum of the list items", answer=sum, draw=_list,
-         plain="return sum(items)"),
-    Spec(name="max_list(items)", does="returns the largest number of the list items", answer=max,
-        draw=_list,
-         plain="return max(items)"),
-    Spec(name="min_list(items)", does="returns the smallest number of the list items", answer=min,
-        draw=_list,
-         plain="return min(items)"),
+    Spec(name="sum_list(items)", does="returns the sum of the list items",
+         draw=_list, answer=sum, plain="return sum(items)"),
+    Spec(name="max_list(items)", does="returns the largest number of the list items",
+         draw=_list, answer=max, plain="return max(items)"),
+    Spec(name="min_list(items)", does="returns the smallest number of the list items",
+         draw=_list, answer=min, plain="return min(items)"),
     Spec(name="first(items)", does="returns the first element of the list items",
-        answer=lambda items: items[0], draw=_list,
-         plain="return items[0]"),
+         draw=_list, answer=lambda items: items[0], plain="return items[0]"),
     Spec(name="last(items)", does="returns the last element of the list items",
-        answer=lambda items: items[-1], draw=_list,
-         plain="return items[-1]"),
+         draw=_list, answer=lambda items: items[-1], plain="return items[-1]"),
     Spec(name="count_over(items)",
-        does="returns how many numbers of the list items are greater than {k}",
-         answer=lambda items, k: sum(item > k for item in items), draw=_list, uses="k", largest=6,
+         does="returns how many numbers of the list items are greater than {k}",
+         draw=_list, uses="k", largest=6, answer=lambda items, k: sum(item > k for item in items),
          plain="return sum(item > {k} for item in items)"),
     Spec(name="double_all(items)", does="returns a list with every number of items doubled",
-         answer=lambda items: [2 * item for item in items], draw=_list,
+         draw=_list, answer=lambda items: [2 * item for item in items],
          plain="return [2 * item for item in items]"),
-    Spec(name="str_len(text)", does="returns the length of the string text", answer=len, draw=_word,
-         plain="return len(text)"),
-    Spec(name="upper(text)", does="returns the string text in upper case", answer=str.upper,
-        draw=_word,
-         plain="return text.upper()"),
-    Spec(name="repeat(text)", does="returns the string text repeated {s} times", answer=lambda text,
-        s: text * s, draw=_word, uses="s",
-         plain="return text * {s}"),
+    Spec(name="str_len(text)", does="returns the length of the string text",
+         draw=_word, answer=len, plain="return len(text)"),
+    Spec(name="upper(text)", does="returns the string text in upper case",
+         draw=_word, answer=str.upper, plain="return text.upper()"),
+    Spec(name="repeat(text)", does="returns the string text repeated {s} times",
+         draw=_word, uses="s", answer=lambda text, s: text * s, plain="return text * {s}"),
     Spec(name="reverse_str(text)", does="returns the string text reversed",
-        answer=lambda text: text[::-1], draw=_word,
-         plain="return text[::-1]"),
+         draw=_word, answer=lambda text: text[::-1], plain="return text[::-1]"),
     Spec(name="count_letter(text)", does='returns how often the letter "{c}" is in the string text',
-         answer=lambda text, c: text.count(c), draw=_word, uses="c",
+         draw=_word, uses="c", answer=lambda text, c: text.count(c),
          plain="return text.count('{c}')"),
     Spec(name="is_pal(text)", does="returns True if the string text is a palindrome",
-         answer=lambda text: text == text[::-1], draw=_palindrome,
+         draw=_palindrome, answer=lambda text: text == text[::-1],
          plain="return text == text[::-1]"),
 )  # fmt: skip
 
@@ -192,54 +182,38 @@ def _pairs(items: list[int], k: int) -> int:
     return total
 
 
-def _halvings(n: int) -> int:
-    return n.bit_length() - 1
-
-
 def _long_list(rng: random.Random) -> Arguments:
     return ([rng.randint(-9, 9) for _ in range(rng.choice((10, 200, 1500)))],)
 
 
 SLOW_SPECS: tuple[Spec, ...] = (
     Spec(name="fib(n)", does="returns the n-th Fibonacci number, where fib(0) is 0 and fib(1) is 1",
-         answer=_fibonacci, draw=lambda rng: (rng.choice((2, 5, 10, 20, 26)),),
+         draw=lambda rng: (rng.choice((2, 5, 10, 20, 26)),), answer=_fibonacci,
          plain="return n if n < 2 else fib(n - 1) + fib(n - 2)"),
-    Spec(name="count_pairs(items)", does=(
-        "returns how many pairs of different positions of the list items have numbers "
-        "that add up to {k}"
-    ),
-         answer=_pairs, draw=_long_list, uses="k", largest=9,
+    Spec(name="count_pairs(items)",
+         does="returns how many pairs of different positions of the list items have "
+              "numbers that add up to {k}",
+         draw=_long_list, uses="k", largest=9, answer=_pairs,
          plain="return sum(a + b == {k} for i, a in enumerate(items) for b in items[:i])"),
     Spec(name="count_multiples(n)",
-        does="returns how many of the numbers from 1 to n are divisible by {k}",
-         answer=lambda n, k: n // k, draw=lambda rng: (rng.choice((10, 1000, 1_000_000)),),
-         uses="k",
+         does="returns how many of the numbers from 1 to n are divisible by {k}",
+         draw=lambda rng: (rng.choice((10, 1000, 1_000_000)),), uses="k",
+         answer=lambda n, k: n // k,
          plain="return sum(number % {k} == 0 for number in range(1, n + 1))"),
-    Spec(name="halvings(n)", does=(
-        "counts with a while loop how often n can be halved, rounding down, until it is "
-        "1, and returns the count"
-    ),
-         answer=_halvings, draw=lambda rng: (rng.randint(1, 5000),),
+    Spec(name="halvings(n)",
+         does="counts with a while loop how often n can be halved, rounding down, "
+              "until it is 1, and returns the count",
+         draw=lambda rng: (rng.randint(1, 5000),), answer=lambda n: n.bit_length() - 1,
          plain="count = 0\nwhile n > 1:\n    n //= 2\n    count += 1\nreturn count"),
     Spec(name="digit_sum(n)", does="adds up the digits of n with a while loop and returns the sum",
-         answer=lambda n: sum(map(int, str(n))), draw=lambda rng: (rng.randint(0, 99999),),
+         draw=lambda rng: (rng.randint(0, 99999),), answer=lambda n: sum(map(int, str(n))),
          plain="total = 0\nwhile n > 0:\n    total += n % 10\n    n //= 10\nreturn total"),
-    Spec(name="first_multiple(n)", does=(
-        "finds with a while loop the smallest multiple of {k} that is greater than n, "
-        "and returns it"
-    ),
-         answer=lambda n, k: (n // k + 1) * k, draw=lambda rng: (rng.randint(0, 500),), uses="k",
+    Spec(name="first_multiple(n)",
+         does="finds with a while loop the smallest multiple of {k} that is greater "
+              "than n, and returns it",
+         draw=lambda rng: (rng.randint(0, 500),), uses="k", answer=lambda n, k: (n // k + 1) * k,
          plain="number = n + 1\nwhile number % {k} != 0:\n    number += 1\nreturn number"),
 )  # fmt: skip
-
-
-def tinycode(config: TinycodeConfig, seed: int) -> Dataset:
-    """The questions of this configuration and seed."""
-
-    def draw(rng: random.Random) -> Row:
-        return _row(rng, rng.choice(SLOW_SPECS if rng.random() < config.slow_share else SPECS))
-
-    return generate("tinycode", draw, seed, config.num_prompts, config.heldout_prompts)
 
 
 def _row(rng: random.Random, spec: Spec) -> Row:
@@ -256,8 +230,8 @@ def _row(rng: random.Random, spec: Spec) -> Row:
 
 @lru_cache(maxsize=4096)
 def _gold(spec: Spec, asked: str, parameters: tuple[tuple[str, Value], ...]) -> str:
-    """The same tests wherever a question is asked, so that what is learned of their running times
-    holds for all its rows."""
+    """The tests of a question as JSON: the same for all its rows, so that running times learned
+    from one row hold for the others."""
     rng = random.Random(f"tinycode/{asked}")
     tests = [spec.draw(rng) for _ in range(NUM_TESTS)]
     cases = tuple(
@@ -270,7 +244,7 @@ def _gold(spec: Spec, asked: str, parameters: tuple[tuple[str, Value], ...]) -> 
 
 
 def question(name: str, does: str) -> str:
-    """How a function is asked for."""
+    """The question that asks for a function."""
     return (
         f"Write a Python function `{name}` that {does}. Reply with only the function in a ```python"
         " code block."

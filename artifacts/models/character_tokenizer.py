@@ -1,7 +1,7 @@
 """The tokenizer of the tiny model: one token per character, one for "\\nAnswer: ", and a chat
 template that only concatenates.
 
-It is an ordinary Hugging Face tokenizer, so engine and learner load it like any other.
+An ordinary Hugging Face tokenizer, so engine and learner load it like any other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VOCABULARY_SIZE = 64  # padded: engines want multiples of 64
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Ids 0 to 3 are pad, bos, eos and unknown; ids the vocabulary does not use decode to
+    """Make the tokenizer. Ids 0 to 3 are pad, bos, eos and unknown; unused ids decode to
     nothing."""
     with importing_transformers():
         from transformers import PreTrainedTokenizerFast

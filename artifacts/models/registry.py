@@ -1,9 +1,8 @@
-"""Which model a run starts from, and whether a directory really holds one.
+"""Models that a run may start from: their configurations, and checks that a directory holds one.
 
 A model is a Hugging Face directory: config.json of a causal language model, safetensors, tokenizer
 with chat template. Built models are kept in a cache under a name that their configuration
-determines. Leaves out how they are fetched (`hub_model`) or built (`smollm2`; the tiny model's
-warm-up is among the learner's tasks).
+determines. Leaves out how they are built (`smollm2`, `tasks.tiny_models`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from blake3 import blake3
 from filelock import FileLock
@@ -23,13 +22,18 @@ from safetensors import SafetensorError, safe_open
 
 from artifacts.digests import file_digest
 from artifacts.hub import REPOSITORY_PATTERN, fetch
+from artifacts.store import explained
 from artifacts.urls import Arguments, Location, Repository
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WEIGHTS = "*.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files: which is in which
 TOKENIZER = "tokenizer.json"
-READ = (WEIGHTS, "*.json", "*.jinja", "*.txt", "*.model")  # of a model's directory
-CAUSAL = ("ForCausalLM", "LMHeadModel")  # how architectures that predict the next token are called
+DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # the small files of a model's directory
+OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures that generate text
 
 
 class SmolLM2Config(BaseModel):
@@ -47,7 +51,7 @@ class TinyModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: str = Field(..., description="Which of them.")
+    kind: str = Field(..., description="Chooses the tiny model.")
     hidden_size: int = Field(
         192, ge=32, description="Width of the residual stream; a multiple of head_dim."
     )
@@ -108,11 +112,11 @@ class TinyPlayerConfig(TinyModelConfig):
     seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
 
 
-TinyConfig = TinyLlamaConfig | TinyPlayerConfig  # those that are made on this machine
+TinyConfig = TinyLlamaConfig | TinyPlayerConfig  # models that are made on this machine
 
 
 class PathConfig(BaseModel):
-    """A model that is on this machine already."""
+    """A model in a directory of this machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -140,7 +144,8 @@ class HubModelConfig(BaseModel):
     )
 
     def pinned(self) -> HubModelConfig:
-        """The same at the commit that the revision is now. ValueError without such a model."""
+        """The same model at the commit that the revision names now. ValueError without such a
+        model."""
         commit = fetch("model", self.repository, self.revision, ["config.json"]).name
         return self.model_copy(update={"revision": commit})
 
@@ -152,21 +157,21 @@ ModelConfig = Annotated[
 
 
 def check_model(path: Path) -> Path:
-    """The directory again, if an engine and a learner can load it. Raises ValueError that names
-    what it lacks."""
+    """The directory again, if an engine and a learner can load the model. Raises ValueError that
+    names the missing part."""
     if not path.is_dir():
         raise ValueError(
             f"model.path must be a directory, got {str(path)!r}, which is none; download the model"
             " there first, or name it by model.kind=hub"
         )
-    check_description(path)
+    _check_description(path)
     _check_weights(path)
     return path
 
 
 def _check_weights(path: Path) -> None:
-    """Whether every file of the weights is there to its last byte; no weight is read. Raises
-    ValueError."""
+    """Raise ValueError unless every file of the weights is there to its last byte; reads no
+    weight."""
     files = set(path.glob(WEIGHTS))
     try:
         if (path / INDEX).is_file():
@@ -187,9 +192,9 @@ def _check_weights(path: Path) -> None:
         )
 
 
-def check_description(path: Path) -> None:
-    """Whether all that is small is there: the config of a causal language model, and a tokenizer.
-    Raises ValueError."""
+def _check_description(path: Path) -> None:
+    """Raise ValueError unless the small files are there: the config of a causal language model, and
+    a tokenizer."""
     if not (path / "config.json").is_file():
         raise ValueError(
             f"a model directory must hold config.json, {path} does not; point model.path at the"
@@ -216,38 +221,60 @@ def check_description(path: Path) -> None:
 
 
 def files_digest(path: Path) -> str:
-    """Digest of what engines and learners read of a model's directory: equal ones mean equal
-    files."""
-    files = sorted({file for pattern in READ for file in path.glob(pattern) if file.is_file()})
+    """Digest of the files that engines and learners read of a model's directory: equal digests mean
+    equal files."""
+    files = sorted(
+        {
+            file
+            for pattern in (WEIGHTS, *DESCRIPTION)
+            for file in path.glob(pattern)
+            if file.is_file()
+        }
+    )
     lines = "".join(f"{file.name} {file_digest(file)}\n" for file in files)
     return blake3(lines.encode()).hexdigest()
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """The cached directory `name`, built if it is not there. It appears whole or not at all; a
-    second builder waits for the first."""
+    """The cached directory `name`, built if it is missing. The directory appears whole or not at
+    all; a second builder waits for the first."""
     target = cache_dir / name
     if target.is_dir():
         return check_model(target)
     cache_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(cache_dir / f".{name}.lock"):
-        return check_model(target) if target.is_dir() else _build(cache_dir, name, build)
-
-
-def _build(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    target = cache_dir / name
-    aside = cache_dir / f".{name}.{os.getpid()}.aside"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        build(aside)
-        check_model(aside)
-        os.rename(aside, target)
-    finally:
+        if target.is_dir():
+            return check_model(target)
+        aside = cache_dir / f".{name}.{os.getpid()}.aside"
         shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            build(aside)
+            check_model(aside)
+            os.rename(aside, target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     return target
 
 
 def cache_name(config: BaseModel, kind: str) -> str:
     """A directory name that changes with every field of the configuration."""
     return f"{kind}-{hashlib.blake2b(config.model_dump_json().encode(), digest_size=6).hexdigest()}"
+
+
+def fetch_hub_model(config: HubModelConfig) -> Path:
+    """The model's directory in the hub's cache, at the revision. Raises ValueError for a model that
+    cannot be fetched, or is no causal language model: before its weights are fetched."""
+    name, others = config.repository, OTHER_FORMATS
+    described = fetch("model", name, config.revision, DESCRIPTION, others)
+    _check_description(described)
+    return check_model(fetch("model", name, described.name, (*DESCRIPTION, WEIGHTS), others))
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
+    """Write model and tokenizer into the directory. Raises StoreError where they do not fit, or may
+    not be written."""
+    num_bytes = sum(weights.nbytes for weights in model.parameters())
+    with explained(str(target), num_bytes, setting="keep.model_cache"):
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)

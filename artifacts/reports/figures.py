@@ -1,4 +1,4 @@
-"""A run in five figures, by which lists of runs compare them: the terminal's and MLflow's.
+"""The five figures of a run by which lists of runs compare runs: the terminal's and MLflow's.
 
 Leaves out whether the run goes on (`artifacts.status`).
 """
@@ -22,11 +22,11 @@ REWARD, TRAINED = "reward/mean", "ledger/trained_tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What came of a run so far; None where there is nothing yet."""
+    """Progress and rewards of a run so far; None for a figure that does not exist yet."""
 
-    num_steps: int  # steps that it was asked to make; draining may add a few
+    num_steps: int  # configured steps; draining may add a few
     steps: int  # committed steps
-    reward_before: float | None  # held-out reward of the model that it started from
+    reward_before: float | None  # held-out reward of the first model
     reward_after: float | None  # held-out reward of the last weights that were evaluated
     reward_training: float | None  # mean training reward of the last LAST_STEPS steps
     step_s: float | None  # mean seconds that a step adds to the run
@@ -34,9 +34,9 @@ class RunFigures:
 
     @property
     def columns(self) -> dict[str, float]:
-        """The figures that there are, by the name of their column in MLflow."""
-        told = asdict(self)
-        return {name: told[name] for name in COLUMNS if told[name] is not None}
+        """The existing figures by the name of their column in MLflow."""
+        figures = asdict(self)
+        return {name: figures[name] for name in COLUMNS if figures[name] is not None}
 
 
 FIGURES_OF = TypeAdapter(RunFigures)
@@ -45,7 +45,8 @@ FIGURES_OF = TypeAdapter(RunFigures)
 def figures_of(
     num_steps: int, commits: Sequence[StepCommit], heldout: Mapping[int, float]
 ) -> RunFigures:
-    """`heldout`: mean held-out reward by the step after which it was measured."""
+    """The figures of these commits. `heldout`: mean held-out reward by the step after which it was
+    measured."""
     seconds = sum(seconds_added(commits))
     trained = sum(commit.metrics.get(TRAINED, 0.0) for commit in commits)
     rewards = [commit.metrics.get(REWARD, 0.0) for commit in commits[-LAST_STEPS:]]
@@ -60,9 +61,9 @@ def figures_of(
     )
 
 
-def steps_told(steps: int, num_steps: int, of: str = "/") -> str:
-    """How far a run is; steps that drained the long-prompt queue after those it was asked for count
-    apart: "64/64 +1"."""
+def progress_text(steps: int, num_steps: int, of: str = "/") -> str:
+    """The progress of a run as text; steps that drained the long-prompt queue after the configured
+    ones count apart: "64/64 +1"."""
     beyond = steps - num_steps
     return f"{min(steps, num_steps)}{of}{num_steps}" + (f" +{beyond}" if beyond > 0 else "")
 
@@ -72,7 +73,7 @@ def write_figures(store: Store, figures: RunFigures) -> None:
 
 
 def read_figures(store: Store) -> RunFigures | None:
-    """What the run last said of itself, or None where it never did. ValueError where the file is
+    """The figures that the run last wrote, or None without any. ValueError for a file that is
     damaged or of another version."""
     try:
         return FIGURES_OF.validate_json(store.read(layout.report_file(layout.FIGURES)))

@@ -1,18 +1,36 @@
-"""A client of MLflow: opened without telemetry, and impatient with a dead server."""
+"""MLflow's client: opened without telemetry and impatient with a dead server, and the calls by
+which a run sends parameters, metrics, tags, files, inputs, views and its trained model.
+
+    runs/ID/model ─▶ MLflow's transformers flavour ─▶ logged model of the run ─▶ registered version
+
+A user loads the model as a text-generation pipeline:
+mlflow.transformers.load_model("models:/NAME/1"). The weights are copied into MLflow's artifact
+store. Each call raises what the client raises; `tracking` handles failures.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
+import tempfile
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from artifacts import layout
 from artifacts.proxies import ask_directly
+from artifacts.reports.figures import COLUMNS
+from artifacts.store import Store
 
 if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
     from mlflow.tracking import MlflowClient
 
 SQLITE = "sqlite:///"
@@ -37,7 +55,7 @@ def open_client(uri: str) -> MlflowClient:
 
     for chatty in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # or each try is told
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # or it logs each try
     database = sqlite_file(uri)
     if database is not None and not database.exists():
         _make_tables(database)
@@ -45,8 +63,8 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def _make_tables(database: Path) -> None:
-    """Have MLflow make its tables aside: it takes seconds, and a file in which it was killed or met
-    another process that makes them is refused for ever."""
+    """Have MLflow make its tables in a file aside. Making them takes seconds, and MLflow refuses
+    for ever a file in which it was killed meanwhile, or met another process that made them."""
     from mlflow.tracking import MlflowClient
 
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -67,3 +85,153 @@ def sqlite_uri(database: Path, scheme: str = "sqlite") -> str:
 def sqlite_file(uri: str) -> Path | None:
     """The database of a `sqlite:///` URI, else None."""
     return Path(unquote(uri.removeprefix(SQLITE))).resolve() if uri.startswith(SQLITE) else None
+
+
+MAX_PARAMS_PER_CALL = 100
+MAX_PARAM_CHARS = 6000
+MAX_NAME_CHARS = 250
+# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns
+VIEW = "rollflow"
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+VIEW_COLUMNS = (
+    *(f"metrics.`{name}`" for name in COLUMNS),
+    "attributes.`Dataset`",
+    "attributes.`Source`",
+    "tags.`rollflow.scheduling`",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedData:
+    """The data set of a run for MLflow."""
+
+    name: str  # kind of its source
+    digest: str  # equal for equal questions in equal order
+    source: str  # where the rows come from: the task's configuration as JSON
+    num_rows: int  # questions to train on
+    num_heldout: int  # questions that are held out
+
+
+def send_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+
+def send_view(client: MlflowClient, experiment_id: str) -> None:
+    """Set the columns that the list of the experiment's runs shows without a click."""
+    view = json.dumps({"selectedColumns": VIEW_COLUMNS})
+    client.set_experiment_tag(experiment_id, VIEW_TAG, view)
+
+
+def send_data(client: MlflowClient, run_id: str, data: TrackedData) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    columns = [
+        {"name": name, "type": "string", "required": True}
+        for name in ("domain", "question", "answer")
+    ]
+    dataset = Dataset(
+        name=data.name,
+        digest=data.digest,
+        source_type="code",
+        source=data.source,
+        schema=json.dumps({"mlflow_colspec": columns}),
+        profile=json.dumps({"num_rows": data.num_rows, "num_heldout": data.num_heldout}),
+    )
+    tags = [InputTag("mlflow.data.context", "training")]
+    client.log_inputs(run_id, [DatasetInput(dataset, tags)])
+
+
+def send_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    from mlflow.entities import Param
+
+    entries = [
+        Param(_accepted_name(name), value[:MAX_PARAM_CHARS]) for name, value in params.items()
+    ]
+    for first in range(0, len(entries), MAX_PARAMS_PER_CALL):
+        client.log_batch(run_id, params=entries[first : first + MAX_PARAMS_PER_CALL])
+
+
+def send_missing_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    """Send the parameters that MLflow lacks. It takes no second value for the others."""
+    known = client.get_run(run_id).data.params
+    missing = {name: value for name, value in params.items() if _accepted_name(name) not in known}
+    send_params(client, run_id, missing)
+
+
+def send_metrics(
+    client: MlflowClient, run_id: str, step: int, metrics: Mapping[str, float], now_ms: int
+) -> None:
+    from mlflow.entities import Metric
+
+    batch = [Metric(_accepted_name(name), value, now_ms, step) for name, value in metrics.items()]
+    client.log_batch(run_id, metrics=batch)
+
+
+def send_file(client: MlflowClient, run_id: str, data: bytes, name: PurePosixPath) -> None:
+    """Send bytes as an artifact, by way of a folder: the client takes files only."""
+    with tempfile.TemporaryDirectory(prefix="rollflow-") as directory:
+        path = Path(directory, name.name)
+        path.write_bytes(data)
+        client.log_artifact(run_id, str(path), str(name.parent) if name.parent.name else None)
+
+
+def _accepted_name(name: str) -> str:
+    """The name in a form that MLflow accepts. MLflow refuses other characters, paths that lead
+    elsewhere and long names, and with one bad name all of the call; users name domains freely."""
+    parts = re.sub(r"[^\w\-./ :]", "_", name.replace("*", "any")).split("/")
+    return "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME_CHARS]
+
+
+DIGEST_TAG = "rollflow.logged_model"  # of the run: digest of the weights that MLflow has
+TASK = "text-generation"
+PACKAGES = ("torch", "transformers", "safetensors")  # needed to load the model
+
+
+def log_model(
+    client: MlflowClient, run_id: str, store: Store, digest: str, registered_name: str
+) -> None:
+    """Log the run's exported model, and register it where a name is given. Nothing happens when
+    these weights (`digest`) were logged already."""
+    run = client.get_run(run_id)
+    if run.data.tags.get(DIGEST_TAG) == digest:
+        return
+    with tempfile.TemporaryDirectory(prefix="rollflow-mlflow-") as scratch:
+        if store.is_local:
+            model = store.local_path(layout.MODEL)
+        else:
+            model = Path(scratch) / layout.MODEL
+            store.download(layout.MODEL, model)
+        saved = _saved(model, Path(scratch) / "saved")
+        logged = client.create_logged_model(
+            run.info.experiment_id, name=layout.MODEL, source_run_id=run_id, tags={"digest": digest}
+        )
+        client.log_model_artifacts(logged.model_id, str(saved))
+        client.finalize_logged_model(logged.model_id, "READY")
+    if registered_name:
+        _register(client, run_id, logged, registered_name)
+    client.set_tag(run_id, DIGEST_TAG, digest)
+
+
+def _saved(model: Path, target: Path) -> Path:
+    """The model's directory in MLflow's form. The weights are copied as files, never loaded."""
+    from mlflow.transformers import save_model
+
+    # MLflow looks for a model card at a registry, and logs that there is none
+    logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)
+    requirements = [f"{name}=={version(name)}" for name in PACKAGES]
+    save_model(
+        transformers_model=str(model), path=str(target), task=TASK, pip_requirements=requirements
+    )
+    return target
+
+
+def _register(client: MlflowClient, run_id: str, logged: LoggedModel, name: str) -> None:
+    """Register the logged model by its location, not as models:/ID: MLflow looks that up at the
+    process's tracking URI, which is not the client's."""
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name)
+    client.create_model_version(
+        name, logged.artifact_location, run_id=run_id, model_id=logged.model_id
+    )

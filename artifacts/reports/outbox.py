@@ -1,10 +1,10 @@
-"""Calls that a tracking server has not taken yet, made in order until it takes or refuses them.
+"""The queue of calls to a tracking server, made in order until the server takes or refuses them.
 
     put ─▶ first in, first sent ─▶ taken | refused: dropped with a warning | unreachable: all wait
 
 A server that is down lengthens the queue and costs one warning; nothing here ever raises because of
-it. One that lets its callers wait is tried again only so often that the waits are a small share of
-the time. Leaves out what is sent (`tracking`).
+it. A server that lets its callers wait is tried again only so often that the waits are a small
+share of the time. Leaves out the calls themselves (`tracking`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Something MLflow does not have yet."""
+    """A call that MLflow has not taken yet."""
 
-    what: str  # for messages
+    subject: str  # for messages
     send: Callable[[], None]
 
 
@@ -45,17 +45,17 @@ class Outbox:
         self._due_s = -math.inf  # when the server is tried again, by the clock
         self._queue: deque[_Entry] = deque()
         self._warned = False
-        self.refused: list[str] = []  # what the server refused, and does not have
+        self.refused: list[str] = []  # subjects of calls that the server refused
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """What the server has not taken yet."""
-        return tuple(entry.what for entry in self._queue)
+        """Subjects of the calls that the server has not taken yet."""
+        return tuple(entry.subject for entry in self._queue)
 
-    def put(self, what: str, send: Callable[[], None], *, is_last: bool = False) -> bool:
-        """Send this after all that waits already; the last one is tried in any case. True if
+    def put(self, subject: str, send: Callable[[], None], *, is_last: bool = False) -> bool:
+        """Send a call after all that wait already; the last call is tried in any case. True if
         nothing waits afterwards."""
-        self._queue.append(_Entry(what, send))
+        self._queue.append(_Entry(subject, send))
         return self._flush() if is_last or self._clock() >= self._due_s else False
 
     def _flush(self) -> bool:
@@ -67,34 +67,29 @@ class Outbox:
                 entry.send()
             except Exception as error:
                 if getattr(error, "error_code", None) not in REFUSALS:
-                    self._warn(error)
-                    self._rest(self._clock() - began_s)
+                    if not self._warned:
+                        logger.warning(
+                            "tracking=%s unreachable, training goes on and logs later reason=%s",
+                            self._uri,
+                            first_line(error),
+                        )
+                    self._warned = True
+                    failed_s = self._clock() - began_s
+                    if failed_s > QUICK_S:
+                        self._due_s = self._clock() + failed_s / WAITING_SHARE
                     return False
                 logger.warning(
-                    "tracking=%s refused=%s reason=%s", self._uri, entry.what, first_line(error)
+                    "tracking=%s refused=%s reason=%s", self._uri, entry.subject, first_line(error)
                 )
-                self.refused.append(entry.what)
+                self.refused.append(entry.subject)
             self._queue.popleft()
         self._warned = False
         return True
 
-    def _rest(self, failed_within_s: float) -> None:
-        if failed_within_s > QUICK_S:
-            self._due_s = self._clock() + failed_within_s / WAITING_SHARE
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            logger.warning(
-                "tracking=%s unreachable, training goes on and logs later reason=%s",
-                self._uri,
-                first_line(error),
-            )
-        self._warned = True
-
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its type if it says nothing. SQLAlchemy may say when
-    it happened before it says what."""
+    """The first line of an error's message, or its type without a message. SQLAlchemy may begin
+    with a line on the circumstances, which is left out."""
     lines = str(error).strip().splitlines()
-    told = [line for line in lines if not line.startswith("(raised as a result of")]
-    return (told or [type(error).__name__])[0]
+    relevant = [line for line in lines if not line.startswith("(raised as a result of")]
+    return (relevant or [type(error).__name__])[0]

@@ -2,7 +2,7 @@
 
 RunPage -> page.html (Jinja, everything escaped but our own drawings) -> bytes
 
-Leaves out gathering what is on it (`flows.results`).
+Leaves out gathering the page's content (`flows.results`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from datetime import datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from artifacts.reports.answers import HeldoutQuestion
-from artifacts.reports.episode_changes import EpisodeChange
-from artifacts.reports.host_states import PoolState
+from artifacts.reports.answers import EpisodeChange, HeldoutQuestion
+from artifacts.reports.environment_processes import PoolState
 from artifacts.reports.summary import RunSummary, headline, shares
 
-# what the columns of the token ledger mean, for somebody who reads of them for the first time
+# the columns of the token ledger, explained on the page
 LEDGER = {
     "trained": "in answers that were trained on",
     "no_update": "in answers of steps that made no update",
@@ -42,19 +41,19 @@ BUBBLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A drawing with what it shows."""
+    """A drawing and its title."""
 
-    title: str  # for those who do not see it, too
+    title: str  # shown, and read aloud in place of the drawing
     svg: str  # an <svg> element of our own making
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedSetting:
-    """A field of the configuration that is not the preset's."""
+    """A field of the configuration that differs from the preset's."""
 
     field: str  # dotted path
-    preset: str  # what the preset has
-    value: str  # what the run had
+    preset: str  # value of the preset
+    value: str  # value of the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,35 +72,31 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """Everything that the page shows."""
+    """The content of the page."""
 
-    summary: RunSummary  # what the run gained and cost so far
-    state: str  # "finished", or what has been made until now
-    written: datetime  # when this was the state
-    facts: Mapping[str, str]  # what was trained on what with what, a line each
+    summary: RunSummary  # gain and cost of the run so far
+    state: str  # "finished", or the progress so far
+    written: datetime  # time of this state
+    facts: Mapping[str, str]  # model, task, machine and the like, a line each
     links: Mapping[str, str]  # name -> URL, page beside this one, or path
     curves: Sequence[Picture]  # reward, step times, response lengths
-    timelines: Sequence[Picture]  # what every device did in a typical step of each kind
+    timelines: Sequence[Picture]  # work of every device in a typical step of each kind
     devices: Mapping[str, float]  # share of the devices' seconds by cause, "work" among them
     steps: Sequence[StepLine]  # every committed step
     preset: str  # the preset that the settings differ from
     settings: Sequence[ChangedSetting]  # how the configuration differs from it
-    changes: Sequence[Mapping[str, object]]  # what resumed attempts changed
-    episodes: Sequence[
-        EpisodeChange
-    ]  # held-out episodes before and after; empty where there are none
-    hosts: Sequence[PoolState]  # environment hosts as last told; empty where there are none
-    members: Sequence[
-        Mapping[str, object]
-    ]  # elastic workers, a row each; empty where there were none
-    knocks: Sequence[str]  # who asked for weights without a right, a sentence each
+    changes: Sequence[Mapping[str, object]]  # settings that resumed attempts changed
+    episodes: Sequence[EpisodeChange]  # held-out episodes before and after; empty without any
+    pools: Sequence[PoolState]  # environment processes as last reported; empty without any
+    elastic_workers: Sequence[Mapping[str, object]]  # a row each; empty without any
+    denied_requests: Sequence[str]  # unauthorised requests for weights, a sentence each
     questions: Sequence[HeldoutQuestion]  # some held-out questions with their answers
-    num_questions: int  # of how many they are taken
+    num_questions: int  # all held-out questions, from which those are taken
     steps_asked: tuple[int, int]  # steps after which they were asked, first and last
 
 
 def render(page: RunPage) -> bytes:
-    """The page as UTF-8. Whatever a model, a data set or a user wrote appears as text."""
+    """The page as UTF-8. Texts of models, data sets and users are escaped."""
     environment = Environment(
         loader=PackageLoader("artifacts.reports", "templates"),
         autoescape=True,
@@ -123,19 +118,19 @@ def render(page: RunPage) -> bytes:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 48 s, 12 min, 3.2 h."""
+    """Seconds in a suitable unit: 48 s, 12 min, 3.2 h."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def brief(seconds: float) -> str:
-    """Seconds of something short: 8.7 ms, 1.2 s."""
+    """Short times in a suitable unit: 8.7 ms, 1.2 s."""
     return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
 def worth(reward: float | None) -> str:
-    """What an answer is called by its reward: for the colour of its edge."""
+    """The class of an answer by its reward, for the colour of its edge."""
     if reward is None:
         return "unknown"
     return "good" if reward >= 0.999 else "poor" if reward <= 0.001 else "partial"

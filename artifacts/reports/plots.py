@@ -1,4 +1,4 @@
-"""The report's pictures, each a function from numbers to a figure; `canvas` encodes it.
+"""The report's pictures, each a function from numbers to a figure; `canvas` encodes figures.
 
 Leaves out where the numbers come from and where the bytes go.
 """
@@ -20,11 +20,15 @@ from artifacts.reports.canvas import (
     INK,
     LANE,
     PAPER,
+    Steps,
+    draw_figure,
     legend,
     legend_beside,
     new_figure,
+    over_steps,
     plain,
 )
+from artifacts.reports.episode_figures import LONGEST, SUCCESS, TRAINED_TURNS, TURNS
 from artifacts.reports.summary import Estimate
 from artifacts.reports.timeline import union
 
@@ -148,8 +152,8 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
 
 
 def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> Figure:
-    """What every device did when: a row per device, a lane in it per actor; seconds since the first
-    span."""
+    """The work of every device over time: a row per device, a lane per actor in the row; seconds
+    since the first span."""
     figure, axes = new_figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
     origin = min((span.start_s for span in spans), default=0.0)
     end = max((span.end_s for span in spans), default=1.0) - origin
@@ -192,8 +196,8 @@ def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> Figur
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Centred mean over up to `window` values; at the ends over those there are. Does not shift the
-    curve in time."""
+    """Centred mean over up to `window` values, fewer at both ends. Does not shift the curve in
+    time."""
     half = window // 2
     parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
     return [sum(part) / len(part) for part in parts]
@@ -225,7 +229,7 @@ def _kind_order(kind: str) -> tuple[int, str]:
 
 
 def _coloured(kinds: Sequence[str]) -> dict[str, str]:
-    """A colour for every kind: its own if it is known, else a spare one."""
+    """A colour for every kind: that of KIND_COLOURS, or a spare one."""
     unknown = [kind for kind in kinds if kind not in KIND_COLOURS]
     spare = {kind: SPARE_COLOURS[index % len(SPARE_COLOURS)] for index, kind in enumerate(unknown)}
     return {kind: KIND_COLOURS.get(kind) or spare[kind] for kind in kinds}
@@ -234,3 +238,46 @@ def _coloured(kinds: Sequence[str]) -> dict[str, str]:
 def _round_colours(kinds: Iterable[str]) -> dict[str, str]:
     """A colour for every kind of round, in the order of their first appearance."""
     return dict(zip(dict.fromkeys(kinds), cycle(ROUND_COLOURS), strict=False))
+
+
+LAG, LARGEST = "lag/mean_versions", "lag/max_versions"
+EFFECTIVE, CUT = "train/effective_sample_fraction", "train/cut_fraction"
+K3_AT = "lag/mismatch_k3_at_"
+LAG_COLOURS = ("#4477aa", "#66aabb", "#88bb88", "#ccbb44", "#ee8866", "#cc6677", "#882255")
+
+
+def staleness(steps: Steps) -> Figure:
+    """Staleness of the trained tokens over a run's steps, and its cost: lag, effective sample and
+    share without gradient, k3 by lag. For runs whose steps overlap."""
+    figure = Figure(figsize=(10.0, 3.4), dpi=DOTS_PER_INCH, layout="constrained")
+    figure.suptitle("Staleness", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    lag, cost, divergence = figure.subplots(1, 3)
+    draw_figure(lag, steps, LAG, "mean", LAG_COLOURS[0])
+    draw_figure(lag, steps, LARGEST, "largest", FAINT)
+    lag.set(ylabel="versions behind", ylim=(0, None))
+    draw_figure(cost, steps, EFFECTIVE, "effective sample", LAG_COLOURS[0])
+    draw_figure(cost, steps, CUT, "without gradient", LAG_COLOURS[5])
+    cost.set(ylabel="share of tokens", ylim=(0, 1.02))
+    names = {name for _, figures in steps for name in figures if name.startswith(K3_AT)}
+    by_lag = sorted(names, key=lambda name: int(name.removeprefix(K3_AT)))
+    for place, name in enumerate(by_lag):
+        label = f"lag {name.removeprefix(K3_AT)}"
+        draw_figure(divergence, steps, name, label, LAG_COLOURS[place % len(LAG_COLOURS)])
+    divergence.set(ylabel="k3 a token, engine to learner", ylim=(0, None))
+    over_steps((lag, cost, divergence))
+    return figure
+
+
+def episodes_by_step(steps: Steps) -> Figure:
+    """Episodes over a run's steps: the share of successes, and the number of turns."""
+    figure = Figure(figsize=(10.0, 3.4), dpi=DOTS_PER_INCH, layout="constrained")
+    figure.suptitle("Episodes", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    success, turns = figure.subplots(1, 2)
+    draw_figure(success, steps, SUCCESS, "success", "#cc6677")
+    success.set(ylabel="share of episodes", ylim=(-0.02, 1.02))
+    draw_figure(turns, steps, LONGEST, "longest", FAINT)
+    draw_figure(turns, steps, TURNS, "mean", "#4477aa")
+    draw_figure(turns, steps, TRAINED_TURNS, "mean of trained", "#44aa99")
+    turns.set(ylabel="turns", ylim=(0, None))
+    over_steps((success, turns))
+    return figure

@@ -1,4 +1,4 @@
-"""The last page of a run: what it gained, what it cost, where to look.
+"""The summary of a run: its gain, its cost, where to look, and what interrupted it.
 
 As Markdown for MLflow and the report folder, and as rich text for a terminal. Leaves out gathering
 the numbers.
@@ -6,7 +6,7 @@ the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from artifacts.reports.run_cost import RunCost
+from artifacts.commit import RunManifest, StepCommit
+from artifacts.episodes import Ending
+from artifacts.reports.device_cost import RunCost
+from artifacts.reports.episode_figures import ENDED
 
 NUM_RESAMPLES = 10_000
 
@@ -38,11 +41,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What the last page says."""
+    """The content of a run's summary."""
 
     run_id: str  # the run's name
     num_steps: int  # committed steps
-    run_s: float  # that its steps took, without what lay between two attempts at the run
+    run_s: float  # seconds of its steps, without those between two attempts at the run
     # mean held-out reward of the model the run started from; not a number if no response has a
     # verdict, as below
     reward_before: float
@@ -56,9 +59,9 @@ class RunSummary:
     time_s: Mapping[str, float]  # seconds by stage over all steps; shares are of their sum
     ledger_tokens: Mapping[str, int]  # generated tokens by ledger column; they sum to all tokens
     links: Mapping[str, str]  # name -> URL or path
-    warnings: tuple[str, ...] = ()  # limits that its figures passed
+    warnings: tuple[str, ...] = ()  # of figures beyond their limits
     cost: RunCost | None = None  # of a run whose devices have prices
-    # what MLflow lacks and how it gets that; the terminal is told when the run has ended
+    # what MLflow lacks and how it gets that; for the terminal at the end of the run
     untracked: str = ""
 
 
@@ -103,7 +106,7 @@ def paired_difference(
 
 
 def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
-    """Prompts that only one side has a verdict on."""
+    """The number of prompts with a verdict on one side only."""
     return len(before.keys() ^ after.keys())
 
 
@@ -113,8 +116,8 @@ def mean_interval(
     level: float = 0.95,
     question_of: Mapping[str, str] | None = None,
 ) -> Estimate:
-    """Mean of at least one held-out score with its error bars; arguments and resampling as in
-    `paired_difference`."""
+    """Mean of at least one held-out score with its confidence interval; arguments and resampling as
+    in `paired_difference`."""
     return paired_difference(dict.fromkeys(scores, 0.0), scores, seed, level, question_of)
 
 
@@ -126,7 +129,7 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def markdown(summary: RunSummary) -> str:
-    """The page for MLflow and for report/summary.md."""
+    """The summary for MLflow and for report/summary.md."""
     untracked = [summary.untracked] if summary.untracked else []
     lines = [
         f"# {summary.run_id}",
@@ -159,7 +162,7 @@ def markdown(summary: RunSummary) -> str:
 
 
 def rich_summary(summary: RunSummary) -> Group:
-    """The page for a terminal."""
+    """The summary for a terminal."""
     times = Table("stage", "seconds", "share", title="time", title_justify="left")
     for name, share in shares(summary.time_s).items():
         times.add_row(name, f"{summary.time_s[name]:.1f}", f"{share:.1%}")
@@ -207,3 +210,41 @@ def headline(summary: RunSummary) -> str:
         else ""
     )
     return f"{rewards}, paired difference {summary.gain}{apart}{verdict}. {steps}"
+
+
+ATTEMPTS = "round/attempts"
+
+
+def interruptions(manifest: RunManifest, commits: Sequence[StepCommit]) -> str:
+    """The interruptions of a run in a line of counts: attempts at the run after the first, attempts
+    at a step after the first of the attempt at the run that committed it, and episodes whose
+    environment failed. Empty without any."""
+    failed = [f"{ENDED}{ending}" for ending in Ending if ending.is_failure]
+    figures = [commit.metrics for commit in commits]
+    counts = {
+        "resumed": max(0, len(manifest.prefect_flow_run_ids) - 1),
+        "steps begun again": int(sum(step.get(ATTEMPTS, 1.0) - 1 for step in figures)),
+        "episodes whose environment failed": int(
+            sum(step.get(name, 0.0) for step in figures for name in failed)
+        ),
+    }
+    return ", ".join(f"{subject}: {times}" for subject, times in counts.items() if times)
+
+
+def seeding_summary(steps: Sequence[Mapping[str, float]]) -> str:
+    """The last step's seeding in a line: seconds in which the run's own engines generated, and the
+    number of elastic workers worth holding. Empty for a run that does not seed. steps: their
+    figures."""
+    figures = steps[-1] if steps else {}
+    own_s = figures.get("seeding/own_s")
+    if own_s is None:
+        return ""
+    if not figures["seeding/closed"]:
+        end = "to the end of the round"
+    elif figures["seeding/closed_early"]:
+        end = "until they had nothing left to do"
+    else:
+        end = f"until their window of {figures['seeding/window_s']:.1f} s was over"
+    line = f"seeding: own engines generated for {own_s:.1f} s, {end}"
+    worth = figures.get("seeding/elastic_workers_worth_holding")
+    return line if worth is None else f"{line}; {worth:.1f} elastic workers worth holding"

@@ -1,7 +1,7 @@
-"""Where a step's time went: device seconds by cause, and what the orchestration itself cost. Pure
+"""The time of a step: device seconds by cause, and the cost of the orchestration itself. Pure
 functions of spans.
 
-At every moment a device is in exactly one column: what it computes, or the reason why it does not.
+At every moment a device is in exactly one column: its work, or the reason why it does not work.
 The columns of a device sum to the length of the window by construction.
 """
 
@@ -16,7 +16,7 @@ from artifacts.records import Generated, Span
 
 Work = Literal["train", "update", "rollout", "evaluate", "reward"]
 Bubble = Literal["sleep_wake", "sync", "tail", "reward_wait", "idle"]
-# a device that does two things at once is booked under the first of them
+# two kinds of work at once count as the first of them
 WORK: tuple[Work, ...] = get_args(Work)
 BUBBLES: tuple[Bubble, ...] = get_args(Bubble)
 SYNC_KINDS = frozenset({"publish", "gate"})
@@ -50,24 +50,25 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def difference(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """The points of time of the first that are none of the second: disjoint intervals in order."""
+    """The points of time in `intervals` and not in `others`: disjoint intervals in order."""
     left: list[Interval] = []
-    taken = union(others)
-    place = 0  # of the first taken interval that may still touch what comes
+    holes = union(others)
+    place = 0  # of the first hole that may still touch the intervals to come
     for start, end in union(intervals):
-        while place < len(taken) and taken[place][1] <= start:
+        while place < len(holes) and holes[place][1] <= start:
             place += 1
-        for taken_start, taken_end in islice(taken, place, None):
-            if taken_start >= end:
+        for hole_start, hole_end in islice(holes, place, None):
+            if hole_start >= end:
                 break
-            left.append((start, taken_start))
-            start = taken_end
+            left.append((start, hole_start))
+            start = hole_end
         left.append((start, end))
     return union(left)
 
 
 def generating(responses: Iterable[Generated]) -> list[Interval]:
-    """When at least one of these responses was in its engine, from submission to last token."""
+    """The intervals in which at least one of these responses was in its engine, from submission to
+    last token."""
     return union((response.submitted_s, response.finished_s) for response in responses)
 
 
@@ -87,24 +88,25 @@ def within(intervals: Iterable[Interval], start_s: float, end_s: float) -> Itera
 
 
 def orchestration_s(spans: Sequence[Span], start_s: float, end_s: float) -> float:
-    """Seconds of the window in which nothing worked anywhere: the price of flows, tasks and
-    hand-overs."""
+    """Seconds of the window without work on any device: the cost of flows, tasks and hand-overs."""
     return (end_s - start_s) - length(clipped(spans, start_s, end_s))
 
 
 def stage_s(spans: Sequence[Span], kind: str, start_s: float, end_s: float) -> float:
-    """Seconds of the window in which at least one device did this."""
+    """Seconds of the window in which at least one device did this kind of work."""
     return length(clipped((span for span in spans if span.kind == kind), start_s, end_s))
 
 
 def attributed_s(
     spans: Iterable[Span], kinds: Sequence[str], start_s: float, end_s: float
 ) -> tuple[dict[str, float], float]:
-    """Seconds of the window by kind, and those in which nothing of these kinds was done anywhere; a
-    moment in which two of them were done counts for the earlier kind, so that all sum to the
-    window."""
+    """Seconds of the window by kind of work, and those without work of these kinds on any device. A
+    moment with two of them counts for the earlier kind, so that all sum to the window."""
     intervals = _by_kind(spans, start_s, end_s)
-    return _shared_out([(start_s, end_s)], [(kind, intervals.get(kind, [])) for kind in kinds])
+    seconds, left = dict[str, float](), [(start_s, end_s)]
+    for kind in kinds:
+        seconds[kind], left = taken(left, intervals.get(kind, []))
+    return seconds, length(left)
 
 
 def device_times(
@@ -125,7 +127,7 @@ def device_times(
 def visiting_times(
     spans: Sequence[Span], devices: Iterable[str], start_s: float, end_s: float
 ) -> list[DeviceTime]:
-    """As `device_times`, of devices that are there only for a part of the window: from the first of
+    """`device_times` for devices that are present for a part of the window only: from the first of
     their spans to the last."""
     times: list[DeviceTime] = []
     for device in devices:
@@ -148,11 +150,11 @@ Causes = list[tuple[Bubble, list[Interval]]]
 
 
 def _causes(anywhere: Mapping[str, list[Interval]]) -> Causes:
-    """Why a device computes nothing, by what goes on elsewhere, the first that holds.
+    """Causes of a device without work, by the work elsewhere; the first that holds counts.
 
-    Others still generate: the tail. Others train, update or publish: it waits for them to be in
-    step. Only the reward works: training waits for verdicts. Nothing works anywhere: idle, which is
-    what orchestration costs.
+    Others still generate: the tail. Others train, update or publish: the device waits for them.
+    Only the reward works: training waits for verdicts. Nothing works anywhere: idle, the cost of
+    orchestration.
     """
     return [
         ("tail", _of_kinds(anywhere, {"rollout", "evaluate"})),
@@ -168,36 +170,26 @@ def _device_time(
     bubbles: dict[str, float] = dict.fromkeys(BUBBLES, 0.0)
     left = [window]
     for kind in WORK:
-        work[kind], left = _taken(left, own.get(kind, []))
+        work[kind], left = taken(left, own.get(kind, []))
     at_once: Causes = [
         ("sleep_wake", _of_kinds(own, SLEEP_KINDS)),
         ("sync", _of_kinds(own, SYNC_KINDS)),
     ]
     for cause, intervals in (*at_once, *elsewhere):
-        seconds, left = _taken(left, intervals)
+        seconds, left = taken(left, intervals)
         bubbles[cause] += seconds
     bubbles["idle"] += length(left)
     return DeviceTime(device=device, work_s=work, bubble_s=bubbles)
 
 
-def _shared_out(
-    left: list[Interval], parts: Iterable[tuple[str, list[Interval]]]
-) -> tuple[dict[str, float], float]:
-    """Seconds of each part that are none of an earlier one, and of no part."""
-    shares: dict[str, float] = {}
-    for name, intervals in parts:
-        shares[name], left = _taken(left, intervals)
-    return shares, length(left)
-
-
-def _taken(left: list[Interval], intervals: list[Interval]) -> tuple[float, list[Interval]]:
-    """How many seconds of what is left these take, and what is left then."""
+def taken(left: list[Interval], intervals: Iterable[Interval]) -> tuple[float, list[Interval]]:
+    """Seconds of `left` that the intervals cover, and the rest of `left`."""
     rest = difference(left, intervals)
     return length(left) - length(rest), rest
 
 
 def _by_kind(spans: Iterable[Span], start_s: float, end_s: float) -> dict[str, list[Interval]]:
-    """When each kind of thing was done within the window, as disjoint intervals."""
+    """The intervals of each kind of work within the window, disjoint and in order."""
     intervals: dict[str, list[Interval]] = {}
     for span in spans:
         within_window = (max(span.start_s, start_s), min(span.end_s, end_s))
@@ -206,5 +198,5 @@ def _by_kind(spans: Iterable[Span], start_s: float, end_s: float) -> dict[str, l
 
 
 def _of_kinds(intervals: Mapping[str, list[Interval]], kinds: Collection[str]) -> list[Interval]:
-    """When anything of these kinds was done."""
+    """The intervals in which any of these kinds of work was done."""
     return union(moment for kind in kinds for moment in intervals.get(kind, []))

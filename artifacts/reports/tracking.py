@@ -1,10 +1,10 @@
-"""What MLflow gets: one run per training run, its effective config as parameters, metrics by step
-named `stage/quantity_unit`.
+"""Tracking in MLflow: one MLflow run per training run, its effective config as parameters, metrics
+by step named `stage/quantity_unit`.
 
 Only the flow's process writes, through a client with an explicit run id. Everything logged goes
 through an `outbox`, so that a tracking server that is down never costs the training. Steps that
-MLflow already has are skipped, so a resumed run may log all its commits again. Leaves out how
-things become MLflow's own (`mlflow_calls`), and reading runs back (`flows.commands.compare`).
+MLflow already has are skipped, so a resumed run may log all its commits again. Leaves out the calls
+of MLflow's client (`mlflow_client`), and reading runs back (`flows.commands.compare`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from artifacts.reports.mlflow_calls import (
+from artifacts.reports.mlflow_client import (
     TrackedData,
+    log_model,
+    open_client,
     send_data,
     send_file,
     send_metrics,
@@ -25,9 +27,8 @@ from artifacts.reports.mlflow_calls import (
     send_params,
     send_tags,
     send_view,
+    sqlite_file,
 )
-from artifacts.reports.mlflow_client import open_client, sqlite_file
-from artifacts.reports.model_registry import log_model
 from artifacts.reports.outbox import Outbox, first_line
 from artifacts.store import Store
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 T = TypeVar("T")
-RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+MlflowStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 logger = logging.getLogger(__name__)
 
-MARKER_METRIC = "round/step"  # logged with every step: its history tells which steps MLflow has
+MARKER_METRIC = "round/step"  # logged with every step: its history has the steps of MLflow
 NOTE_TAG = "mlflow.note.content"
 RUN_NAME_TAG = "mlflow.runName"
 SOURCE_TAGS = {"mlflow.source.name": "flows/train.py", "mlflow.source.type": "LOCAL"}
@@ -64,11 +65,11 @@ def flatten(
 
 
 class ExperimentDeleted(ValueError):
-    """MLflow keeps the name of a deleted experiment, and takes no run for it."""
+    """Raised for a deleted experiment: MLflow keeps its name, and takes no run for it."""
 
 
-def ended_by(error: BaseException) -> RunStatus:
-    """How a run ended that this error left: a failure, or an interruption from outside."""
+def ended_by(error: BaseException) -> MlflowStatus:
+    """The status of a run that this error ended: failed, or killed from outside."""
     return "FAILED" if isinstance(error, Exception) else "KILLED"
 
 
@@ -109,11 +110,11 @@ class RunTracker:
         data: TrackedData | None = None,
         git_sha: str | None = None,
     ) -> str:
-        """Create the run, or go on with `run_id`, whose parameters stay as they are but for those
-        that MLflow lacks, unless MLflow answers that it has no such run; returns the MLflow run id.
+        """Create the run, or go on with `run_id` if MLflow has such a run; returns the MLflow run
+        id. A continued run keeps its parameters and gets those that MLflow lacks.
 
-        Raises ConnectionError when a new run cannot be created, ExperimentDeleted where that is
-        so: a wrong URI is found before training, not after it.
+        Raises ConnectionError when a new run cannot be created, and ExperimentDeleted for a
+        deleted experiment: a wrong URI is found before training, not after it.
         """
         annotated = {**SOURCE_TAGS, **tags, NOTE_TAG: describe(tags), RUN_NAME_TAG: run_name}
         if git_sha is not None:
@@ -149,13 +150,13 @@ class RunTracker:
         return self._log(MARKER_METRIC, step, {**metrics, MARKER_METRIC: step})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Log what belongs to a step but not to its commit, such as held-out scores; once, told by
-        the first name in order."""
+        """Log figures of a step that are not part of its commit, such as held-out scores; once, as
+        the history of the first name in order shows."""
         return self._log(min(metrics), step, metrics)
 
     def log_state(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Log how the run stands after a step; in place of what was said of the same step before,
-        as before its evaluation."""
+        """Log the state of the run after a step, in place of an earlier state after the same step,
+        such as the one before its evaluation."""
         numbers, now_ms = dict(metrics), int(time.time() * 1000)
         return self._outbox.put(
             f"the state after step {step}",
@@ -177,8 +178,9 @@ class RunTracker:
         return self._outbox.put(f"the tag {name}", lambda: self._send(send_tags, {name: text}))
 
     def log_model(self, store: Store, digest: str, registered_name: str) -> str:
-        """Log the model that the run's store holds, and register it where a name is given; once for
-        weights of this digest. Returns why MLflow did not take it, or "": it waits in no queue."""
+        """Log the model in the run's store, and register it where a name is given; once for weights
+        of this digest. Returns the reason for which MLflow did not take the model, or ""; a refused
+        model waits in no queue."""
         try:
             log_model(self._connected(), self.run_id, store, digest, registered_name)
         except Exception as error:
@@ -187,16 +189,16 @@ class RunTracker:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Close the run with the block where that fails (FAILED) or is interrupted (KILLED)."""
+        """Close the run if the block fails (FAILED) or is interrupted (KILLED)."""
         try:
             yield
         except BaseException as error:
             self.end(ended_by(error))
             raise
 
-    def end(self, status: RunStatus, at_s: float | None = None) -> bool:
-        """Close the run, if there is one. What still waits is given a last try, then counted in a
-        warning. at_s: when it ended, Unix seconds; now without."""
+    def end(self, status: MlflowStatus, at_s: float | None = None) -> bool:
+        """Close the run, if there is one. Calls that still wait get a last try, then a warning
+        names them. at_s: time of the end, Unix seconds; without it the present."""
         if not (self.run_id or self._outbox.waiting):
             return True
         at_ms = None if at_s is None else int(1000 * at_s)
@@ -242,7 +244,8 @@ class RunTracker:
             return str(found.experiment_id)  # another run has made it meanwhile
 
     def _is_unknown(self, run_id: str) -> bool:
-        """Whether MLflow says so: the tracking URI is another one, or its data base a new one."""
+        """True if MLflow answers that it has no such run: the tracking URI is another one, or its
+        data base is new."""
         try:
             self._connected().get_run(run_id)
         except Exception as error:
@@ -265,7 +268,7 @@ class RunTracker:
         send(self._connected(), self.run_id, what)
 
     def _logged_steps(self, key: str) -> set[int]:
-        """Steps of a metric that MLflow has; asked for once, and only when an earlier attempt may
+        """The steps that MLflow has of a metric, read once, and only when an earlier attempt may
         have logged some."""
         if key not in self._logged:
             history = (

@@ -1,9 +1,9 @@
-"""An episode as a person reads it: what the environment said, what the model answered, what it was
-paid and how long both took, turn by turn.
+"""The transcript of an episode, turn by turn: the environment's observation, the model's action,
+its reward and the time that both took.
 
     ResponseRow ─▶ Transcript ─▶ lines: terminal, page and Markdown give them colours or none
 
-Every text in it is printable (`printable`). Leaves out which episodes are shown.
+Every text in a transcript is printable (`printable`). Leaves out the choice of episodes.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from enum import StrEnum
 
 from artifacts.episodes import Episode, Turn
 from artifacts.printable import printable
-from artifacts.records import Generated, Outcome
+from artifacts.records import Outcome
 from artifacts.tables import ResponseRow
 
-STOPPED = "stopped"  # how an episode ended that was not played to its end
+STOPPED = "stopped"  # ending of an episode that was not played to its end
 UNSCORED = "unscored"  # outcome of a response without a score
 
 
 class Voice(StrEnum):
-    """Who speaks in a line."""
+    """The speaker of a line."""
 
     ENVIRONMENT = "environment"
     MODEL = "model"
-    NOTE = ""  # nobody: what there is to say of the turn
+    NOTE = ""  # nobody: reward and times of the turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptLine:
-    """What one voice says in a turn."""
+    """The text of one speaker in a turn."""
 
     turn: str  # the turn's number, where it begins; "end" after the last one
     voice: Voice
@@ -49,30 +49,30 @@ class TranscriptLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """One episode."""
+    """The transcript of one episode."""
 
-    response_id: str  # its response
-    about: str  # which episode it is: domain, seed, step and weight versions
-    outcome: str  # what its score calls it
+    response_id: str  # of the episode's response
+    about: str  # domain, seed, step and weight versions
+    outcome: str  # of the score
     ending: str  # how it ended, and the reason where there is one
-    reward: float | None  # None where there is no verdict
-    num_turns: int  # the last one included where the environment has not answered it
+    reward: float | None  # None without a verdict
+    num_turns: int  # a last turn included that the environment has not answered
     num_sampled: int  # tokens that the model sampled
     num_given: int  # tokens that were given to it between
-    lines: tuple[TranscriptLine, ...]  # what was said
+    lines: tuple[TranscriptLine, ...]  # all that was said
 
     @property
     def result(self) -> str:
-        """What came of it, but for the reward."""
+        """Outcome, ending, turns and tokens in a line."""
         turns = "1 turn" if self.num_turns == 1 else f"{self.num_turns} turns"
         tokens = f"{self.num_sampled} sampled and {self.num_given} given tokens"
         return f"{self.outcome}, {self.ending}, {turns}, {tokens}"
 
     @property
     def headline(self) -> str:
-        """What came of it."""
-        paid = "no reward" if self.reward is None else f"reward {self.reward:g}"
-        return f"{paid}, {self.result}"
+        """Reward and `result` in a line."""
+        reward = "no reward" if self.reward is None else f"reward {self.reward:g}"
+        return f"{reward}, {self.result}"
 
 
 def transcript_of(row: ResponseRow) -> Transcript | None:
@@ -80,28 +80,30 @@ def transcript_of(row: ResponseRow) -> Transcript | None:
     generated, score = row.response.generated, row.response.score
     if generated.episode is None:
         return None
+    episode = generated.episode
+    ending = ending_of(episode)
     return Transcript(
         response_id=generated.response_id,
         about=_about(row),
         outcome=outcome_of(row),
-        ending=_ending(generated.episode),
+        ending=f"{ending} ({printable(episode.detail)})" if episode.detail else ending,
         reward=None if score is None else score.reward,
-        num_turns=len(generated.episode.turns),
+        num_turns=len(episode.turns),
         num_sampled=generated.num_sampled,
         num_given=len(generated.token_ids) - generated.num_sampled,
-        lines=tuple(_lines(generated.episode)),
+        lines=tuple(_lines(episode)),
     )
 
 
 def outcome_of(row: ResponseRow) -> str:
-    """What the score says; of a response without one whether it was stopped half-way."""
+    """The outcome of a response's score; aborted or unscored for a response without a score."""
     if row.response.score is not None:
         return row.response.score.outcome
     return Outcome.ABORTED if row.response.generated.finish_reason == "aborted" else UNSCORED
 
 
 def ending_of(episode: Episode) -> str:
-    """How it ended, in a word."""
+    """The ending of an episode in a word."""
     return STOPPED if episode.ending is None else episode.ending
 
 
@@ -120,19 +122,11 @@ def _about(row: ResponseRow) -> str:
     known = [row.prompt.domain, f"{row.kind} round of step {row.step}"]
     if seed is not None:
         known.insert(1, f"seed {seed}")
-    return ", ".join([*known, *_versions(row.response.generated)])
-
-
-def _versions(generated: Generated) -> list[str]:
-    """The weight versions that sampled it, as a list of one or no element."""
-    versions = list(dict.fromkeys(span.version for span in generated.versions))
-    named = "version" if len(versions) == 1 else "versions"
-    return [f"{named} {', '.join(map(str, versions))}"] if versions else []
-
-
-def _ending(episode: Episode) -> str:
-    ending = ending_of(episode)
-    return f"{ending} ({printable(episode.detail)})" if episode.detail else ending
+    versions = list(dict.fromkeys(span.version for span in row.response.generated.versions))
+    if versions:
+        named = "version" if len(versions) == 1 else "versions"
+        known.append(f"{named} {', '.join(map(str, versions))}")
+    return ", ".join(known)
 
 
 def _lines(episode: Episode) -> Iterator[TranscriptLine]:
@@ -148,12 +142,12 @@ def _lines(episode: Episode) -> Iterator[TranscriptLine]:
 
 
 def _note(turn: Turn) -> str:
-    """What the turn was worth and how long it took."""
+    """The reward of a turn, and the seconds that it took."""
     taken = f"model {_seconds(model_s(turn))}"
     if turn.answered_s is None:
         return f"the environment has not answered; {taken}"
-    paid = "no reward" if turn.reward is None else f"reward {turn.reward:g}"
-    return f"{paid}; {taken}, environment {_seconds(environment_s(turn))}"
+    reward = "no reward" if turn.reward is None else f"reward {turn.reward:g}"
+    return f"{reward}; {taken}, environment {_seconds(environment_s(turn))}"
 
 
 def _seconds(seconds: float) -> str:

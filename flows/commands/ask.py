@@ -26,7 +26,7 @@ from rich.console import Console
 
 from artifacts import layout
 from artifacts.commit import read_manifest
-from artifacts.datasets.choice import load_dataset
+from artifacts.datasets.registry import load_dataset
 from artifacts.datasets.rows import Row, question_row
 from artifacts.models.registry import check_model
 from artifacts.records import Generated, Prompt

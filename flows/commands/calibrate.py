@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from artifacts.models.registry import check_model
-from artifacts.reports.throughput_plot import throughput_plot
+from artifacts.reports.command_plots import throughput_plot
 from flows.commands.command_line import assemble
 from flows.commands.options import add_configuration
 from flows.config.run_config import RunConfig

@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from artifacts.reports.canvas import png
-from artifacts.reports.comparison_plot import RunCurves, comparison
+from artifacts.reports.command_plots import RunCurves, comparison
 from artifacts.reports.mlflow_client import open_client, sqlite_file
 from artifacts.urls import TRACKING
 from flows.commands.compared_costs import cost_totals, cost_verdict

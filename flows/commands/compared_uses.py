@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from artifacts.reports.holding import IDLE, LENT_USES, USES
+from artifacts.reports.device_cost import IDLE, LENT_USES, USES
 
 HELD = re.compile(r"cost/(.+)_worker_s")
 

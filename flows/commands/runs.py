@@ -23,7 +23,7 @@ from rich.text import Text
 
 from artifacts import layout
 from artifacts.commit import read_manifest
-from artifacts.reports.figures import read_figures, steps_told
+from artifacts.reports.figures import progress_text, read_figures
 from artifacts.status import State, read_status
 from artifacts.store import Store
 
@@ -121,7 +121,7 @@ def table_of(lines: Sequence[RunLine]) -> Table:
         table.add_row(
             Text(line.run_id),
             Text(line.state, style=COLOURS[line.state]),
-            steps_told(line.steps, line.num_steps),
+            progress_text(line.steps, line.num_steps),
             _change(line),
             _number(line.reward_training, ".2f"),
             _number(line.step_s, ".1f"),

@@ -26,9 +26,8 @@ from artifacts.private_files import private_files
 from artifacts.reports.figures import read_figures
 from artifacts.reports.mlflow_client import open_client
 from artifacts.reports.outbox import first_line
-from artifacts.reports.tracking import RunStatus, RunTracker
-from artifacts.status import RunStatus as KeptStatus
-from artifacts.status import State, read_status
+from artifacts.reports.tracking import MlflowStatus, RunTracker
+from artifacts.status import RunStatus, State, read_status
 from artifacts.store import Store
 from artifacts.urls import TRACKING
 from flows.commands.named_run import run_store
@@ -40,7 +39,7 @@ from flows.run import evaluated_steps
 from flows.run_record import tags_of
 from tasks.metrics.monitors import warnings_of
 
-ENDED: dict[State, RunStatus] = {
+ENDED: dict[State, MlflowStatus] = {
     "finished": "FINISHED",
     "failed": "FAILED",
     "interrupted": "KILLED",
@@ -83,7 +82,7 @@ def _check_answer(uri: str) -> None:
         ) from error
 
 
-def _ended(store: Store, manifest: RunManifest) -> KeptStatus:
+def _ended(store: Store, manifest: RunManifest) -> RunStatus:
     status = read_status(store)
     if status is None or status.state == "running":
         goes_on = f"process {status.pid} on {status.host} goes on" if status else "it has no status"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from artifacts.datasets.choice import TaskConfig
+from artifacts.datasets.registry import TaskConfig
 from artifacts.models.registry import ModelConfig
 from flows.config.evaluation import EvaluationConfig
 from tasks.cluster.devices import ClusterConfig

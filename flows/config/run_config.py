@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
-from artifacts.datasets.choice import TaskConfig
+from artifacts.datasets.registry import TaskConfig
 from artifacts.models.registry import ModelConfig
 from artifacts.prices import PriceConfig
 from artifacts.reports.mlflow_client import sqlite_uri

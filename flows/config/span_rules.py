@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from artifacts.datasets.choice import TaskConfig
-from artifacts.datasets.curriculum import CurriculumConfig
+from artifacts.datasets.registry import CurriculumConfig, TaskConfig
 from flows.config.parts import Parts
 from flows.config.presets import preset_values
 

@@ -35,7 +35,6 @@ from statistics import mean
 
 from artifacts.commit import read_commits, read_manifest, seconds_added
 from artifacts.layout import MANIFEST
-from artifacts.reports.ablation_plot import VariantCurves, ablation_plot
 from artifacts.store import Store
 from flows.commands.demo import STOP_S, attended
 from flows.commands.local_stack import stop_on_signals
@@ -46,6 +45,7 @@ from research.ablations.ablation_figures import (
     TableLine,
     trained_groups,
 )
+from research.ablations.ablation_plot import VariantCurves, ablation_plot
 from research.ablations.ablation_variants import TAIL, AblationVariant, Job, job_of, plan
 from research.ablations.comparisons import COMPARISONS
 from research.ablations.measured_run import measured

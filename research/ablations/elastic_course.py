@@ -22,13 +22,14 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
+from artifacts.attempt_log import read_tokens
 from artifacts.layout import TOKENS
-from artifacts.reports.elastic_workers import present_workers, read_elastic_workers
+from artifacts.reports.elastic_workers import read_elastic_workers
 from artifacts.store import Store
-from artifacts.token_log import read_tokens
 from flows.commands.local_stack import prefect_server, stop_on_signals
 from research.ablations.course_figures import FinishedCourse, figures_of, tell, what_is_wrong
 from research.kills.descendants import adopt_orphans
+from research.kills.elastic_injections import present_workers
 from research.kills.elastic_pool import ElasticPool, WorkerPlace, elastic_pool
 from research.kills.injected_run import InjectedRun, RunOrder
 from research.kills.injection_command import add_run_options, artifact_root

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from artifacts.new_tokens import parted
+from artifacts.new_tokens import split_news
 from artifacts.records import Request
 from research.benchmarks.bare_llm import bare_llm
 from research.benchmarks.paired_processes import in_pairs, paired_parser, tell
@@ -149,7 +149,7 @@ async def _engine(options: argparse.Namespace) -> dict[str, Any]:
         done: dict[str, tuple[int, ...]] = {}
         await engine.submit(chosen)
         while len(done) < len(chosen):
-            over, _ = parted(await engine.collect(60))
+            over, _ = split_news(await engine.collect(60))
             done |= {generated.response_id: generated.token_ids for generated in over}
         return [done[request.response_id] for request in chosen]
 

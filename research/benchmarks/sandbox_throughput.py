@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
-from artifacts.datasets.code_cases import CodeGold, call_case
+from artifacts.datasets.program_tests import CodeGold, call_case
 from artifacts.records import CaseVerdict
 from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner

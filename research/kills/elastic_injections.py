@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from artifacts.reports.elastic_workers import present_workers
+from artifacts.reports.elastic_workers import read_elastic_workers
 from artifacts.store import Store
 from research.kills.elastic_pool import ElasticPool, WorkerPlace, elastic_pool
 from research.kills.injected_run import BEFORE, InjectedRun
@@ -34,6 +34,11 @@ SETTINGS = (
     "evaluation.responses_per_prompt=1",
     "cluster.dashboard_port=0",
 )
+
+
+def present_workers(store: Store) -> set[str]:
+    """Names of the elastic workers whose engine rounds may use."""
+    return {worker.worker for worker in read_elastic_workers(store) if worker.state == "present"}
 
 
 def among(

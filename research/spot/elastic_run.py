@@ -24,7 +24,7 @@ from typing import Literal
 
 from artifacts.prices import PriceConfig
 from artifacts.records import Group, Span
-from artifacts.reports.holding import Held, Window, cost_figures, held_seconds
+from artifacts.reports.device_cost import Held, Window, cost_figures, held_seconds
 from research.ablations.policies import policy_of
 from research.spot.elastic_shapes import SpotShape
 from research.spot.spot_traces import Trace

@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 
 from artifacts.records import WeightsRef
-from artifacts.reports.holding import Held
+from artifacts.reports.device_cost import Held
 from research.spot.elastic_shapes import SpotShape
 from research.spot.spot_traces import Trace
 from tasks.engines.mailbox import Mailbox

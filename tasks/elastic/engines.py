@@ -18,7 +18,7 @@ from typing import TypeVar
 from distributed import Client
 
 from artifacts.records import Running, WeightsRef, unpack
-from artifacts.reports.denied_requests import DeniedRequest
+from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.registry import ActorRegistry
 from tasks.elastic.engine import recipe

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 
 from artifacts.records import Running
-from artifacts.reports.denied_requests import DeniedRequest
+from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.engine import shown_devices

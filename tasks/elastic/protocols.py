@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from artifacts.records import Running, WeightsRef
-from artifacts.reports.denied_requests import DeniedRequest
+from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.elastic.worker_events import AdmittedWorker, CardRead, CardUnread, Looked, WorkerEvent
 from tasks.learner.stage_reports import PublishReport
 

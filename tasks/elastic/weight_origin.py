@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts.records import WeightsRef
-from artifacts.reports.denied_requests import DeniedRequest
+from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.elastic.pulls import WeightOrigin
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.weights.weight_config import WeightServerConfig

@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from artifacts.reports.denied_requests import (
-    DeniedRequest,
-    keep_denied_requests,
-    read_denied_requests,
-)
 from artifacts.reports.elastic_workers import (
+    DeniedRequest,
     ElasticWorkerRow,
+    keep_denied_requests,
     keep_elastic_workers,
+    read_denied_requests,
     read_elastic_workers,
 )
 from artifacts.store import Store

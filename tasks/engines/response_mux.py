@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
 
-from artifacts.new_tokens import News, parted
+from artifacts.new_tokens import News, split_news
 from artifacts.records import Request, Running, WeightsRef
 from tasks.engines.base import Attestation, Engine
 
@@ -54,7 +54,7 @@ class ResponseMux:
         return self._boxes.pop(asker, [])
 
     async def _hear(self, wait_s: float) -> None:
-        over, told = parted(await self._replica.collect(wait_s))
+        over, told = split_news(await self._replica.collect(wait_s))
         for new in told:
             asker = self._asker_of.get((new.response_id, new.attempt), EngineClient.ROUND)
             self._boxes[asker].append(new)

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from artifacts import layout
-from artifacts.records import Group
-from artifacts.sampled import sampled_versions
+from artifacts.records import Group, sampled_versions
 from artifacts.store import Store
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerAtStep, RemoteLearner

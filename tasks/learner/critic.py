@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from artifacts.usual_fields import beside
+from artifacts.config_parts import with_defaults
 from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import ComputeDtype
 from tasks.learner.ranks import Ranks
@@ -36,7 +36,7 @@ class CriticConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    optimizer: Annotated[AdamWConfig, beside({"learning_rate": LEARNING_RATE})] = Field(
+    optimizer: Annotated[AdamWConfig, with_defaults({"learning_rate": LEARNING_RATE})] = Field(
         default=AdamWConfig(learning_rate=LEARNING_RATE),
         description="The critic's own AdamW, its warm-up and gradient clip.",
     )

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Group
-from artifacts.sampled import num_computed
+from artifacts.records import Group, num_computed
 from tasks.learner.advantage import Moments
 from tasks.learner.packing import shared_prefix
 

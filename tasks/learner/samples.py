@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifacts.records import Generated, Group, Prompt, Score
-from artifacts.sampled import of_sampled, sampled_versions
+from artifacts.records import Generated, Group, Prompt, Score, of_sampled, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.credit import Credit, token_mean, turn_advantages

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from artifacts.checkpoint import EARLIER
-from artifacts.refused_writes import explained
+from artifacts.store import explained
 from tasks.learner.ranks import Ranks
 from tasks.learner.sharding import ShardedAdamW
 

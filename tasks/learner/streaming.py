@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from artifacts.records import Group
-from artifacts.sampled import num_computed
+from artifacts.records import Group, num_computed
 from tasks.learner.dealing import (
     GroupPart,
     as_part,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from artifacts.records import Span
-from artifacts.reports.holding import Window
+from artifacts.reports.device_cost import Window
 from tasks.elastic.engine import shown_devices
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.metrics.report import StepReport

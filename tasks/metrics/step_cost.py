@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from artifacts.prices import HOUR_S
 from artifacts.records import Fate
-from artifacts.reports.holding import (
+from artifacts.reports.device_cost import (
     Held,
     Window,
     cost_figures,

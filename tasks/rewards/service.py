@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field
 
-from artifacts.credentials import TokenPlace
+from artifacts.config_parts import TokenPlace
 from artifacts.records import Generated, Prompt
 from artifacts.urls import ServiceUrl
 from tasks.isolation.interrupt import Interrupt

@@ -18,8 +18,8 @@ from artifacts.records import (
     Score,
     VersionSpan,
     response_id,
+    sampled_versions,
 )
-from artifacts.sampled import sampled_versions
 from tasks.engines.base import Engine
 from tasks.engines.sampling import SamplingConfig
 from tasks.rounds.elastic_engines import ElasticWorkers

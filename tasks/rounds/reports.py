@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from artifacts.new_tokens import NewTokens, Reported
+from artifacts.new_tokens import NewTokens, PartialResponse
 from artifacts.records import Generated, Request
 
 
@@ -30,7 +30,7 @@ class Reports:
         # the most tokens that each of them lost; of an engine that tells nothing nobody knows
         self.lost_tokens_bounds: list[int] = []
         self._report_tokens = report_tokens
-        self._reported: dict[str, Reported] = {}
+        self._reported: dict[str, PartialResponse] = {}
 
     def keep(self, request: Request, new: NewTokens) -> NewTokens | None:
         """Keep new tokens of what was asked for in this request. Returns what there is to write
@@ -41,7 +41,7 @@ class Reports:
             return new if known.extend(new) else None
         first = new.from_start(request)
         if first is not None:
-            self._reported[new.response_id] = Reported(first)
+            self._reported[new.response_id] = PartialResponse(first)
         return first
 
     def forget(self, response_id: str) -> None:

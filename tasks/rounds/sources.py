@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from artifacts.new_tokens import NewTokens, parted
+from artifacts.new_tokens import NewTokens, split_news
 from artifacts.records import Generated, Score
 from tasks.engines.base import EngineLost
 from tasks.rounds.elastic_engines import ElasticNews
@@ -158,7 +158,7 @@ class EventSources:
         self._unasked.add(name)
         try:
             if name == source:
-                over, told = parted(answer.result())
+                over, told = split_news(answer.result())
                 return Incoming(engine=name, arrived=over, told=told)
             self._progress.look(answer.result(), self._clock())
             return Incoming()

@@ -19,7 +19,7 @@ from types import TracebackType
 from distributed import Client
 
 from artifacts.records import Running
-from artifacts.reports.denied_requests import DeniedRequest
+from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler

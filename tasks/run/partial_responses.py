@@ -16,11 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from artifacts import layout
-from artifacts.attempt_log import drop_attempts
+from artifacts.attempt_log import TokenLog, drop_attempts, read_tokens, read_turns
 from artifacts.new_tokens import NewTokens
 from artifacts.records import Generated
-from artifacts.token_log import TokenLog, read_tokens
-from artifacts.turn_log import read_turns
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import left_by_round
 from tasks.run.plan import StepPlan, store_of

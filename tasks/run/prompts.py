@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
-from artifacts.datasets.rows import Row
+from artifacts.datasets.registry import TaskConfig, load_dataset
+from artifacts.datasets.rows import Dataset, Row
 from artifacts.records import Prompt
 from tasks.engines.model_files import read_tokenizer, read_vocabulary_size
 from tasks.environments.episodes.episode_replica import bridge_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from artifacts.datasets.choice import TaskConfig
+from artifacts.datasets.registry import TaskConfig
 from artifacts.prices import PriceConfig
 from artifacts.records import Span
 from artifacts.store import Store

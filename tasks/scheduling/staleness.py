@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import accumulate
 
-from artifacts.records import Generated, Group
-from artifacts.sampled import sampled_versions
+from artifacts.records import Generated, Group, sampled_versions
 
 
 def staleness_figures(step: int, groups: Iterable[Group], *, recomputes: bool) -> dict[str, float]:

@@ -27,8 +27,7 @@ import numpy as np
 
 from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.journal import Journal
-from artifacts.records import Generated, Response
-from artifacts.sampled import num_computed
+from artifacts.records import Generated, Response, num_computed
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.learner.dealing import GroupPart, has_equal_rewards

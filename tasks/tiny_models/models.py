@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from artifacts.models.hub_model import fetch_hub_model
 from artifacts.models.registry import (
     HubModelConfig,
     ModelConfig,
@@ -19,6 +18,7 @@ from artifacts.models.registry import (
     build_once,
     cache_name,
     check_model,
+    fetch_hub_model,
 )
 
 Report = Callable[[str], None]

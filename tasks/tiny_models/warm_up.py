@@ -22,8 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.importing import building_model, importing_transformers
-from artifacts.models.registry import TinyConfig
-from artifacts.models.saving import save_model
+from artifacts.models.registry import TinyConfig, save_model
 from tasks.tiny_models.demonstrations import Draw, Example, demonstrations_of
 from tasks.tiny_models.muon import Muon
 

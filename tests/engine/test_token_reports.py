@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from artifacts.new_tokens import NewTokens, Reported, parted
+from artifacts.new_tokens import NewTokens, PartialResponse, split_news
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
@@ -38,7 +38,7 @@ async def told_and_over(
     await engine.submit(requests)
     async with asyncio.timeout(60):
         while len(done) < len(requests):
-            over, told = parted(await engine.collect(5))
+            over, told = split_news(await engine.collect(5))
             for new in told:
                 reports.setdefault(new.response_id, []).append(new)
             done |= {generated.response_id: generated for generated in over}
@@ -48,7 +48,7 @@ async def told_and_over(
 def together(request: Request, told: list[NewTokens]) -> Generated:
     first = told[0].from_start(request)
     assert first is not None
-    reported = Reported(first)
+    reported = PartialResponse(first)
     assert all(map(reported.extend, told[1:]))
     return reported.generated()
 
@@ -98,7 +98,7 @@ async def test_reports_say_which_version_sampled_what(
 
     def begin(core: VllmCore) -> list[NewTokens]:
         core.add([request])
-        told = [new for _ in range(6) for new in parted(core.step())[1]]
+        told = [new for _ in range(6) for new in split_news(core.step())[1]]
         core.load(versions[2][0], probes=(), running=Running.INTERRUPT)
         return told
 
@@ -107,7 +107,7 @@ async def test_reports_say_which_version_sampled_what(
     over: list[Generated] = []
     async with asyncio.timeout(60):
         while not over:
-            over, new = parted(await engine.collect(5))
+            over, new = split_news(await engine.collect(5))
             reports += new
     known = together(request, [*told, *reports])
     spans = [(span.version, span.num_tokens) for span in over[0].versions]

@@ -14,7 +14,7 @@ import pytest
 from artifacts.episodes import Ending
 from artifacts.journal import Journal
 from artifacts.records import Fate
-from artifacts.reports.host_states import read_hosts
+from artifacts.reports.environment_processes import read_pools
 from artifacts.store import Store
 from tests.flows.conftest import DRAWN, Launcher, wait_for, worker_of
 
@@ -75,7 +75,7 @@ def test_a_killed_worker_of_environments_costs_no_episode(
     assert "replacing lost actors" not in log  # no step began again
     told = "".join(path.read_text() for path in (run / "log").glob("engine-*.log"))
     assert "loses its worker of environments" in told + log
-    pools = {pool.name: pool for pool in read_hosts(store)}
+    pools = {pool.name: pool for pool in read_pools(store)}
     assert set(pools) == {"environment-0", "environment-1"}
     assert pools["environment-1"].num_steps > 0
     page = (run / "report" / "index.html").read_text()

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from artifacts import layout
+from artifacts.attempt_log import read_turns
 from artifacts.commit import read_commits
 from artifacts.episodes import Episode
 from artifacts.journal import Journal
 from artifacts.records import Fate, Generated
 from artifacts.store import Store
-from artifacts.turn_log import read_turns
 from tests.flows.conftest import ENDS_WITHIN_S, Launcher, booked_as_trained, worker_of
 from tests.flows.train_origin import Train
 

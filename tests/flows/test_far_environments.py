@@ -13,7 +13,7 @@ import pytest
 from artifacts.episodes import Ending
 from artifacts.journal import Journal
 from artifacts.records import Fate
-from artifacts.reports.host_states import read_hosts
+from artifacts.reports.environment_processes import read_pools
 from artifacts.store import Store
 from research.kills.joined_cluster import JoinedCluster
 from research.kills.network_hosts import network_hosts, why_not
@@ -72,5 +72,5 @@ def test_a_host_of_environments_that_falls_silent_costs_no_episode(
     told = (tmp_path / "dask" / "dask.log").read_text()  # of the cluster's workers
     assert "worker=environment-0 of environments lost" in told
     assert "loses its worker of environments for the 1. time" in told
-    pools = {pool.name: pool for pool in read_hosts(store)}
+    pools = {pool.name: pool for pool in read_pools(store)}
     assert pools["environment-1"].num_steps > pools["environment-0"].num_steps

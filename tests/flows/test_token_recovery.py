@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from artifacts import layout
+from artifacts.attempt_log import read_tokens
 from artifacts.commit import read_commits
 from artifacts.journal import Journal
 from artifacts.records import Fate, Generated
 from artifacts.store import Store
-from artifacts.token_log import read_tokens
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, booked_as_trained, worker_of
 from tests.flows.train_origin import Train
 

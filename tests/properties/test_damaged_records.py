@@ -18,6 +18,7 @@ from report_factories import make_commit, make_row
 from turn_factories import as_episode
 
 from artifacts import layout
+from artifacts.attempt_log import TokenLog, TurnLog, read_tokens, read_turns
 from artifacts.checkpoint import MARKER, Checkpoints
 from artifacts.commit import (
     RunManifest,
@@ -33,8 +34,6 @@ from artifacts.records import Generated, Group, VersionSpan
 from artifacts.seed_windows import FILE, read_windows, write_windows
 from artifacts.status import pulse, read_status
 from artifacts.store import Store
-from artifacts.token_log import TokenLog, read_tokens
-from artifacts.turn_log import TurnLog, read_turns
 from flows.partial_round import PartialRound, keep_round, partial_round
 from tasks.learner.reward_moments import _read as read_moments
 from tasks.learner.split import Share, read_split, write_split
@@ -237,7 +236,7 @@ def told(num_before: int) -> NewTokens:
         versions=(VersionSpan(version=3, num_tokens=2),),
         submitted_s=1.5,
         first_token_s=2.5,
-        told_s=10.0 + num_before,
+        reported_s=10.0 + num_before,
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.records import Span
-from artifacts.reports.holding import IDLE, LENT_USES, USES, Window, held_seconds, used_seconds
+from artifacts.reports.device_cost import IDLE, LENT_USES, USES, Window, held_seconds, used_seconds
 from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.worker_events import (
     Emptied,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.records import Span
-from artifacts.reports.holding import Held, Window, held_seconds, used_seconds
+from artifacts.reports.device_cost import Held, Window, held_seconds, used_seconds
 
 DEVICES = ("cpu:0", "cpu:1", "elastic-worker-0")
 KINDS = ("rollout", "train", "update", "reward", "evaluate", "gate", "publish", "start")

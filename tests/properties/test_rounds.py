@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from round_factories import ENGINE, Ended, make_engines, make_plan, plan_round, play, simulate_run
 from turn_factories import TalkingEngine
 
-from artifacts.records import Fate, Outcome
-from artifacts.sampled import sampled_versions
+from artifacts.records import Fate, Outcome, sampled_versions
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig

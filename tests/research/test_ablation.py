@@ -13,7 +13,6 @@ import pytest
 
 from artifacts.commit import RunManifest, StepCommit, commit_step, write_manifest
 from artifacts.records import WeightsRef
-from artifacts.reports.ablation_plot import ablation_plot
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from research.ablations.ablation import curves, is_finished
@@ -28,6 +27,7 @@ from research.ablations.ablation_figures import (
     trained_groups,
     trained_tokens,
 )
+from research.ablations.ablation_plot import ablation_plot
 from research.ablations.ablation_variants import VARIANTS, Job, job_of, plan
 from research.ablations.level_variants import LEVELS
 from research.ablations.measured_run import measured

@@ -9,12 +9,12 @@ from typing import cast
 
 import pytest
 
+from artifacts.attempt_log import TokenLog
 from artifacts.layout import TOKENS
 from artifacts.new_tokens import NewTokens
 from artifacts.records import VersionSpan
 from artifacts.reports.elastic_workers import ElasticWorkerRow, keep_elastic_workers
 from artifacts.store import Store
-from artifacts.token_log import TokenLog
 from research.ablations.course_figures import what_is_wrong
 from research.ablations.elastic_course import CUT_S, ScriptedCourse
 from research.kills.elastic_pool import ElasticPool, WorkerPlace
@@ -85,7 +85,7 @@ class Scene:
             versions=(VersionSpan(version=1, num_tokens=1),),
             submitted_s=told_s,
             first_token_s=told_s,
-            told_s=told_s,
+            reported_s=told_s,
         )
         log = TokenLog(self.run.folder / TOKENS)
         log.write([told])

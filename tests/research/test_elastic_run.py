@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from artifacts.reports.holding import Window, held_seconds
+from artifacts.reports.device_cost import Window, held_seconds
 from research.paper.polyrl import VARIANTS
 from research.spot.elastic_run import ElasticRun, play
 from research.spot.elastic_shapes import SpotShape

@@ -11,8 +11,8 @@ sys.path[:0] = [str(HERE.parent / "unit"), str(HERE.parents[1])]
 
 from episode_factories import EOS, GAME, PACE, TOKENIZER, Watched, episode  # noqa: E402
 
+from artifacts.attempt_log import TurnLog  # noqa: E402
 from artifacts.records import Generated  # noqa: E402
-from artifacts.turn_log import TurnLog  # noqa: E402
 from research.kills.delayed import DelayedConfig  # noqa: E402
 from tasks.environments.config import EnvironmentProcessConfig, EpisodeConfig  # noqa: E402
 from tasks.environments.episodes.bridge import make_bridge  # noqa: E402

@@ -168,7 +168,7 @@ async def test_pools_tell_their_states(run: Run) -> None:
     )
     pools = reported_states(run.client, "run", WORKERS)
     assert {pool.name for pool in pools} == set(WORKERS)
-    (told,) = [host for pool in pools for host in pool.hosts if host.episode]
+    (told,) = [host for pool in pools for host in pool.processes if host.episode]
     assert told.state == "thinking"
     assert told.kind == "scripted_environments.Script"
     await hosts._workers.close()

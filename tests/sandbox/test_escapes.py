@@ -18,7 +18,7 @@ import psutil
 import pytest
 from escapes import ATTEMPTS, ENDLESS, LOOK_THROUGH_MEMORY, WHOLE
 
-from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
+from artifacts.datasets.program_tests import AssertionCase, CodeGold, StdioCase, call_case
 from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 from tasks.rewards.programs.sandbox.self_test import holds

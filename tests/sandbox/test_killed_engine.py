@@ -10,8 +10,8 @@ from pathlib import Path
 
 from playing_engine import NUM_EPISODES, play
 
+from artifacts.attempt_log import read_turns
 from artifacts.records import Generated
-from artifacts.turn_log import read_turns
 
 
 def written(folder: Path) -> dict[str, Generated]:

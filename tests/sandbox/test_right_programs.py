@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from artifacts.datasets.code_cases import AssertionCase, Case, CodeGold, StdioCase, call_case
+from artifacts.datasets.program_tests import AssertionCase, Case, CodeGold, StdioCase, call_case
 from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.fenced_program import program_of
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from artifacts.attempt_log import TurnLog
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Generated, Prompt, Request, Score
-from artifacts.turn_log import TurnLog
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from artifacts.datasets.choice import ChainSumConfig
+from artifacts.datasets.chain_sum import ChainSumConfig
 from artifacts.records import Span, WeightsRef
 from tasks.engines.sampling import SamplingConfig
 from tasks.engines.vllm.engine import VllmEngineConfig

@@ -7,7 +7,7 @@ import asyncio
 
 from record_factories import make_request
 
-from artifacts.new_tokens import NewTokens, parted
+from artifacts.new_tokens import NewTokens, split_news
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import EngineLost
 from tasks.engines.response_mux import EngineClient, ResponseMux
@@ -120,7 +120,7 @@ def test_each_is_told_of_what_it_asked_for_before_that_is_over() -> None:
             reports: list[NewTokens] = []
             whole: list[Generated] = []
             while len(whole) < 4:
-                over, told = parted(await askers.collect(asker, 5.0))
+                over, told = split_news(await askers.collect(asker, 5.0))
                 assert not {new.response_id for new in told} & names(whole)
                 reports, whole = reports + told, whole + over
             assert {new.prompt_id for new in reports} == {prompt_id}

@@ -13,11 +13,11 @@ from episode_factories import TOKENIZER, LocalHosts, Stage, make_stage
 from plan_factories import CONTEXT, make_report, make_step_plan
 from round_factories import make_plan
 
+from artifacts.attempt_log import TurnLog, read_turns
 from artifacts.episodes import Episode
 from artifacts.new_tokens import NewTokens
 from artifacts.records import Fate, Generated, Prompt, Response, VersionSpan
 from artifacts.store import Store
-from artifacts.turn_log import TurnLog, read_turns
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.games.guess import GuessConfig
@@ -322,5 +322,5 @@ def told_in(attempt: int) -> NewTokens:
         versions=(VersionSpan(version=attempt // 1000 - 1, num_tokens=2),),
         submitted_s=0.0,
         first_token_s=1.0,
-        told_s=2.0,
+        reported_s=2.0,
     )

@@ -28,8 +28,7 @@ from artifacts.commit import (
     write_manifest,
 )
 from artifacts.records import WeightsRef
-from artifacts.refused_writes import StoreError
-from artifacts.store import Store
+from artifacts.store import Store, StoreError
 
 
 @pytest.fixture

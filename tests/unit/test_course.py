@@ -15,9 +15,8 @@ from report_factories import make_commit
 from artifacts import layout
 from artifacts.commit import StepCommit, read_commits
 from artifacts.records import WeightsRef
-from artifacts.refused_writes import StoreError
 from artifacts.reports.tracking import RunTracker
-from artifacts.store import Store
+from artifacts.store import Store, StoreError
 from flows import step_controller as course
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun

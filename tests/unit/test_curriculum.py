@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from artifacts.datasets.choice import load_dataset
-from artifacts.datasets.curriculum import CurriculumConfig, StageConfig
 from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.registry import CurriculumConfig, StageConfig, load_dataset
 from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
 from tasks.scheduling.prompt_stream import draw_prompts
 

@@ -15,16 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifacts.datasets.choice import (
-    FilesConfig,
-    HumanEvalConfig,
-    MixtureConfig,
-    TinycodeConfig,
-    load_dataset,
-)
-from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, call_case
-from artifacts.datasets.humaneval_rows import split_check
-from artifacts.datasets.mixture import PartConfig
+from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.humaneval_rows import HumanEvalConfig, split_check
 from artifacts.datasets.plain_values import (
     MAX_DEPTH,
     MAX_INT_DIGITS,
@@ -33,8 +25,10 @@ from artifacts.datasets.plain_values import (
     same,
     to_json,
 )
+from artifacts.datasets.program_tests import AssertionCase, CallCase, CodeGold, call_case
+from artifacts.datasets.registry import MixtureConfig, PartConfig, load_dataset
 from artifacts.datasets.tiny_mix import TinyMixConfig
-from artifacts.datasets.tinycode import SLOW_SPECS, SPECS
+from artifacts.datasets.tinycode import SLOW_SPECS, SPECS, TinycodeConfig
 from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
 

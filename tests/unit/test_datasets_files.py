@@ -18,7 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from artifacts.datasets.choice import Dataset, FilesConfig, load_dataset
+from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.registry import load_dataset
+from artifacts.datasets.rows import Dataset
 
 GOOD = {"prompt": "1 + 1?", "answer": "2"}
 

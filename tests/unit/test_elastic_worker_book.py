@@ -8,15 +8,13 @@ from dataclasses import replace
 from record_factories import make_generated
 
 from artifacts.records import Prompt, Response
-from artifacts.reports.denied_requests import (
+from artifacts.reports.elastic_workers import (
     DeniedRequest,
     denied_requests_summary,
-    read_denied_requests,
-)
-from artifacts.reports.elastic_workers import (
     elastic_worker_rows,
     elastic_workers_summary,
     keep_elastic_workers,
+    read_denied_requests,
     read_elastic_workers,
 )
 from artifacts.store import Store

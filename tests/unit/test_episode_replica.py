@@ -27,10 +27,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_factories import make_request
 
+from artifacts.attempt_log import TurnLog, read_turns
 from artifacts.episodes import Ending
-from artifacts.new_tokens import NewTokens, parted
+from artifacts.new_tokens import NewTokens, split_news
 from artifacts.records import Fate, Generated, Request, Running, VersionSpan, WeightsRef
-from artifacts.turn_log import TurnLog, read_turns
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import EnvironmentFailed, Transition
@@ -111,7 +111,7 @@ def test_turns_are_told_of_to_nobody_and_other_responses_are() -> None:
         whole: list[Generated] = []
         reports: list[NewTokens] = []
         while len(whole) < 2:
-            over, told = parted(await stage.replica.collect(100.0))
+            over, told = split_news(await stage.replica.collect(100.0))
             whole, reports = whole + over, reports + told
         return whole, reports
 

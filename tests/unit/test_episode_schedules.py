@@ -10,8 +10,7 @@ from collections.abc import Iterable
 import pytest
 from episode_factories import EOS, GAME, PACE, TOKENIZER, EpisodeFeed, GuessWriter
 
-from artifacts.records import Prompt
-from artifacts.sampled import sampled_versions
+from artifacts.records import Prompt, sampled_versions
 from research.kills.delayed import DelayedConfig
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.environments.config import EnvironmentProcessConfig, EpisodeConfig

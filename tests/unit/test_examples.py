@@ -19,7 +19,7 @@ from pydantic import create_model
 from record_factories import make_generated
 from round_factories import make_plan, play, simulate_run
 
-from artifacts.datasets.choice import load_dataset
+from artifacts.datasets.registry import load_dataset
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import Generated, Outcome, Prompt
 from examples.brief_reward import BriefConfig

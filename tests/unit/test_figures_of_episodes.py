@@ -21,7 +21,7 @@ from artifacts.reports.episode_figures import (
     episode_figures,
     step_episode_figures,
 )
-from artifacts.reports.episode_plot import episodes_by_step
+from artifacts.reports.plots import episodes_by_step
 from tasks.metrics.step_metrics import episode_metrics
 
 STOPPED = ((*LOST, ("Higher.", "12", None)), None, None)

@@ -7,21 +7,21 @@ from pathlib import Path
 
 from report_factories import keep_answers, make_commit, make_evaluation, make_row, make_run
 
-from artifacts.reports.host_states import (
-    HostLine,
+from artifacts.reports.environment_processes import (
     PoolState,
+    ProcessState,
     from_json,
-    host_rows,
-    hosts_summary,
-    keep_hosts,
-    read_hosts,
+    keep_pools,
+    pools_summary,
+    process_rows,
+    read_pools,
     to_json,
 )
 from artifacts.store import Store
 from flows.heldout_answers import read_answers
 from flows.results import RunResults
 
-LIVING = HostLine(
+LIVING = ProcessState(
     number=1,
     state="thinking",
     for_s=0.4,
@@ -50,7 +50,7 @@ DEAD = replace(
 POOL = PoolState(
     name="environment-0",
     machine="north",
-    told_s=100.0,
+    reported_s=100.0,
     num_places=64,
     num_waiting=3,
     num_episodes=120,
@@ -61,33 +61,33 @@ POOL = PoolState(
     num_late=0,
     reset_p95_s=0.046,
     step_p95_s=0.0087,
-    hosts=(LIVING, DEAD),
+    processes=(LIVING, DEAD),
 )
 
 
 def test_states_go_through_files_and_processes_unchanged(tmp_path: Path) -> None:
     assert from_json(to_json(POOL)) == POOL
     store = Store.open(str(tmp_path))
-    assert read_hosts(store) == ()
-    keep_hosts(store, [POOL])
-    assert read_hosts(store) == (POOL,)
+    assert read_pools(store) == ()
+    keep_pools(store, [POOL])
+    assert read_pools(store) == (POOL,)
 
 
 def test_a_table_has_a_row_for_each_host() -> None:
-    living, dead = host_rows([POOL], now_s=107.0)
+    living, dead = process_rows([POOL], now_s=107.0)
     assert (living["worker"], living["state"], living["p95 ms"]) == (
         "environment-0",
         "thinking",
         8.7,
     )
-    assert (dead["age s"], dead["restarts"], dead["told s ago"]) == ("", 2, 7)
+    assert (dead["age s"], dead["restarts"], dead["reported s ago"]) == ("", 2, 7)
 
 
 def test_a_line_says_all_of_them() -> None:
-    assert hosts_summary([]) == ""
-    assert hosts_summary([POOL]) == (
-        "environment hosts: 1 thinking, 1 dead, 3 episodes wait for one, 3 failures, 2 restarts,"
-        " 95 % of steps within 8.7 ms"
+    assert pools_summary([]) == ""
+    assert pools_summary([POOL]) == (
+        "environment processes: 1 thinking, 1 dead, 3 episodes wait for one, 3 failures, 2"
+        " restarts, 95 % of steps within 8.7 ms"
     )
 
 
@@ -108,7 +108,7 @@ def page_of(store: Store) -> str:
 def test_the_page_of_a_run_has_them(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
     assert "Environment hosts" not in page_of(store)
-    keep_hosts(make_run(store, make_commit(1)).store, [POOL])
+    keep_pools(make_run(store, make_commit(1)).store, [POOL])
     page = page_of(store)
     assert "environment-0 on north: 2 of 64 places used, 1 thinking, 1 dead" in page
     assert "LookupError: &lt;b&gt;no&lt;/b&gt; such move" in page

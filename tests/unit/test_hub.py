@@ -17,8 +17,9 @@ from huggingface_hub import constants
 from pydantic import ValidationError
 from safetensors.torch import save
 
-from artifacts.datasets.choice import Dataset, HubRowsConfig, MixtureConfig, load_dataset
-from artifacts.datasets.mixture import PartConfig
+from artifacts.datasets.hub_rows import HubRowsConfig
+from artifacts.datasets.registry import MixtureConfig, PartConfig, load_dataset
+from artifacts.datasets.rows import Dataset
 from artifacts.models.registry import HubModelConfig
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
@@ -133,7 +134,7 @@ def test_the_clients_own_environment_is_honoured(hub: Hub, tmp_path: Path) -> No
     hub.repositories["models/acme/tiny"] = Repository(MODEL)
     program = (
         "from artifacts.models.registry import HubModelConfig\n"
-        "from artifacts.models.hub_model import fetch_hub_model\n"
+        "from artifacts.models.registry import fetch_hub_model\n"
         "print(fetch_hub_model(HubModelConfig(repository='acme/tiny')))"
     )
     environment = os.environ | {

@@ -8,7 +8,7 @@ from pathlib import Path
 from report_factories import make_commit, make_evaluation, make_run
 
 from artifacts.commit import StepCommit, read_manifest, write_manifest
-from artifacts.reports.interruptions import interruptions
+from artifacts.reports.summary import interruptions
 from artifacts.store import Store
 from flows.heldout_answers import read_answers
 from flows.results import RunResults

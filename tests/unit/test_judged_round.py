@@ -10,7 +10,7 @@ from pathlib import Path
 
 from plan_factories import CONTEXT
 
-from artifacts.datasets.choice import TinyMixConfig
+from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.journal import Journal
 from artifacts.judgements import JudgementCache
 from artifacts.models.character_tokenizer import character_tokenizer

@@ -19,8 +19,7 @@ from torch.nn.functional import cross_entropy
 from turn_factories import as_episode
 
 from artifacts.episodes import Ending
-from artifacts.records import Group, Outcome, Response, VersionSpan, pack
-from artifacts.sampled import sampled_versions
+from artifacts.records import Group, Outcome, Response, VersionSpan, pack, sampled_versions
 from tasks.learner.advantage import (
     Advantage,
     DrGrpoAdvantage,

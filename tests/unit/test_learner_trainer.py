@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from artifacts.records import pack
-from artifacts.refused_writes import StoreError
+from artifacts.store import StoreError
 from artifacts.weights import fingerprints, read_weights
 from tasks.learner import shards
 from tasks.learner.aggregation import SequenceMean

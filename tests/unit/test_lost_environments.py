@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from episode_factories import LocalHosts, Stage, episode, on_stage
 
+from artifacts.attempt_log import TurnLog, read_turns
 from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated
-from artifacts.turn_log import TurnLog, read_turns
 from tasks.environments.base import EnvironmentLost, EnvironmentSettings, Transition
 from tasks.environments.episodes.play import MAX_LOST
 

@@ -35,10 +35,10 @@ from artifacts.models.registry import (
     build_once,
     cache_name,
     check_model,
+    save_model,
 )
-from artifacts.models.saving import save_model
 from artifacts.records import WeightsRef
-from artifacts.refused_writes import StoreError
+from artifacts.store import StoreError
 from tasks.checkpointing import export_model
 from tasks.tiny_models.demonstrations import demonstrations_of
 from tasks.tiny_models.models import present_model, resolve_model

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from artifacts import layout
 from artifacts.commit import RunManifest, read_manifest, write_manifest
-from artifacts.refused_writes import StoreError
 from artifacts.reports.tracking import RunTracker
-from artifacts.store import Store
+from artifacts.store import Store, StoreError
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
 from flows.resume import beside_resume

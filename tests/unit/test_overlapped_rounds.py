@@ -14,8 +14,8 @@ from elastic_worker_factories import House, SlowEngine
 from record_factories import make_generated
 from round_factories import ENGINE
 
+from artifacts.attempt_log import TokenLog, read_tokens
 from artifacts.records import Generated, Request, Response, Running, Score
-from artifacts.token_log import TokenLog, read_tokens
 from research.benchmarks import asynchronous_simulated
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from artifacts.records import Span
 from artifacts.reports import canvas, plots
-from artifacts.reports.comparison_plot import RunCurves, comparison
-from artifacts.reports.staleness_plot import LAG, staleness
+from artifacts.reports.command_plots import RunCurves, comparison
+from artifacts.reports.plots import LAG, staleness
 from artifacts.reports.summary import (
     Estimate,
     RunSummary,

@@ -12,7 +12,7 @@ from report_factories import make_commit
 from artifacts.commit import StepCommit
 from artifacts.prices import PriceConfig, gain
 from artifacts.records import Fate
-from artifacts.reports.run_cost import run_cost
+from artifacts.reports.device_cost import run_cost
 from flows.commands.compared_costs import cost_totals, cost_verdict
 from flows.config.run_config import RunConfig
 from tasks.metrics.report import StepReport

@@ -14,9 +14,9 @@ import pytest
 from hub_server import Hub, Repository, serve_hub, use_hub
 from pydantic import TypeAdapter
 
-from artifacts.datasets.choice import Dataset, TaskConfig, load_dataset
-from artifacts.datasets.code_cases import CodeGold, StdioCase
-from artifacts.datasets.program_tests import program_tests
+from artifacts.datasets.program_tests import CodeGold, StdioCase, program_tests
+from artifacts.datasets.registry import TaskConfig, load_dataset
+from artifacts.datasets.rows import Dataset
 from artifacts.records import CaseVerdict
 from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner

@@ -12,14 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.datasets.choice import (
-    CurriculumConfig,
-    Dataset,
-    FilesConfig,
-    MixtureConfig,
-    load_dataset,
-)
-from artifacts.datasets.rows import Message, Row, normal_form, question_row
+from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.registry import CurriculumConfig, MixtureConfig, load_dataset
+from artifacts.datasets.rows import Dataset, Message, Row, normal_form, question_row
 from artifacts.models.character_tokenizer import character_tokenizer
 from tasks.environments.episodes.prompts import render
 

@@ -13,7 +13,7 @@ from report_factories import make_commit, make_evaluation, make_run
 
 from artifacts.commit import commit_step, read_manifest, write_manifest
 from artifacts.models.registry import files_digest
-from artifacts.reports.figures import steps_told
+from artifacts.reports.figures import progress_text
 from artifacts.reports.summary import headline
 from artifacts.reports.tracking import RunTracker
 from artifacts.status import pulse
@@ -240,8 +240,8 @@ def test_a_pause_between_two_attempts_is_no_time_of_the_run(pause_s: float) -> N
 
 
 def test_steps_that_drain_the_queue_count_apart() -> None:
-    assert [steps_told(steps, 2) for steps in (0, 1, 2, 3)] == ["0/2", "1/2", "2/2", "2/2 +1"]
-    assert steps_told(65, 64, " of ") == "64 of 64 +1"
+    assert [progress_text(steps, 2) for steps in (0, 1, 2, 3)] == ["0/2", "1/2", "2/2", "2/2 +1"]
+    assert progress_text(65, 64, " of ") == "64 of 64 +1"
 
 
 class NoMlflow(RunTracker):

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_factories import make_generated
 
-from artifacts.datasets.code_cases import AssertionCase, CodeGold, StdioCase, call_case
+from artifacts.datasets.program_tests import AssertionCase, CodeGold, StdioCase, call_case
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.custom import CustomConfig

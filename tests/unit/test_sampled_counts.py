@@ -21,9 +21,11 @@ from artifacts.records import (
     Response,
     VersionSpan,
     WeightsRef,
+    num_computed,
+    of_sampled,
+    sampled_versions,
 )
 from artifacts.reports.answers import questions_of
-from artifacts.sampled import num_computed, of_sampled, sampled_versions
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.simulation.virtual_time import run_virtual

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from record_factories import make_generated
 
-from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase, call_case
+from artifacts.datasets.program_tests import AssertionCase, CallCase, CodeGold, StdioCase, call_case
 from artifacts.records import CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.isolation.child_process import start_child
 from tasks.isolation.interrupt import Interrupt, Interrupted

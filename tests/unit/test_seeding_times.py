@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.records import Span
-from artifacts.reports.seeding_summary import seeding_summary
+from artifacts.reports.summary import seeding_summary
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows.config.run_config import RunConfig

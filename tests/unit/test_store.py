@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 import pytest
 
-from artifacts.refused_writes import StoreError
-from artifacts.store import Store
+from artifacts.store import Store, StoreError
 
 NOBODY = 65534  # user and group
 

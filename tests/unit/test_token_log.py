@@ -10,10 +10,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts.new_tokens import NewTokens, Reported
+from artifacts.attempt_log import TokenLog, read_tokens
+from artifacts.new_tokens import NewTokens, PartialResponse, join_spans, split_spans
 from artifacts.records import VersionSpan
-from artifacts.token_log import TokenLog, read_tokens
-from artifacts.version_spans import join_spans, split_spans
 from tests.unit.record_factories import make_request
 
 FOLDERS = (f"log-{number}" for number in itertools.count())
@@ -36,7 +35,7 @@ def told(num_before: int, num_new: int, index: int = 0, version: int = 3) -> New
         versions=(VersionSpan(version=version, num_tokens=num_new),),
         submitted_s=1.5,
         first_token_s=2.5,
-        told_s=10.0 + num_before,
+        reported_s=10.0 + num_before,
     )
 
 
@@ -102,13 +101,13 @@ def test_new_tokens_follow_on_what_their_request_kept() -> None:
     whole = told(3, 4).from_start(request)
     assert whole is not None
     assert (whole.num_before, whole.token_ids) == (0, tuple(range(7)))
-    reported = Reported(whole)
+    reported = PartialResponse(whole)
     assert not reported.extend(told(6, 2))
     assert reported.extend(told(7, 2))
     generated = reported.generated()
     assert generated.token_ids == tuple(range(9))
     assert [span.num_tokens for span in generated.versions] == [3, 6]
-    assert generated.finished_s == told(7, 2).told_s
+    assert generated.finished_s == told(7, 2).reported_s
 
 
 @given(

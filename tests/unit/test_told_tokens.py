@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_factories import make_plan
 
-from artifacts.new_tokens import News, Reported, parted
+from artifacts.attempt_log import TokenLog, read_tokens
+from artifacts.new_tokens import News, PartialResponse, split_news
 from artifacts.records import Request, VersionSpan
-from artifacts.token_log import TokenLog, read_tokens
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
@@ -198,14 +198,14 @@ def test_what_is_told_of_other_weights_is_not_gone_on_with() -> None:
         await engine.submit([inputs.request("p0", 0)])
         return [new for _ in range(5) for new in await engine.collect(10.0)]
 
-    _, told = parted(run_virtual(half()))
+    _, told = split_news(run_virtual(half()))
     assert {span.version for new in told for span in new.versions} == {2}
 
     async def work() -> tuple[RoundResult, Watched]:
         engine = Watched("engine-0", 8)
 
         async def begun() -> dict[str, object]:
-            return {"p0:0": Reported(told[0]).generated()}
+            return {"p0:0": PartialResponse(told[0]).generated()}
 
         return await play([engine], report_tokens=8, begun=begun), engine
 

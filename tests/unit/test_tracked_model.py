@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from artifacts import layout
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.reports.figures import COLUMNS
-from artifacts.reports.mlflow_calls import VIEW_TAG, TrackedData
-from artifacts.reports.mlflow_client import open_client
+from artifacts.reports.mlflow_client import VIEW_TAG, TrackedData, open_client
 from artifacts.reports.tracking import GIT_TAG, NOTE_TAG, RunTracker
 from artifacts.store import Store
 from flows.config.run_config import RunConfig

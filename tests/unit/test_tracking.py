@@ -13,8 +13,7 @@ import pytest
 from mlflow.environment_variables import MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER
 from mlflow.tracking import MlflowClient
 
-from artifacts.reports.mlflow_calls import MAX_PARAM_CHARS
-from artifacts.reports.mlflow_client import open_client
+from artifacts.reports.mlflow_client import MAX_PARAM_CHARS, open_client
 from artifacts.reports.outbox import WAITING_SHARE, Outbox, first_line
 from artifacts.reports.tracking import NOTE_TAG, ExperimentDeleted, RunTracker, flatten
 

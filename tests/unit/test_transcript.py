@@ -7,8 +7,7 @@ from transcript_factories import LOST, WON, make_episode_row
 
 from artifacts.episodes import Ending
 from artifacts.records import Outcome
-from artifacts.reports.answers import questions_of
-from artifacts.reports.episode_changes import changes_of, markdown
+from artifacts.reports.answers import changes_of, markdown, questions_of
 from artifacts.reports.transcript import Transcript, transcript_of
 from artifacts.tables import ResponseRow
 

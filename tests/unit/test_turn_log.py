@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts.attempt_log import MAX_OPEN, drop_attempts
+from artifacts.attempt_log import MAX_OPEN, TurnLog, drop_attempts, read_turns
 from artifacts.episodes import Ending, Episode, Snapshot, Turn
 from artifacts.records import Generated, VersionSpan
-from artifacts.turn_log import TurnLog, read_turns
 
 TEXTS = st.text(max_size=8)
 NUMBERS = st.floats(allow_nan=False)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from weight_servers import SHARD, elastic_worker, order, serving, whole, wire, written
 
 from artifacts.records import WeightsRef
-from artifacts.weight_deltas import decode, encode
-from artifacts.weight_shards import verify
+from artifacts.weight_shards import decode_delta, encode_delta, verify
 from tasks.elastic.weights import client, server, transfer
 from tasks.elastic.weights.client import Pull, pull
 from tasks.elastic.weights.held import HeldVersion
@@ -283,10 +282,10 @@ async def test_a_difference_to_other_weights_is_found_out(tmp_path: Path) -> Non
 @given(st.binary(max_size=300), st.integers(0, 255))
 def test_a_difference_makes_the_new_bytes_of_the_old_ones(old: bytes, change: int) -> None:
     new = bytes(byte ^ (change if place % 3 else 0) for place, byte in enumerate(old))
-    assert decode(encode(new, old), old) == new
+    assert decode_delta(encode_delta(new, old), old) == new
 
 
-@pytest.mark.parametrize("sent", [b"", b"no zstd", encode(bytes(50), bytes(50))])
+@pytest.mark.parametrize("sent", [b"", b"no zstd", encode_delta(bytes(50), bytes(50))])
 def test_what_is_no_difference_to_the_old_bytes_is_refused(sent: bytes) -> None:
     with pytest.raises(ValueError, match="must be zstd of 40 bytes"):
-        decode(sent, bytes(40))
+        decode_delta(sent, bytes(40))

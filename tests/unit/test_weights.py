@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from artifacts.refused_writes import StoreError
+from artifacts.store import StoreError
 from artifacts.weights import (
     digest,
     fingerprint,

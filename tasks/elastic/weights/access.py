@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from ipaddress import ip_address, ip_network
 
-from artifacts.reports.denied_requests import DeniedRequest
+from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.elastic.weights.request_proof import Ask, Proofs, plain_address
 
 logger = logging.getLogger(__name__)

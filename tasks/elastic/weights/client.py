@@ -24,8 +24,14 @@ from pathlib import Path
 from blake3 import blake3
 
 from artifacts.records import WeightsRef
-from artifacts.weight_deltas import decode
-from artifacts.weight_shards import Manifest, Shard, from_json, read_shard, right_shards
+from artifacts.weight_shards import (
+    Manifest,
+    Shard,
+    decode_delta,
+    from_json,
+    read_shard,
+    right_shards,
+)
 from tasks.elastic.weights.held import HeldVersion
 from tasks.elastic.weights.sources import TransferSources
 from tasks.elastic.weights.transfer import Lane, ServerConnection, TransferBroken, WeightsRefused
@@ -193,7 +199,7 @@ class _Transfer:
         path = f"/versions/{self._order.name}/since/{older.manifest.name}/{index}"
         try:
             sent = lane.to(self._sources.current).ask("GET", path)
-            came = decode(sent, read_shard(older.folder, older.manifest.shards[index]))
+            came = decode_delta(sent, read_shard(older.folder, older.manifest.shards[index]))
         except (TransferBroken, ValueError, FileNotFoundError) as error:
             logger.info("pulling whole shards of version=%s: %s", self._order.name, error)
             self._older = None

@@ -23,9 +23,15 @@ from pathlib import Path
 from aiohttp import web
 
 from artifacts.records import WeightsRef
-from artifacts.reports.denied_requests import DeniedRequest
-from artifacts.weight_deltas import encode
-from artifacts.weight_shards import MODEL, describe, describe_model, read_shard, to_json
+from artifacts.reports.elastic_workers import DeniedRequest
+from artifacts.weight_shards import (
+    MODEL,
+    describe,
+    describe_model,
+    encode_delta,
+    read_shard,
+    to_json,
+)
 from tasks.elastic.weights.access import Access
 from tasks.elastic.weights.asking import VersionReader, asked_from, origin_url
 from tasks.elastic.weights.held import HeldVersion
@@ -219,7 +225,7 @@ async def _arrived(version: HeldVersion, file: str, start: int, end: int) -> Non
 
 def _encoded(version: HeldVersion, older: HeldVersion, index: int) -> bytes:
     new, old = (read_shard(held.folder, held.manifest.shards[index]) for held in (version, older))
-    return encode(new, old)
+    return encode_delta(new, old)
 
 
 async def _ask(request: web.Request) -> Ask:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifacts.new_tokens import NewTokens
+from artifacts.new_tokens import NewTokens, split_spans
 from artifacts.records import FinishReason, Generated, Request
-from artifacts.version_spans import split_spans
 from tasks.engines.simulation.decoding import Decoding
 from tasks.engines.simulation.writers import Writer
 
@@ -55,7 +54,7 @@ class Answers:
             versions=split_spans(sequence.spans_with(version), begin)[1],
             submitted_s=self.epoch_s + sequence.submitted_s,
             first_token_s=self.epoch_s + first_token_s,
-            told_s=self.epoch_s + now_s,
+            reported_s=self.epoch_s + now_s,
         )
 
     def end(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifacts.new_tokens import extend_spans
 from artifacts.records import FinishReason, Request, VersionSpan
-from artifacts.version_spans import extend_spans
 
 EPSILON = 1e-6  # tokens; float noise of a sum of steps
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.new_tokens import NewTokens
+from artifacts.new_tokens import NewTokens, extend_spans, split_spans
 from artifacts.records import FinishReason, Generated, Request, VersionSpan
-from artifacts.version_spans import extend_spans, split_spans
 from tasks.engines.chat_tokens import Decode
 
 
@@ -77,7 +76,7 @@ class Live:
             versions=split_spans(self.spans_with(version), num_before)[1],
             submitted_s=self.submitted_s,
             first_token_s=self.first_token_s or now_s,
-            told_s=now_s,
+            reported_s=now_s,
         )
 
     def generated(

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from artifacts.credentials import TokenPlace
+from artifacts.config_parts import TokenPlace
 from artifacts.urls import ServiceUrl
 from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
 from tasks.environments.base import Environment, Transition

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from artifacts.episodes import Ending, Episode, Snapshot, Turn
+from artifacts.new_tokens import extend_spans, join_spans, split_spans
 from artifacts.records import FinishReason, Generated, Request, VersionSpan
-from artifacts.version_spans import extend_spans, join_spans, split_spans
 from tasks.environments.base import Transition
 
 BOUNDS = (Ending.TRUNCATED, Ending.TURNS, Ending.TOKENS, Ending.TIME)

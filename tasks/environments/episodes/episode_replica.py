@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+from artifacts.attempt_log import TurnLog
 from artifacts.datasets.rows import Message
 from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
-from artifacts.turn_log import TurnLog
 from tasks.engines.admission import check_room
 from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica
 from tasks.engines.mailbox import Mailbox

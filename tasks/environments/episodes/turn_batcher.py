@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
-from artifacts.new_tokens import News, NewTokens, parted
+from artifacts.new_tokens import News, NewTokens, split_news
 from artifacts.records import Generated, Request
 from tasks.engines.base import Engine, EngineLost
 
@@ -99,7 +99,7 @@ class TurnBatcher:
 
     async def _collect(self) -> None:
         while self._inside:
-            over, told = parted(await self._engine.collect(POLL_S))
+            over, told = split_news(await self._engine.collect(POLL_S))
             for new in told:
                 self._note(new)
             for generated in over:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from distributed import Client, get_client
 
-from artifacts.reports.host_states import HostLine, PoolState, from_json, to_json
+from artifacts.reports.environment_processes import PoolState, ProcessState, from_json, to_json
 from tasks.environments.base import EnvironmentSettings, Transition
 from tasks.environments.pools.pool import EnvironmentPool
 
@@ -87,7 +87,7 @@ def state_of(pool: EnvironmentPool, name: str) -> PoolState:
     return PoolState(
         name=name,
         machine=socket.gethostname(),
-        told_s=now_s,
+        reported_s=now_s,
         num_places=load.num_places,
         num_waiting=load.num_waiting,
         num_episodes=report.episodes,
@@ -98,8 +98,8 @@ def state_of(pool: EnvironmentPool, name: str) -> PoolState:
         num_late=report.late_answers,
         reset_p95_s=report.reset_times.quantile_s(0.95),
         step_p95_s=report.step_times.quantile_s(0.95),
-        hosts=tuple(
-            HostLine(
+        processes=tuple(
+            ProcessState(
                 number=host.number,
                 state=host.state,
                 for_s=now_s - host.since_s,

@@ -21,7 +21,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.datasets.code_cases import CodeGold
+from artifacts.datasets.program_tests import CodeGold
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
 from tasks.isolation.isolation import DEFAULT_MEMORY_BYTES, Isolation, SandboxLimits

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifacts.datasets.code_cases import AssertionCase, CallCase, CodeGold, StdioCase
 from artifacts.datasets.plain_values import same
+from artifacts.datasets.program_tests import AssertionCase, CallCase, CodeGold, StdioCase
 from artifacts.records import CaseVerdict
 from tasks.cluster.deaths import manner
 from tasks.isolation.frames import Json

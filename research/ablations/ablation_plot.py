@@ -1,16 +1,16 @@
 """The picture of an ablation, from numbers to PNG bytes: reward by samples and by time, and where a
-step's time goes."""
+step's time goes.
+"""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from artifacts.reports.canvas import FAINT, GRID, INK
+from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, GRID, INK, png
 from artifacts.reports.plots import KIND_COLOURS, smoothed
 
 COLOURS = ("#222222", "#4477aa", "#cc6677", "#44aa99", "#aa4499", "#999933", "#661100")
@@ -30,7 +30,7 @@ class VariantCurves:
 def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
     """Three panels; reward lines are smoothed over five steps, which is a period of tail batching
     at its defaults."""
-    figure = Figure(figsize=(15.0, 4.6), dpi=130, layout="constrained")
+    figure = Figure(figsize=(15.0, 4.6), dpi=DOTS_PER_INCH, layout="constrained")
     by_samples, by_time, times = figure.subplots(1, 3)
     for place, variant in enumerate(variants):
         for axes, x in ((by_samples, variant.samples), (by_time, variant.elapsed_s)):
@@ -66,9 +66,7 @@ def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
         axes.spines[["left", "bottom"]].set_color(FAINT)
     by_samples.legend(frameon=False, fontsize=9)
     times.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png")
-    return sink.getvalue()
+    return png(figure)
 
 
 def _draw_stages(axes: Axes, variants: Sequence[VariantCurves]) -> None:

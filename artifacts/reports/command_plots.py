@@ -1,4 +1,4 @@
-"""The picture of two runs side by side.
+"""Pictures that commands draw: two runs side by side, and a throughput profile.
 
 Leaves out where the numbers come from and where the bytes go.
 """
@@ -15,19 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from artifacts.reports.canvas import DOTS_PER_INCH, INK, plain
+from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, GRID, INK, plain, png
 from artifacts.reports.plots import RUN_COLOURS, smoothed
 
-RING: Mapping[str, Any] = {
-    "marker": "o",
-    "markersize": 7,
-    "fillstyle": "none",
-}  # Any: matplotlib's keywords
+# Any: matplotlib's keywords
+RING: Mapping[str, Any] = {"marker": "o", "markersize": 7, "fillstyle": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCurves:
-    """One run as the comparison draws it."""
+    """The numbers of one run in a comparison."""
 
     name: str  # for the legend
     steps: Sequence[int]  # committed steps
@@ -75,10 +72,42 @@ def _draw_curve(
     run: RunCurves,
     colour: str,
 ) -> None:
-    """The line over its single values, with a ring around those of long rounds."""
+    """Draw a line over its single values, with rings around those of long rounds."""
     axes.plot(x, line, color=colour, linewidth=2, label=run.name)
     axes.plot(x, raw, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
     rings = [(at, value) for at, value, is_long in zip(x, raw, run.is_long, strict=True) if is_long]
     axes.plot(
         [at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING
     )
+
+
+COLOURS = ("#4477aa", "#cc6677", "#44aa99", "#eecc66", "#882255", "#88ccee", "#117733", "#999933")
+
+
+def throughput_plot(curves: Mapping[str, Sequence[tuple[int, float, float]]], title: str) -> bytes:
+    """Prefill and decode tokens per second by batch, as PNG bytes; a line per curve of (batch,
+    prefill, decode)."""
+    figure = Figure(figsize=(9.0, 4.0), dpi=DOTS_PER_INCH, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    panels = figure.subplots(1, 2)
+    measured = sorted({point[0] for points in curves.values() for point in points})
+    for column, (axes, name) in enumerate(zip(panels, ("prefill", "decode"), strict=True), start=1):
+        for number, (label, points) in enumerate(curves.items()):
+            batches, rates = [point[0] for point in points], [point[column] for point in points]
+            axes.plot(
+                batches,
+                rates,
+                marker="o",
+                markersize=4,
+                color=COLOURS[number % len(COLOURS)],
+                label=label,
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(measured, labels=[str(batch) for batch in measured])
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="responses in the batch", ylabel=f"{name} tokens/s")
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(FAINT)
+    panels[1].legend(frameon=False, fontsize=9)
+    return png(figure)

@@ -1,23 +1,25 @@
-"""What opens a service: a token from a file or an environment variable, read where the service is
-asked. Settings name the place alone.
+"""Parts that several configurations share: the place of a service's token, and parts with defaults
+of their own.
 
-Leaves out the token that elastic workers of a run know (`tasks.elastic.worker_card`).
+A token is read from a file or an environment variable when the service is asked; settings name the
+place alone. Leaves out the token that elastic workers of a run know (`tasks.elastic.worker_card`).
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from artifacts.urls import Location
 
 
 class TokenPlace(BaseModel):
-    """Where the token of a service lies."""
+    """The place of a service's token: an environment variable or a file."""
 
     token_variable: str = Field(
         "",
@@ -47,8 +49,8 @@ class TokenPlace(BaseModel):
         return self
 
     def authorization(self) -> dict[str, str]:
-        """The header of a request; empty where no token is named. ValueError where it cannot be
-        had; the words do not repeat it."""
+        """The header of a request; empty where no token is named. ValueError for a token that
+        cannot be read, or is no header; the message does not repeat the token."""
         if not (self.token_variable or self.token_file):
             return {}
         token = self._token()
@@ -76,3 +78,12 @@ class TokenPlace(BaseModel):
                 f"token_file must be a file that can be read, got {self.token_file} ({reason});"
                 " correct it"
             ) from None
+
+
+def with_defaults(usual: Mapping[str, object]) -> BeforeValidator:
+    """Fill the fields that are not given of a part from `usual` instead of its class's defaults."""
+
+    def whole(given: object) -> object:
+        return {**usual, **given} if isinstance(given, Mapping) else given
+
+    return BeforeValidator(whole)

@@ -1,0 +1,207 @@
+"""The cost of held devices: seconds by price class and use, of a step and of a whole run. Pure
+functions of records.
+
+    Held (device, class, from, until) ─┐
+    Span (device, kind, from, until) ──┴▶ seconds by class and use ─▶ dollars, tokens per dollar
+    figures of committed steps ─▶ RunCost
+
+At every moment a held device has exactly one use, so that the uses of a class sum to its held
+seconds. Devices that the run starts and devices that come and go are the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from artifacts.prices import PriceConfig
+from artifacts.records import Span
+from artifacts.reports.timeline import Interval, clipped, length, taken, union, within
+
+IDLE = "idle"
+# uses of a device by the kinds of its spans; of two at once the first counts
+USES: Mapping[str, frozenset[str]] = {
+    "training": frozenset({"train", "update"}),
+    # a judge that scores a response generates, too
+    "generating": frozenset({"rollout", "evaluate", "reward"}),
+}
+# further uses of an elastic worker's device: a version of the weights on its way there and into its
+# engine; from the notice that the worker leaves; until it held weights for the first time; from the
+# last sign of the worker until it was known to be gone
+LENT_USES: Mapping[str, frozenset[str]] = {
+    "transferring": frozenset({"transfer"}),
+    "draining": frozenset({"drain"}),
+    "starting": frozenset({"build"}),
+    "lost": frozenset({"lost"}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A device that was paid for: one record however many processes worked on it."""
+
+    device: str  # its name in the spans
+    price_class: str
+    start_s: float  # Unix seconds
+    end_s: float  # Unix seconds
+    is_lent: bool = False  # True for an elastic worker's device
+
+    @property
+    def uses(self) -> Mapping[str, frozenset[str]]:
+        """The uses that the device can have had, with the kinds of their spans."""
+        return {**USES, **LENT_USES} if self.is_lent else USES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The part of a run that a step pays for."""
+
+    start_s: float  # Unix seconds
+    end_s: float  # Unix seconds
+
+    @property
+    def duration_s(self) -> float:
+        return max(0.0, self.end_s - self.start_s)
+
+
+def used_seconds(
+    held: Iterable[Held], spans: Sequence[Span], window: Window
+) -> dict[str, dict[str, float]]:
+    """Device seconds in the window by class, then by use, `IDLE` included."""
+    seconds: dict[str, dict[str, float]] = {}
+    for holding in held:
+        of_class = seconds.setdefault(holding.price_class, {})
+        for use, used_s in _device_uses(holding, spans, window).items():
+            of_class[use] = of_class.get(use, 0.0) + used_s
+    return seconds
+
+
+def _device_uses(holding: Held, spans: Sequence[Span], window: Window) -> dict[str, float]:
+    """Seconds of one device by use; a moment counts for the first use that it was part of."""
+    seconds: dict[str, float] = {}
+    left = _in_window(holding, window)
+    for use, kinds in holding.uses.items():
+        own = (span for span in spans if span.device == holding.device and span.kind in kinds)
+        seconds[use], left = taken(left, clipped(own, window.start_s, window.end_s))
+    return seconds | {IDLE: length(left)}
+
+
+def held_seconds(held: Iterable[Held], window: Window) -> dict[str, float]:
+    """Device seconds in the window by class."""
+    seconds: dict[str, float] = {}
+    for holding in held:
+        before_s = seconds.get(holding.price_class, 0.0)
+        seconds[holding.price_class] = before_s + length(_in_window(holding, window))
+    return seconds
+
+
+def cost_figures(
+    held_s: Mapping[str, float], trained_tokens: float, window: Window, prices: PriceConfig
+) -> dict[str, float]:
+    """The cost of a step under the names of metrics; dollars only where prices are set.
+
+    held_s: device seconds by class. trained_tokens: without those generated for nothing, which
+    cost all the same.
+    """
+    figures = {f"cost/{name}_worker_s": seconds for name, seconds in held_s.items()}
+    figures["cost/added_s"] = window.duration_s
+    if window.duration_s:
+        figures["cost/throughput_all_devices"] = trained_tokens / window.duration_s
+    if not prices.are_set:
+        return figures
+    dollars = {name: seconds * prices.dollars_per_s(name) for name, seconds in held_s.items()}
+    figures |= {f"cost/{name}_dollars": spent for name, spent in dollars.items()}
+    total = sum(dollars.values())
+    figures["cost/dollars"] = total
+    if total:
+        figures["cost/tokens_per_dollar"] = trained_tokens / total
+    return figures
+
+
+def use_figures(used_s: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Device seconds by class and use under the names of metrics."""
+    return {
+        f"cost/{name}_{use}_s": seconds
+        for name, uses in used_s.items()
+        for use, seconds in uses.items()
+    }
+
+
+def _in_window(holding: Held, window: Window) -> list[Interval]:
+    return union(within([(holding.start_s, holding.end_s)], window.start_s, window.end_s))
+
+
+TRAINED_TOKENS, ADDED_SECONDS = "ledger/trained_tokens", "cost/added_s"
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """Dollars, seconds and tokens of the steps of a run whose devices have prices."""
+
+    num_steps: int  # steps that were counted
+    seconds: float  # that these steps added to the run
+    trained_tokens: float  # response tokens that they trained
+    dollars: Mapping[str, float]  # by price class
+    # device seconds by price class and use; empty of a run whose steps overlap
+    used_s: Mapping[str, Mapping[str, float]]
+
+    @property
+    def total_dollars(self) -> float:
+        return sum(self.dollars.values())
+
+    @property
+    def tokens_per_dollar(self) -> float:
+        """Trained tokens per dollar; 0 where nothing was paid."""
+        return self.trained_tokens / self.total_dollars if self.total_dollars else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens a second, all devices together."""
+        return self.trained_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def headline(self) -> str:
+        """The cost in a sentence."""
+        return (
+            f"{self.total_dollars:.2f} dollars ({self.total_dollars / self.num_steps:.3g} a step),"
+            f" {self.tokens_per_dollar:,.0f} trained tokens a dollar,"
+            f" {self.tokens_per_s:,.0f} a second over all devices."
+        )
+
+    @property
+    def rows(self) -> list[tuple[str, float, float]]:
+        """(class and use, device seconds, share of all device seconds), in the order of uses."""
+        total_s = sum(sum(uses.values()) for uses in self.used_s.values())
+        return [
+            (f"{name}, {use}", seconds, seconds / total_s if total_s else 0.0)
+            for name, uses in self.used_s.items()
+            for use, seconds in uses.items()
+        ]
+
+
+def run_cost(steps: Sequence[Figures], prices: PriceConfig) -> RunCost | None:
+    """The cost of these steps; None where nothing has a price, or no step was counted."""
+    counted = [figures for figures in steps if "cost/dollars" in figures]
+    if not (prices.are_set and counted):
+        return None
+    uses = {name: _used(counted, name) for name in prices.classes}
+    dollars = {name: _sum(counted, f"cost/{name}_dollars") for name in prices.classes}
+    return RunCost(
+        num_steps=len(counted),
+        seconds=_sum(counted, ADDED_SECONDS),
+        trained_tokens=_sum(counted, TRAINED_TOKENS),
+        dollars={name: spent for name, spent in dollars.items() if spent},
+        used_s={name: seconds for name, seconds in uses.items() if any(seconds.values())},
+    )
+
+
+def _used(steps: Sequence[Figures], name: str) -> dict[str, float]:
+    """Device seconds of a class by use; a use that only elastic workers' devices have is left out
+    where it has none."""
+    seconds = {use: _sum(steps, f"cost/{name}_{use}_s") for use in (*USES, *LENT_USES, IDLE)}
+    return {use: used_s for use, used_s in seconds.items() if used_s or use not in LENT_USES}
+
+
+def _sum(steps: Iterable[Figures], name: str) -> float:
+    return sum(figures.get(name, 0.0) for figures in steps)
