@@ -128,7 +128,7 @@ class Checkpoints:
 
     def _check(self, name: str, directory: Path) -> None:
         try:
-            kept = self._store.parsed(f"{name}/{MARKER}", _files_of, EARLIER)
+            kept = self._store.parsed(f"{name}/{MARKER}", _read_marker, EARLIER)
         except ValueError as error:
             raise DamagedCheckpoint(str(error)) from error
         for file, wanted in kept.items():
@@ -166,7 +166,7 @@ def _marker(step: int, directory: Path, files: Iterable[Path]) -> bytes:
     return json.dumps({"step": step, "files": kept}, sort_keys=True).encode()
 
 
-def _files_of(marker: bytes) -> dict[str, Kept]:
+def _read_marker(marker: bytes) -> dict[str, Kept]:
     files = json.loads(marker)["files"].items()
     return {file: {"bytes": kept} if isinstance(kept, int) else dict(kept) for file, kept in files}
 

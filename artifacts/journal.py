@@ -67,11 +67,13 @@ class Journal:
         final = layout.table_file("responses", step)
         if self._store.exists(final):
             return self._store.parsed(final, responses_from_parquet, PLAY_AGAIN)
-        return _latest(
-            row
-            for part in self._parts(step)
-            for row in self._store.parsed(part, responses_from_parquet, GENERATE_AGAIN)
-        )
+        latest: dict[str, ResponseRow] = {}
+        for part in self._parts(step):
+            for row in self._store.parsed(part, responses_from_parquet, GENERATE_AGAIN):
+                name, is_scored = row.response.generated.response_id, row.response.score is not None
+                if is_scored or name not in latest or latest[name].response.score is None:
+                    latest[name] = row
+        return list(latest.values())
 
     def finalise(
         self, step: int, rows: Sequence[ResponseRow], groups: Sequence[Group], spans: Sequence[Span]
@@ -117,12 +119,3 @@ class Journal:
     def _parts(self, step: int) -> list[str]:
         directory = layout.journal_dir(step)
         return [f"{directory}/{name}" for name in self._store.list(directory)]
-
-
-def _latest(rows: Iterable[ResponseRow]) -> list[ResponseRow]:
-    kept: dict[str, ResponseRow] = {}
-    for row in rows:
-        name = row.response.generated.response_id
-        if name not in kept or row.response.score is not None or kept[name].response.score is None:
-            kept[name] = row
-    return list(kept.values())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import pyarrow as pa
@@ -70,16 +70,10 @@ SCHEMA = pa.schema(
 
 def judgements_to_parquet(judgements: Sequence[Judgement]) -> bytes:
     """A file of judgements."""
-    rows = [
-        {field.name: getattr(judgement, field.name) for field in fields(Judgement)}
-        for judgement in judgements
-    ]
+    schema = SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})
     sink = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})),
-        sink,
-        compression="zstd",
-    )
+    rows = pa.Table.from_pylist([*map(asdict, judgements)], schema=schema)
+    pq.write_table(rows, sink, compression="zstd")
     return sink.getvalue()
 
 

@@ -34,7 +34,10 @@ def direct(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, st
     given = ",".join(environment.get(name, "") for name in NO_PROXY).split(",")
     entries = [*filter(None, map(str.strip, given)), *hosts]
     hosts_list = "*" if "*" in entries else ",".join(dict.fromkeys(entries))
-    return dict.fromkeys(NO_PROXY, hosts_list) | dict.fromkeys(_unusable(environment), "")
+    names = [spelling for name in PROXIES for spelling in (name, name.upper())]
+    socks = [name for name in names if environment.get(name, "").lower().startswith("socks")]
+    unusable = [] if find_spec("socksio") else socks
+    return dict.fromkeys(NO_PROXY, hosts_list) | dict.fromkeys(unusable, "")
 
 
 def open_directly(request: str | Request, timeout_s: float) -> Any:  # Any: as urllib has it
@@ -56,11 +59,3 @@ def _is_reachable(address: str) -> bool:
         return not ip_address(address).is_link_local
     except ValueError:
         return False
-
-
-def _unusable(environment: Mapping[str, str]) -> list[str]:
-    """Variables of SOCKS proxies where the package for them is missing."""
-    if find_spec("socksio"):
-        return []
-    names = [spelling for name in PROXIES for spelling in (name, name.upper())]
-    return [name for name in names if environment.get(name, "").lower().startswith("socks")]

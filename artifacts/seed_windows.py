@@ -33,17 +33,17 @@ def write_windows(
 
 
 def _read_all(store: Store) -> dict[str, dict[int, float]]:
+
+    def parsed(data: bytes) -> dict[str, dict[int, float]]:
+        return {
+            key: {int(count): float(seconds) for count, seconds in windows.items()}
+            for key, windows in json.loads(data).items()
+        }
+
     try:
-        return store.parsed(FILE, _parsed, "it is written anew")
+        return store.parsed(FILE, parsed, "it is written anew")
     except FileNotFoundError:
         return {}
     except ValueError as error:
         logger.warning("seeding windows are found again: %s", error)
         return {}
-
-
-def _parsed(data: bytes) -> dict[str, dict[int, float]]:
-    return {
-        key: {int(count): float(seconds) for count, seconds in windows.items()}
-        for key, windows in json.loads(data).items()
-    }

@@ -264,6 +264,7 @@ def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
 
 
 def responses_from_parquet(data: bytes) -> list[ResponseRow]:
+    """The rows of a file of the responses table."""
     step, cells = _from_parquet("responses", data)
     return [_response_row(step, row) for row in cells]
 
@@ -279,7 +280,14 @@ def groups_from_parquet(data: bytes, rows: Iterable[ResponseRow]) -> list[Group]
     missing."""
     _, cells = _from_parquet("groups", data)
     responses = {row.response.generated.response_id: row.response for row in rows}
-    return [_group(row, responses) for row in cells]
+    groups: list[Group] = []
+    for row in cells:
+        names = [response_id(row["prompt_id"], index) for index in row["indices"]]
+        if missing := [name for name in names if name not in responses]:
+            raise ValueError(f"its response {missing[0]} is not among the step's {len(responses)}")
+        found = tuple(responses[name] for name in names)
+        groups.append(Group(prompt=Prompt(**_fields_of(PROMPT, row)), responses=found))
+    return groups
 
 
 def spans_to_parquet(step: int, spans: Sequence[Span]) -> bytes:
@@ -346,13 +354,3 @@ def _response_row(step: int, row: Row) -> ResponseRow:
     response = Response(generated=generated, score=score)
     rest = _fields_of((*KIND, *END), row)
     return ResponseRow(step=step, prompt=prompt, response=response, **rest)
-
-
-def _group(row: Row, responses: dict[str, Response]) -> Group:
-    names = [response_id(row["prompt_id"], index) for index in row["indices"]]
-    if missing := [name for name in names if name not in responses]:
-        raise ValueError(f"its response {missing[0]} is not among the step's {len(responses)}")
-    return Group(
-        prompt=Prompt(**_fields_of(PROMPT, row)),
-        responses=tuple(responses[name] for name in names),
-    )

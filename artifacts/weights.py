@@ -83,11 +83,7 @@ def _write_over(path: Path, tensors: Mapping[str, Tensor], version: int) -> None
     end = 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": "BF16",
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     described = json.dumps(header).encode()
     described += b" " * (-len(described) % _ALIGNMENT)
     with open(path, "r+b" if path.exists() else "wb") as file:

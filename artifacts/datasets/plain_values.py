@@ -36,9 +36,7 @@ _TOO_LARGE = 10**MAX_INT_DIGITS
 
 
 def to_json(
-    value: Any,
-    depth: int = MAX_DEPTH,
-    is_exact: bool = True,
+    value: Any, depth: int = MAX_DEPTH, is_exact: bool = True
 ) -> Any:  # Any: a value of the builtin types in, JSON out
     """The value as JSON: scalars and lists as they are, the rest as {type name: content}.
 
@@ -108,10 +106,7 @@ def _tagged(name: str, content: Any) -> Any:  # Any: see from_json
 
 
 def check(
-    data: Any,
-    depth: int = MAX_DEPTH,
-    *,
-    is_hashed: bool = False,
+    data: Any, depth: int = MAX_DEPTH, *, is_hashed: bool = False
 ) -> None:  # Any: JSON from anybody
     """Raise ValueError for JSON that `to_json` does not write. Reads each part once, hashes none.
 

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from artifacts.datasets.program_tests import program_tests
-from artifacts.datasets.row_fields import (
-    Condition,
-    Fields,
-    find,
-    parse_condition,
-    text_of,
-)
+from artifacts.datasets.row_fields import Condition, Fields, find, parse_condition, text_of
 from artifacts.datasets.rows import Message, Row
 
 # of a template, as str.format has it: a doubled brace, a field; {} stands for itself
@@ -153,22 +146,15 @@ class MappedConfig(BaseModel):
     @property
     def paths(self) -> frozenset[str]:
         """The dotted path of every field that the mapping reads."""
+        question = self._slots() if self.prompt_template else [self.prompt_field]
         return frozenset(
             {
-                *self._question_paths(),
+                *([self.messages_field] if self.messages_field else question),
                 self.answer_field,
                 *(condition.field for condition in self.conditions),
                 *filter(None, (self.solution_field, self.domain_field)),
             }
         )
-
-    def _question_paths(self) -> Iterator[str]:
-        if self.messages_field:
-            yield self.messages_field
-        elif self.prompt_template:
-            yield from self._slots()
-        else:
-            yield self.prompt_field
 
 
 def wanted_row(config: MappedConfig, fields: Fields | ValueError, where: str) -> Row | None:

@@ -162,10 +162,6 @@ def _letters_question(letter: str, phrase: str) -> str:
     return f'How many times does the letter "{letter}" appear in "{phrase}"?'
 
 
-def _letters_answer(letter: str, phrase: str) -> str:
-    return f"{'-'.join(phrase.replace(' ', '_'))}\nAnswer: {phrase.count(letter)}"
-
-
 def _story_question(name: str, things: str, start: int, changes: Sequence[int]) -> str:
     events = " ".join(
         f"{name} {'gets' if change > 0 else 'gives away'} {abs(change)}{' more' * (change > 0)}."
@@ -199,8 +195,11 @@ _ADD_SHOTS = _shots(
 )
 _LETTERS_SHOTS = _shots(
     *(
-        (_letters_question(*shot), _letters_answer(*shot))
-        for shot in (("o", "book"), ("e", "sun"), ("a", "a small orange bag"))
+        (
+            _letters_question(letter, phrase),
+            f"{'-'.join(phrase.replace(' ', '_'))}\nAnswer: {phrase.count(letter)}",
+        )
+        for letter, phrase in (("o", "book"), ("e", "sun"), ("a", "a small orange bag"))
     )
 )
 _STORIES: tuple[tuple[str, str, int, tuple[int, ...]], ...] = (

@@ -185,22 +185,23 @@ def run_cost(steps: Sequence[Figures], prices: PriceConfig) -> RunCost | None:
     counted = [figures for figures in steps if "cost/dollars" in figures]
     if not (prices.are_set and counted):
         return None
-    uses = {name: _used(counted, name) for name in prices.classes}
+    uses = {
+        name: {use: _sum(counted, f"cost/{name}_{use}_s") for use in (*USES, *LENT_USES, IDLE)}
+        for name in prices.classes
+    }
     dollars = {name: _sum(counted, f"cost/{name}_dollars") for name in prices.classes}
     return RunCost(
         num_steps=len(counted),
         seconds=_sum(counted, ADDED_SECONDS),
         trained_tokens=_sum(counted, TRAINED_TOKENS),
         dollars={name: spent for name, spent in dollars.items() if spent},
-        used_s={name: seconds for name, seconds in uses.items() if any(seconds.values())},
+        used_s={
+            # a use of elastic workers' devices alone is left out where it has no seconds
+            name: {use: s for use, s in seconds.items() if s or use not in LENT_USES}
+            for name, seconds in uses.items()
+            if any(seconds.values())
+        },
     )
-
-
-def _used(steps: Sequence[Figures], name: str) -> dict[str, float]:
-    """Device seconds of a class by use; a use that only elastic workers' devices have is left out
-    where it has none."""
-    seconds = {use: _sum(steps, f"cost/{name}_{use}_s") for use in (*USES, *LENT_USES, IDLE)}
-    return {use: used_s for use, used_s in seconds.items() if used_s or use not in LENT_USES}
 
 
 def _sum(steps: Iterable[Figures], name: str) -> float:

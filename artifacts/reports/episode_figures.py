@@ -57,16 +57,29 @@ def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
     if not episodes:
         return {}
     ended = Counter(found.episode.ending for found in episodes)
-    return {
+    figures = {
         **{f"{ENDED}{ending}": float(ended[ending]) for ending in Ending},
         STOPPED: float(ended[None]),
-        **_turns(episodes),
-        **_success(episodes),
-        **_actions(episodes),
-        **_seconds(episodes),
-        **_tokens(episodes),
-        **_interruptions(episodes),
     }
+    if whole := [found for found in episodes if found.is_whole]:
+        longest = max(found.num_turns for found in whole)
+        figures |= {TURNS: _mean_turns(whole), LONGEST: float(longest)}
+    scores = [found.row.response.score for found in episodes]
+    if judged := [score for score in scores if score is not None and score.reward is not None]:
+        figures[SUCCESS] = sum(score.outcome is Outcome.OK for score in judged) / len(judged)
+    responses = [found.row.response.generated for found in episodes]
+    sampled = sum(generated.num_sampled for generated in responses)
+    given = sum(len(generated.token_ids) for generated in responses) - sampled
+    counts = {  # of episodes that went on after their engine had stopped or died, too
+        "sampled_tokens": sampled,
+        "given_tokens": given,
+        "resumed": sum(found.episode.num_resumed for found in episodes),
+        "replayed_turns": sum(found.episode.num_replayed for found in episodes),
+        "restarted": sum(found.episode.num_restarted for found in episodes),
+        "forgotten_tokens": sum(found.episode.num_forgotten for found in episodes),
+    }
+    figures |= {f"episode/{name}": float(count) for name, count in counts.items()}
+    return figures | _actions(episodes) | _seconds(episodes)
 
 
 def step_episode_figures(rows: Sequence[ResponseRow], decided: Collection[str]) -> dict[str, float]:
@@ -85,26 +98,8 @@ def step_episode_figures(rows: Sequence[ResponseRow], decided: Collection[str]) 
     return figures
 
 
-def _turns(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    whole = [found for found in episodes if found.is_whole]
-    if not whole:
-        return {}
-    return {
-        TURNS: _mean_turns(whole),
-        LONGEST: float(max(found.num_turns for found in whole)),
-    }
-
-
 def _mean_turns(episodes: Sequence[PlayedResponse]) -> float:
     return sum(found.num_turns for found in episodes) / len(episodes)
-
-
-def _success(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    scores = [found.row.response.score for found in episodes]
-    judged = [score for score in scores if score is not None and score.reward is not None]
-    if not judged:
-        return {}
-    return {SUCCESS: sum(score.outcome is Outcome.OK for score in judged) / len(judged)}
 
 
 def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
@@ -120,13 +115,6 @@ def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     }
 
 
-def _tokens(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    responses = [found.row.response.generated for found in episodes]
-    sampled = sum(generated.num_sampled for generated in responses)
-    given = sum(len(generated.token_ids) for generated in responses) - sampled
-    return {"episode/sampled_tokens": float(sampled), "episode/given_tokens": float(given)}
-
-
 def _actions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
     """Shares of the actions by the name that the environment gave them in `info`, among actions
     with a name."""
@@ -137,15 +125,4 @@ def _actions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
         f"episode/action_{name}_share": count / total
         for name, count in called.most_common(MAX_ACTION_NAMES)
         if ACTION_NAME.fullmatch(name)
-    }
-
-
-def _interruptions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """Counts of episodes that went on after their engine had stopped or died, by the way of it."""
-    counts = [found.episode for found in episodes]
-    return {
-        "episode/resumed": float(sum(episode.num_resumed for episode in counts)),
-        "episode/replayed_turns": float(sum(episode.num_replayed for episode in counts)),
-        "episode/restarted": float(sum(episode.num_restarted for episode in counts)),
-        "episode/forgotten_tokens": float(sum(episode.num_forgotten for episode in counts)),
     }

@@ -30,7 +30,6 @@ from artifacts.reports.figures import COLUMNS
 from artifacts.store import Store
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel
     from mlflow.tracking import MlflowClient
 
 SQLITE = "sqlite:///"
@@ -116,6 +115,12 @@ def send_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> Non
     from mlflow.entities import RunTag
 
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+
+def reopen(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
+    """Let an ended run go on, with these tags."""
+    client.set_terminated(run_id, "RUNNING")
+    send_tags(client, run_id, tags)
 
 
 def send_view(client: MlflowClient, experiment_id: str) -> None:
@@ -210,7 +215,12 @@ def log_model(
         client.log_model_artifacts(logged.model_id, str(saved))
         client.finalize_logged_model(logged.model_id, "READY")
     if registered_name:
-        _register(client, run_id, logged, registered_name)
+        if not client.search_registered_models(f"name = '{registered_name}'"):
+            client.create_registered_model(registered_name)
+        # by its location: MLflow would look models:/ID up at the process's tracking URI
+        client.create_model_version(
+            registered_name, logged.artifact_location, run_id=run_id, model_id=logged.model_id
+        )
     client.set_tag(run_id, DIGEST_TAG, digest)
 
 
@@ -225,13 +235,3 @@ def _saved(model: Path, target: Path) -> Path:
         transformers_model=str(model), path=str(target), task=TASK, pip_requirements=requirements
     )
     return target
-
-
-def _register(client: MlflowClient, run_id: str, logged: LoggedModel, name: str) -> None:
-    """Register the logged model by its location, not as models:/ID: MLflow looks that up at the
-    process's tracking URI, which is not the client's."""
-    if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name)
-    client.create_model_version(
-        name, logged.artifact_location, run_id=run_id, model_id=logged.model_id
-    )

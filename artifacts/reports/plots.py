@@ -157,7 +157,9 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> F
     figure, axes = new_figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
     origin = min((span.start_s for span in spans), default=0.0)
     end = max((span.end_s for span in spans), default=1.0) - origin
-    colours = _coloured(sorted({span.kind for span in spans}, key=_kind_order))
+    kinds = {span.kind for span in spans}
+    known = [kind for kind in KIND_COLOURS if kind in kinds]
+    colours = _coloured([*known, *sorted(kinds - {*known})])
     for row, device in enumerate(devices):
         axes.axhspan(row - 0.4, row + 0.4, color=LANE, linewidth=0)
         _draw_lanes(axes, row, [span for span in spans if span.device == device], origin, colours)
@@ -221,11 +223,6 @@ def _draw_lanes(
                 facecolors=colour,
                 linewidth=0,
             )
-
-
-def _kind_order(kind: str) -> tuple[int, str]:
-    known = list(KIND_COLOURS)
-    return (known.index(kind) if kind in known else len(known), kind)
 
 
 def _coloured(kinds: Sequence[str]) -> dict[str, str]:

@@ -128,70 +128,59 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
     return {name: amount / total if total else 0.0 for name, amount in ordered}
 
 
+def _tables(summary: RunSummary) -> list[tuple[str, Sequence[str], list[Sequence[str]]]]:
+    """The summary's tables: title, heads of the columns, rows."""
+    time_rows: list[Sequence[str]] = [
+        (name, f"{summary.time_s[name]:.1f}", f"{share:.1%}")
+        for name, share in shares(summary.time_s).items()
+    ]
+    token_rows: list[Sequence[str]] = [
+        (name, f"{summary.ledger_tokens[name]:,}", f"{share:.1%}")
+        for name, share in shares(summary.ledger_tokens).items()
+    ]
+    tables: list[tuple[str, Sequence[str], list[Sequence[str]]]] = [
+        ("time", ("stage", "seconds", "share"), time_rows),
+        ("generated tokens", ("tokens", "count", "share"), token_rows),
+    ]
+    if summary.cost:
+        cost_rows: list[Sequence[str]] = [
+            (name, f"{seconds:.1f}", f"{share:.1%}") for name, seconds, share in summary.cost.rows
+        ]
+        tables.append((summary.cost.headline, ("held", "device seconds", "share"), cost_rows))
+    return tables
+
+
 def markdown(summary: RunSummary) -> str:
     """The summary for MLflow and for report/summary.md."""
     untracked = [summary.untracked] if summary.untracked else []
-    lines = [
-        f"# {summary.run_id}",
-        "",
-        headline(summary),
-        "",
-        *(f"* Warning: {warning}" for warning in (*summary.warnings, *untracked)),
-        *([""] if summary.warnings or untracked else []),
-        "| stage | seconds | share |",
-        "|---|---:|---:|",
-    ]
-    lines += [
-        f"| {name} | {summary.time_s[name]:.1f} | {share:.1%} |"
-        for name, share in shares(summary.time_s).items()
-    ]
-    lines += ["", "| tokens | count | share |", "|---|---:|---:|"]
-    lines += [
-        f"| {name} | {summary.ledger_tokens[name]:,} | {share:.1%} |"
-        for name, share in shares(summary.ledger_tokens).items()
-    ]
-    lines += _cost_lines(summary.cost) if summary.cost else []
-    lines += [
-        "",
-        *(
-            f"* {name}: {f'[{link}]({link})' if link.startswith('http') else f'`{link}`'}"
-            for name, link in summary.links.items()
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+    warnings = [f"* Warning: {warning}" for warning in (*summary.warnings, *untracked)]
+    lines = [f"# {summary.run_id}", "", headline(summary), *([""] if warnings else []), *warnings]
+    for title, heads, rows in _tables(summary):
+        lines += ["", title] if summary.cost and title == summary.cost.headline else []
+        if rows:
+            lines += ["", f"| {' | '.join(heads)} |", "|---|---:|---:|"]
+            lines += [f"| {' | '.join(row)} |" for row in rows]
+    links = (
+        f"* {name}: {f'[{link}]({link})' if link.startswith('http') else f'`{link}`'}"
+        for name, link in summary.links.items()
+    )
+    return "\n".join([*lines, "", *links]) + "\n"
 
 
 def rich_summary(summary: RunSummary) -> Group:
     """The summary for a terminal."""
-    times = Table("stage", "seconds", "share", title="time", title_justify="left")
-    for name, share in shares(summary.time_s).items():
-        times.add_row(name, f"{summary.time_s[name]:.1f}", f"{share:.1%}")
-    tokens = Table("tokens", "count", "share", title="generated tokens", title_justify="left")
-    for name, share in shares(summary.ledger_tokens).items():
-        tokens.add_row(name, f"{summary.ledger_tokens[name]:,}", f"{share:.1%}")
-    cost = [_cost_table(summary.cost)] if summary.cost else []
-    for table in (times, tokens, *cost):
+    tables: list[Table] = []
+    for title, heads, rows in _tables(summary):
+        table = Table(*heads, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
         for column in table.columns[1:]:
             column.justify = "right"
+        tables.append(table)
     links = [Text(f"{name}: {link}") for name, link in summary.links.items()]
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in summary.warnings]
     head = Text(summary.run_id, style="bold"), Text(headline(summary))
-    return Group(*head, *warnings, times, tokens, *cost, *links)
-
-
-def _cost_lines(cost: RunCost) -> list[str]:
-    """The cost for `markdown`."""
-    rows = [f"| {name} | {seconds:.1f} | {share:.1%} |" for name, seconds, share in cost.rows]
-    head = ["", "| held | device seconds | share |", "|---|---:|---:|"] if rows else []
-    return ["", cost.headline, *head, *rows]
-
-
-def _cost_table(cost: RunCost) -> Table:
-    """The cost for `rich_summary`."""
-    table = Table("held", "device seconds", "share", title=cost.headline, title_justify="left")
-    for name, seconds, share in cost.rows:
-        table.add_row(name, f"{seconds:.1f}", f"{share:.1%}")
-    return table
+    return Group(*head, *warnings, *tables, *links)
 
 
 def headline(summary: RunSummary) -> str:

@@ -20,6 +20,7 @@ from artifacts.reports.mlflow_client import (
     TrackedData,
     log_model,
     open_client,
+    reopen,
     send_data,
     send_file,
     send_metrics,
@@ -121,10 +122,9 @@ class RunTracker:
             annotated[GIT_TAG] = git_sha
         if run_id is not None and not self._is_unknown(run_id):
             self.run_id, self._is_resumed = run_id, True
-            self._outbox.put("the resumed run", lambda: self._reopen(annotated))
+            self._outbox.put("the resumed run", lambda: self._send(reopen, annotated))
             self._outbox.put(
-                "the parameters",
-                lambda: self._send(send_missing_params, dict(flatten(params))),
+                "the parameters", lambda: self._send(send_missing_params, dict(flatten(params)))
             )
             return run_id
         try:
@@ -215,9 +215,14 @@ class RunTracker:
     def _log(self, key: str, step: int, metrics: Mapping[str, float]) -> bool:
         numbers = {name: float(value) for name, value in metrics.items()}
         now_ms = int(time.time() * 1000)
-        return self._outbox.put(
-            f"{key} of step {step}", lambda: self._send_step(key, step, numbers, now_ms)
-        )
+
+        def send() -> None:
+            logged = self._logged_steps(key)
+            if step not in logged:
+                send_metrics(self._connected(), self.run_id, step, numbers, now_ms)
+                logged.add(step)
+
+        return self._outbox.put(f"{key} of step {step}", send)
 
     def _connected(self) -> MlflowClient:
         if self._client is None:
@@ -251,17 +256,6 @@ class RunTracker:
         except Exception as error:
             return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
         return False
-
-    def _reopen(self, tags: Mapping[str, str]) -> None:
-        client = self._connected()
-        client.set_terminated(self.run_id, "RUNNING")
-        send_tags(client, self.run_id, tags)
-
-    def _send_step(self, key: str, step: int, metrics: Mapping[str, float], now_ms: int) -> None:
-        logged = self._logged_steps(key)
-        if step not in logged:
-            send_metrics(self._connected(), self.run_id, step, metrics, now_ms)
-            logged.add(step)
 
     def _send(self, send: Callable[[MlflowClient, str, T], None], what: T) -> None:
         """Make a call about this run."""
