@@ -17,7 +17,7 @@ EARLIER_NAMES = {"hosts": "processes", "told_s": "reported_s"}  # of fields, in 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessState:
+class ProcessStatus:
     """The state of one slot of a pool, and of the process in it."""
 
     number: int  # from 1 on
@@ -50,7 +50,7 @@ class PoolState:
     num_late: int  # answers after the end of their call
     reset_p95_s: float  # wall seconds that 95 % of the resets took at most
     step_p95_s: float  # wall seconds that 95 % of the steps took at most
-    processes: tuple[ProcessState, ...]  # of the slots that ever had a process
+    processes: tuple[ProcessStatus, ...]  # of the slots that ever had a process
 
     @property
     def by_state(self) -> Mapping[str, int]:
@@ -68,7 +68,7 @@ def from_json(text: str) -> PoolState:
     state = json.loads(text)
     for before, now in EARLIER_NAMES.items():
         state |= {now: state.pop(before)} if before in state else {}
-    processes = tuple(ProcessState(**process) for process in state["processes"])
+    processes = tuple(ProcessStatus(**process) for process in state["processes"])
     return PoolState(**state | {"processes": processes})
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from distributed import Client, get_client
 
-from artifacts.reports.environment_processes import PoolState, ProcessState, from_json, to_json
+from artifacts.reports.environment_processes import PoolState, ProcessStatus, from_json, to_json
 from tasks.environments.base import EnvironmentSettings, Transition
 from tasks.environments.pools.pool import EnvironmentPool
 
@@ -99,7 +99,7 @@ def state_of(pool: EnvironmentPool, name: str) -> PoolState:
         reset_p95_s=report.reset_times.quantile_s(0.95),
         step_p95_s=report.step_times.quantile_s(0.95),
         processes=tuple(
-            ProcessState(
+            ProcessStatus(
                 number=host.number,
                 state=host.state,
                 for_s=now_s - host.since_s,

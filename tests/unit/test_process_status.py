@@ -9,7 +9,7 @@ from report_factories import keep_answers, make_commit, make_evaluation, make_ro
 
 from artifacts.reports.environment_processes import (
     PoolState,
-    ProcessState,
+    ProcessStatus,
     from_json,
     keep_pools,
     pools_summary,
@@ -21,7 +21,7 @@ from artifacts.store import Store
 from flows.heldout_answers import read_answers
 from flows.results import RunResults
 
-LIVING = ProcessState(
+LIVING = ProcessStatus(
     number=1,
     state="thinking",
     for_s=0.4,
