@@ -18,7 +18,7 @@ from flows.config.run_config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     + [
         page
         for folder in ("docs", "deployments", "research/results")
