@@ -1,20 +1,35 @@
-"""The variants of the ablation, as what they change of one preset, and the runs that compare them.
+"""The variants of the ablations, as what they change of one preset, and the runs that compare them.
 
     repeat 1: every variant, as a user starts it ─▶ repeat 2: the same, rotated by one ─▶ ...
 
 Runs of a repeat have one seed, so they are asked the same questions, and follow each other, so that
 a machine that gets slower does so for all of them. Pure. Leaves out the running (`ablation`).
+
+    VARIANTS     each part of RollPacker on top of those before it
+    ASYNCHRONY   async ratios; all score per response, with the preset's own limits of running
+                 times. The records of `sync`, where both devices generate and then train, tell
+                 what the others could be at best (`ideal_steps`)
+    SERVED       the same with verdicts of a service, none of which waits for another
+                 (`verdict_service`)
+    OPEN         what a run pays for being open to elastic workers while none comes
+    ETA          eta on prompts alone, on responses alone, and on both (RollPacker's Figure 11);
+                 all but `sync` score per response, which acceptance needs
+    LEVELS       rounds of more than two levels beside tail batching. `multilevel` trains every
+                 response that it asks for, so that it compares with `unbiased` and `scoring`;
+                 `stream` is RollPacker as published, which trains the first of each group to finish
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
 from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
+from research.ablations.verdict_service import PORT
+from tasks.scheduling.policies.multilevel import LEVEL_ETA
 from tasks.scheduling.policies.registry import POLICIES
 
 CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
@@ -147,3 +162,151 @@ def _is_foreign(setting: str, policy: type[BaseModel]) -> bool:
     section, _, name = setting.partition("=")[0].rpartition(".")
     is_known = any(name in other.model_fields for other in POLICIES)
     return section == "scheduling" and is_known and name not in policy.model_fields
+
+
+A_DEVICE_EACH = ("cluster.roles=rollout: 0, learner: 1",)
+ASYNCHRONOUS = ("scheduling.kind=asynchronous",)
+IN_TURN = (*ASYNCHRONOUS, "scheduling.at_update=pause")
+SPECULATIVE = ("scheduling.response_overprovision=1.125",)  # as the presets' tail batching has it
+
+ASYNCHRONY: Mapping[str, AblationVariant] = {
+    "sync": AblationVariant(
+        label="sync: both devices generate, then train", over="", settings=SYNC
+    ),
+    "tail": AblationVariant(label="tail batching", over="sync", settings=(*TAIL, *SPECULATIVE)),
+    "apart": AblationVariant(
+        label="sync, a device each for rollout and learner",
+        over="sync",
+        settings=(*SYNC, *A_DEVICE_EACH),
+    ),
+    "async-half": AblationVariant(
+        label="asynchronous, α ½, a device each",
+        over="apart",
+        settings=(*ASYNCHRONOUS, "scheduling.async_ratio=0.5", *A_DEVICE_EACH),
+    ),
+    "async-one": AblationVariant(
+        label="asynchronous, α 1, a device each",
+        over="apart",
+        settings=(*ASYNCHRONOUS, "scheduling.async_ratio=1", *A_DEVICE_EACH),
+    ),
+    "async-two": AblationVariant(
+        label="asynchronous, α 2, a device each",
+        over="apart",
+        settings=(*ASYNCHRONOUS, "scheduling.async_ratio=2", *A_DEVICE_EACH),
+    ),
+    "async-colocated": AblationVariant(
+        label="asynchronous, α 1, both devices do both",
+        over="sync",
+        settings=(*ASYNCHRONOUS, "scheduling.async_ratio=1"),
+    ),
+    "in-turn": AblationVariant(
+        label="asynchronous, α 1, both devices generate and train in turn",
+        over="sync",
+        settings=(*IN_TURN, "scheduling.async_ratio=1"),
+    ),
+    "in-turn-late": AblationVariant(
+        label="asynchronous, α 1, in turn, what takes long up to two steps later",
+        over="sync",
+        settings=(*IN_TURN, "scheduling.async_ratio=1", "scheduling.extra_lag=2"),
+    ),
+    "tail-async": AblationVariant(
+        label="asynchronous, α 1, nine responses for eight",
+        over="async-one",
+        settings=(*ASYNCHRONOUS, "scheduling.async_ratio=1", *SPECULATIVE, *A_DEVICE_EACH),
+    ),
+}
+
+
+ASKED = (
+    "rewards.*.kind=service",
+    f"rewards.*.url=http://127.0.0.1:{PORT}/?median_s=10",
+    "rewards.*.timeout_s=600",
+    "reward_workers=256",  # more than there are responses under way: none waits for another
+)
+SERVED: Mapping[str, AblationVariant] = {
+    name: replace(ASYNCHRONY[name], settings=(*ASYNCHRONY[name].settings, *ASKED))
+    for name in ("sync", "apart", "async-one", "async-two", "in-turn-late")
+}
+
+
+CLOSED = ("elastic.enabled=false", "seeding.enabled=false", "cluster.scheduler_port=0")
+
+OPEN: Mapping[str, AblationVariant] = {
+    "colocated": AblationVariant(
+        label="colocated: no elastic workers, no token reports",
+        over="",
+        settings=(*CLOSED, "engine.report_tokens=0"),
+    ),
+    "reports": AblationVariant(
+        label="+ token reports",
+        over="colocated",
+        settings=(*CLOSED, "engine.report_tokens=32"),
+    ),
+    "open": AblationVariant(
+        label="+ open to elastic workers, with seeding; none comes",
+        over="reports",
+        settings=(
+            "elastic.enabled=true",
+            "seeding.enabled=true",
+            "cluster.scheduler_port=0",
+            "engine.report_tokens=32",
+        ),
+    ),
+}
+
+
+SWEPT = (1.125, 1.25, 1.5)
+BOTH = 1.25
+
+
+def _batched(prompts: float, responses: float, what: str) -> AblationVariant:
+    return AblationVariant(
+        label=f"tail batching, eta {max(prompts, responses):g} on {what}",
+        over="sync",
+        settings=(
+            *TAIL,
+            f"scheduling.prompt_overprovision={prompts:g}",
+            f"scheduling.response_overprovision={responses:g}",
+        ),
+    )
+
+
+def _swept() -> Iterator[tuple[str, AblationVariant]]:
+    for eta in SWEPT:
+        yield f"prompts-{eta:g}", _batched(eta, 1, "prompts")
+        yield f"responses-{eta:g}", _batched(1, eta, "responses")
+    yield f"both-{BOTH:g}", _batched(BOTH, BOTH, "prompts and responses")
+
+
+ETA: Mapping[str, AblationVariant] = {
+    "sync": AblationVariant(
+        label="sync: rewards after the rollout",
+        over="",
+        settings=(*SYNC, "scheduling.reward_timing=after_rollout"),
+    ),
+    **dict(_swept()),
+}
+
+
+LEVELS: Mapping[str, AblationVariant] = {
+    "scoring": AblationVariant(label="sync with rewards per response", over="", settings=SYNC),
+    "stream": AblationVariant(
+        label="all of RollPacker: nine responses for eight", over="scoring", settings=TAIL + STREAM
+    ),
+    "unbiased": AblationVariant(
+        label="the same with eight for eight",
+        over="scoring",
+        settings=(*TAIL, *STREAM, "scheduling.response_overprovision=1"),
+    ),
+    "multilevel": AblationVariant(
+        label="three levels of rounds, half more prompts, eight for eight",
+        over="scoring",
+        settings=(
+            "scheduling.kind=multilevel_batching",
+            f"scheduling.prompt_overprovision={LEVEL_ETA}",
+            *COMPARABLE,
+            *STREAM,
+            "stream_trainer.rule=devices",
+        ),
+    ),
+}

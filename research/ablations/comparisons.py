@@ -7,12 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from research.ablations.ablation_figures import MeasuredRun, TableLine, report
-from research.ablations.ablation_variants import VARIANTS, AblationVariant
+from research.ablations.ablation_variants import (
+    ASYNCHRONY,
+    ETA,
+    LEVELS,
+    OPEN,
+    SERVED,
+    VARIANTS,
+    AblationVariant,
+)
 from research.ablations.asynchrony_figures import asynchrony_report
-from research.ablations.asynchrony_variants import ASYNCHRONY, SERVED
-from research.ablations.elastic_worker_variants import OPEN
-from research.ablations.eta_variants import ETA
-from research.ablations.level_variants import LEVELS
 from research.ablations.verdict_service import verdict_service
 
 Tables = Callable[

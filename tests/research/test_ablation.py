@@ -28,8 +28,7 @@ from research.ablations.ablation_figures import (
     trained_tokens,
 )
 from research.ablations.ablation_plot import ablation_plot
-from research.ablations.ablation_variants import VARIANTS, Job, job_of, plan
-from research.ablations.level_variants import LEVELS
+from research.ablations.ablation_variants import LEVELS, VARIANTS, Job, job_of, plan
 from research.ablations.measured_run import measured
 
 SYNC = TableLine(name="sync", label="plain", over="")

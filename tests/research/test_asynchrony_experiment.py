@@ -25,7 +25,7 @@ from research.ablations.ablation_figures import (
     TableLine,
     block_costs,
 )
-from research.ablations.ablation_variants import VARIANTS, job_of, plan
+from research.ablations.ablation_variants import ASYNCHRONY, SERVED, VARIANTS, job_of, plan
 from research.ablations.asynchrony_figures import (
     asynchrony_report,
     at_best,
@@ -33,7 +33,6 @@ from research.ablations.asynchrony_figures import (
     reward_until,
     tokens_per_s,
 )
-from research.ablations.asynchrony_variants import ASYNCHRONY, SERVED
 from research.ablations.comparisons import COMPARISONS
 from research.ablations.ideal_steps import Ideal, ideal_of
 from research.ablations.measured_run import idle_fraction, measured

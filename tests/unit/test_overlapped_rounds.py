@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import asynchronous_model
 import pytest
 from elastic_worker_factories import House, SlowEngine
 from record_factories import make_generated
@@ -16,7 +17,6 @@ from round_factories import ENGINE
 
 from artifacts.attempt_log import TokenLog, read_tokens
 from artifacts.records import Generated, Request, Response, Running, Score
-from research.benchmarks import asynchronous_simulated
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -444,8 +444,8 @@ def test_without_a_ratio_more_responses_are_those_of_short_rounds_that_defer_not
 def test_the_gain_is_that_of_the_queueing_model(ratio: float, speedup: float) -> None:
     """Figures of a model with nothing but slots, a learner and the bound: 16 slots, 4 s a step,
     exponential lengths of 2 s on average, 8 groups of 4."""
-    plain = asynchronous_simulated.play(SyncConfig(), 100, long_share=0.0)
-    found = asynchronous_simulated.play(AsynchronousConfig(async_ratio=ratio), 100, long_share=0.0)
+    plain = asynchronous_model.play(SyncConfig(), 100, long_share=0.0)
+    found = asynchronous_model.play(AsynchronousConfig(async_ratio=ratio), 100, long_share=0.0)
     assert plain.seconds / found.seconds == pytest.approx(speedup, rel=0.05)
     assert found.lag_mean == pytest.approx(ratio, rel=0.05)
     assert found.lag_max == int(ratio + 0.5)
@@ -456,7 +456,7 @@ def test_a_larger_bound_gains_where_lengths_have_a_heavy_tail_and_chooses_no_len
     patient = AsynchronousConfig(async_ratio=1.0, extra_lag=2)
     wide = AsynchronousConfig(async_ratio=1.0, response_overprovision=1.5)
     plain, patiently, widely = (
-        asynchronous_simulated.play(policy, 60, long_share=0.05)
+        asynchronous_model.play(policy, 60, long_share=0.05)
         for policy in (ONE_AHEAD, patient, wide)
     )
     assert patiently.groups_per_s > 1.25 * plain.groups_per_s

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from research.benchmarks.hostile_answers import HOSTILE
 from research.benchmarks.reward_throughput import judge
-from research.benchmarks.varied_answers import KINDS, varied_answers
+from research.benchmarks.varied_answers import HOSTILE, KINDS, varied_answers
 from tasks.rewards.maths.equivalence import TwoStageReader, compare, latex2sympy2
 from tasks.rewards.maths.math_answer import MathAnswer, MathAnswerConfig
 

@@ -1,37 +1,26 @@
-"""What asynchrony gains and what it costs, by async ratio and by what happens at the deadline, on
-simulated engines and a simulated learner.
+"""Asynchronous and tail-batching runs on one simulated engine and a learner of its own: the model
+that the gains of policies are compared with.
 
-    python -m research.benchmarks.asynchronous_simulated --steps 300
-
-One engine decodes 16 responses at a time, each token in the same time; a learner of its own takes
-4 s a step; a step trains 8 groups of 4. Lengths are exponential with a mean of 2 s ("light"); in
-"heavy" a response in twenty takes ten times as long. Loading takes no time. A second table has tail
-batching, asynchrony, and asynchrony that launches more responses than it trains.
+The engine decodes 16 responses at a time, each token in the same time; the learner takes 4 s a
+step; a step trains 8 groups of 4. Lengths are exponential with a mean of 2 s; `long_share` of the
+responses take ten times as long. Loading takes no time.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from artifacts.records import Request
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.records import RoundResult
-from tasks.scheduling.asynchronous_round import AtDeadline
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Decision, Event, Launch, Published, RoundPlan, RoundScheduler
-from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
-from tasks.scheduling.policies.sync import SyncConfig
-from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.seeds import derive_seed
 from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound
@@ -39,7 +28,6 @@ from tasks.simulation.simulated_round import SimulatedRound
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 TRAIN_S, MEAN_S, STEP_S, SLOTS = 4.0, 2.0, 0.01, 16
 LONGEST_TOKENS = 100_000
-RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
 ENGINE = SimulatedEngineConfig(
     max_batch=SLOTS,
     step_s=STEP_S,
@@ -194,77 +182,3 @@ def _trained_tokens(result: RoundResult) -> int:
     return sum(
         response.generated.num_sampled for group in result.groups for response in group.responses
     )
-
-
-def rows(num_steps: int) -> Iterator[tuple[str, ...]]:
-    """A row of the table for every tail, policy and ratio."""
-    for tail, long_share in (("light", 0.0), ("heavy", 0.05)):
-        plain = play(SyncConfig(), num_steps, long_share)
-        yield tail, "sync", "", "1.00", "0.00", "0", f"{plain.length_share:.2f}", "0 %"
-        choices: tuple[AtDeadline, ...] = ("wait", "train_anyway", "drop", "park")
-        for at_deadline in choices:
-            for ratio in RATIOS:
-                policy = AsynchronousConfig(async_ratio=ratio, at_deadline=at_deadline)
-                found = play(policy, num_steps, long_share)
-                yield (
-                    tail,
-                    at_deadline,
-                    f"{ratio:g}",
-                    f"{plain.seconds / found.seconds:.2f}",
-                    f"{found.lag_mean:.2f}",
-                    str(found.lag_max),
-                    f"{found.length_share:.2f}",
-                    f"{found.lost_share:.0%}",
-                )
-
-
-def compositions() -> Iterator[tuple[str, Policy]]:
-    """Policies that choose what they train, with their names; first the one that does not."""
-    yield "sync", SyncConfig()
-    for eta_r in (1.0, 1.5):
-        yield f"tail batching, eta_R {eta_r:g}", TailBatchingConfig(response_overprovision=eta_r)
-    for ratio in (0.5, 1.0, 2.0):
-        for eta_r in (1.0, 1.25, 1.5):
-            policy = AsynchronousConfig(async_ratio=ratio, response_overprovision=eta_r)
-            yield f"asynchronous {ratio:g}, eta_R {eta_r:g}", policy
-    for extra in (1, 2, 4):
-        policy = AsynchronousConfig(async_ratio=1.0, extra_lag=extra)
-        yield f"asynchronous 1, extra lag {extra}", policy
-
-
-def composition_rows(num_steps: int) -> Iterator[tuple[str, ...]]:
-    """A row of the second table for every tail and composition."""
-    for tail, long_share in (("light", 0.0), ("heavy", 0.05)):
-        plain: AsynchronousFigures | None = None
-        for name, policy in compositions():
-            found = play(policy, num_steps, long_share)
-            plain = plain or found
-            yield (
-                tail,
-                name,
-                f"{found.groups_per_s / plain.groups_per_s:.2f}",
-                f"{found.tokens_per_s:.0f}",
-                f"{found.untrained_share:.0%}",
-                f"{found.length_share:.2f}",
-                f"{found.lag_mean:.2f}",
-                str(found.lag_max),
-            )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300)
-    arguments = parser.parse_args()
-    table = Table("lengths", "at deadline", "ratio", "speedup", "lag", "max lag", "length", "lost")
-    for row in rows(arguments.steps):
-        table.add_row(*row)
-    composed = Table(
-        "lengths", "policy", "speedup", "trained tokens/s", "untrained", "length", "lag", "max lag"
-    )
-    for row in composition_rows(arguments.steps):
-        composed.add_row(*row)
-    Console().print(table, "", composed)
-
-
-if __name__ == "__main__":
-    main()
