@@ -19,9 +19,14 @@ from tasks.cluster.devices import device_map, engine_members
 from tasks.engines.model_files import read_head_counts
 from tasks.metrics.report import StepReport
 from tasks.run.fleet import Fleet
-from tasks.scheduling.layout_planner import LayoutPlanner, expected_demand, seen_demand
+from tasks.scheduling.layout_planner import (
+    Demand,
+    LayoutPlanner,
+    ThroughputProfile,
+    expected_demand,
+    seen_demand,
+)
 from tasks.scheduling.parallelism import PlannerState, RoundReading, possible_sizes
-from tasks.scheduling.throughput import Demand, ThroughputProfile
 from tasks.train import publish
 
 logger = logging.getLogger(__name__)

@@ -28,9 +28,8 @@ from tasks.reward import score_responses
 from tasks.rollout import run_rollout
 from tasks.rounds.report import read_round
 from tasks.run.partial_responses import drop_partial
-from tasks.run.plan import StepPlan, journal_of, store_of
 from tasks.run.prompts import heldout_refs
-from tasks.run.run_context import RunContext
+from tasks.run.run_context import RunContext, StepPlan, journal_of, store_of
 from tasks.scheduling.events import RoundPlan
 
 

@@ -31,7 +31,7 @@ from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishRep
 from tasks.metrics.report import StepReport
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import RoundAborted
 from tasks.train import accumulate_gradients, publish_weights, update_policy
 

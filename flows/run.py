@@ -43,10 +43,17 @@ from tasks.learner.architecture import check_architecture, read_config
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
 from tasks.run.elastic_setup import check_token
-from tasks.run.plan import EVALUATION
-from tasks.run.prompt_checks import Examination, UnfitPrompts, check_embeddings, check_prompts
-from tasks.run.prompts import beginning_of, heldout_refs, prompts_of, task_dataset
-from tasks.run.run_context import RunContext
+from tasks.run.prompts import (
+    Examination,
+    UnfitPrompts,
+    beginning_of,
+    check_embeddings,
+    check_prompts,
+    heldout_refs,
+    prompts_of,
+    task_dataset,
+)
+from tasks.run.run_context import EVALUATION, RunContext
 from tasks.scheduling.batch import times
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, without_unfit

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from artifacts.commit import StepCommit, figures_by_step
 from artifacts.journal import Journal
 from artifacts.printable import printable_line
-from tasks.metrics.monitors import MonitorConfig, warnings_of
-from tasks.metrics.nothing_learned import nothing_learned
+from tasks.metrics.monitors import MonitorConfig, nothing_learned, warnings_of
 
 SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120
 

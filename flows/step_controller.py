@@ -29,8 +29,8 @@ from tasks.learner.reports import check_updates
 from tasks.metrics.report import StepReport
 from tasks.rounds.report import RolloutReport
 from tasks.run.fleet import Fleet
-from tasks.run.plan import StepPlan
 from tasks.run.prompts import dataset_of
+from tasks.run.run_context import StepPlan
 from tasks.run.sample_stream import round_key
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round, without_unfit

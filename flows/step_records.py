@@ -10,10 +10,9 @@ from artifacts.journal import Journal
 from artifacts.tables import ResponseRow
 from flows.run import OpenRun
 from tasks.elastic.worker_history import WorkerHistory
-from tasks.metrics.length_bias import lengths_so_far
 from tasks.metrics.report import StepReport, stage_times
 from tasks.metrics.step_cost import cost_metrics
-from tasks.metrics.step_metrics import episode_metrics, running_totals, step_metrics
+from tasks.metrics.step_metrics import episode_metrics, lengths_so_far, running_totals, step_metrics
 from tasks.rewards.programs.adaptive_timeout import Anchor, merged, to_record
 from tasks.rewards.registry import timeouts_of
 from tasks.scheduling.parallelism import PlannerState

@@ -30,7 +30,7 @@ from flows.step_ordering import StepOrdering
 from tasks.metrics.report import StepReport
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import RolloutReport
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import RoundAborted
 from tasks.scheduling.queue_state import QueueState
 

@@ -1,7 +1,7 @@
-"""How far the round that runs has come: a progress bar in the Prefect UI, and metadata on the Dask
+"""The progress of the round that runs: a progress bar in the Prefect UI, and metadata on the Dask
 scheduler for the terminal.
 
-    scheduler, finished responses, accepted groups ─▶ ProgressReporter ─▶ metadata ─▶ view
+    scheduler, finished responses, accepted groups ─▶ ProgressReporter ─▶ metadata ─▶ terminal
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prefect.client.orchestration import get_client as prefect_client
 
 from artifacts.records import Generated, Group
 from tasks.rounds.round_progress import ObservedScheduler, RoundProgress
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 from tasks.scheduling.staleness import lag_of
 
 PROGRESS_EVERY_S = 2.0
@@ -26,7 +26,7 @@ FIRST_AFTER_S = 0.5  # the engines have got their first requests by then, and co
 
 
 class ProgressReporter:
-    """Hears of what a round does."""
+    """Counts what a round has launched, finished and accepted."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.scheduler = ObservedScheduler(plan.scheduler(), plan.round)  # the round's
@@ -37,68 +37,68 @@ class ProgressReporter:
         self.num_launched = num_prompts * plan.round.launch_per_prompt
         self.num_finished = 0
 
-    def hear(self, finished: Sequence[Generated]) -> None:
-        """These have finished."""
-        self.num_finished += len(finished)
+    def finish(self, responses: Sequence[Generated]) -> None:
+        """Count finished responses."""
+        self.num_finished += len(responses)
 
     @property
     def percentage(self) -> float:
-        """How much of what was planned has finished; a round may launch more than that."""
+        """The share of the planned responses that has finished; a round may launch more."""
         return min(100.0, 100.0 * self.num_finished / self.num_launched)
 
     def accept(self, group: Group) -> None:
-        """This group is accepted."""
+        """Count an accepted group."""
         lags = (lag_of(response.generated, self._step) for response in group.responses)
         self._lags += [lag for lag in lags if lag is not None]
 
     @property
-    def filling(self) -> RoundProgress:
-        """Where the round stands."""
+    def progress(self) -> RoundProgress:
+        """The progress of the round, with the mean lag of its accepted responses."""
         lag = sum(self._lags) / len(self._lags) if self._lags else None
-        return replace(self.scheduler.filling, lag=lag)
+        return replace(self.scheduler.progress, lag=lag)
 
 
 @asynccontextmanager
 async def shown_progress(plan: StepPlan) -> AsyncIterator[ProgressReporter]:
-    """What is counted inside the block is shown until the block ends, and after it as it ended."""
-    counted = ProgressReporter(plan)
-    showing = asyncio.create_task(_show(plan, counted))
+    """Show the counts of the reporter until the block ends, and after it as it ended."""
+    reporter = ProgressReporter(plan)
+    showing = asyncio.create_task(_show(plan, reporter))
     try:
-        yield counted
+        yield reporter
     finally:
         showing.cancel()
         # a picture that failed is no reason to fail the round
         await asyncio.gather(showing, return_exceptions=True)
 
 
-async def _show(plan: StepPlan, counted: ProgressReporter) -> None:
+async def _show(plan: StepPlan, reporter: ProgressReporter) -> None:
     dask_client = get_client()
     try:
-        await _tell(dask_client, plan, counted.filling)
+        await _keep(dask_client, plan, reporter.progress)
         await asyncio.sleep(FIRST_AFTER_S)
         # one client for all: making one takes time of a core that an engine may be on
         async with prefect_client() as api:
             artifact = await ProgressArtifact(
-                progress=counted.percentage,
+                progress=reporter.percentage,
                 key=f"{_name(plan.is_evaluation)}-{artifact_key(plan.run.run_id)}",
-                description=f"Step {plan.step}: responses of {counted.num_launched} that have"
+                description=f"Step {plan.step}: responses of {reporter.num_launched} that have"
                 " finished",
             ).acreate(client=api)
             while True:
-                await _tell(dask_client, plan, counted.filling)
+                await _keep(dask_client, plan, reporter.progress)
                 await asyncio.sleep(PROGRESS_EVERY_S)
                 await aupdate_progress_artifact(
-                    artifact_id=artifact.id, progress=counted.percentage, client=api
+                    artifact_id=artifact.id, progress=reporter.percentage, client=api
                 )
     finally:
-        await _tell(dask_client, plan, None if plan.is_evaluation else counted.filling)
+        await _keep(dask_client, plan, None if plan.is_evaluation else reporter.progress)
 
 
-async def _tell(client: Client, plan: StepPlan, filling: RoundProgress | None) -> None:
-    """Keep how full the round is where the terminal looks; None clears it."""
+async def _keep(client: Client, plan: StepPlan, progress: RoundProgress | None) -> None:
+    """Keep the progress of the round where the terminal reads it; None clears it."""
     key = progress_key(plan.run.run_id, is_evaluation=plan.is_evaluation)
-    told = None if filling is None else asdict(filling)
-    await asyncio.to_thread(client.set_metadata, key, told)
+    kept = None if progress is None else asdict(progress)
+    await asyncio.to_thread(client.set_metadata, key, kept)
 
 
 def artifact_key(run_id: str) -> str:
@@ -108,8 +108,8 @@ def artifact_key(run_id: str) -> str:
 
 
 def progress_key(run_id: str, *, is_evaluation: bool = False) -> list[str]:
-    """Where the scheduler's metadata has the filling of the round that runs, or of the evaluation
-    beside it, field by field."""
+    """The key, in the scheduler's metadata, of the `RoundProgress` of the round that runs, or of
+    the evaluation beside it."""
     return ["rollflow", run_id, "progress", _name(is_evaluation)]
 
 

@@ -1,27 +1,30 @@
 """The reward stage: one coordinator task that scores every response as soon as it is finished, and
 records it.
 
-    sample buffer ─▶ reward workers, or the judges' desk ─▶ verdict
+    sample buffer ─▶ reward workers, or the judges' batches ─▶ verdict
     ─▶ sample buffer, and the step's journal
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from artifacts.commit import read_commits
-from tasks.rewards.judges.reward import judge_of
+from artifacts.judgements import JudgementCache
+from tasks.rewards.judges.batcher import JudgeBatcher
+from tasks.rewards.judges.engine import RemoteJudge
+from tasks.rewards.judges.reward import judge_engine_of, judge_of
 from tasks.rewards.pool import RewardPool, pool_of
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes, from_record
 from tasks.rewards.scoring import RewardReport, ScoringInputs, score_round
-from tasks.run.judging import batcher_of
-from tasks.run.plan import StepPlan, journal_of
 from tasks.run.prompts import prompts_of
-from tasks.run.run_context import RunContext
-from tasks.run.sample_stream import SampleStream, StreamDelivery, aborting
+from tasks.run.run_context import EVALUATION, RunContext, StepPlan, journal_of, store_of
+from tasks.run.sample_stream import SampleStream, aborting
 
 
 @task(
@@ -38,7 +41,7 @@ def score_responses(plan: StepPlan) -> RewardReport:
 async def _score(plan: StepPlan, stream: SampleStream) -> RewardReport:
     return await score_round(
         scoring_inputs(plan),
-        StreamDelivery(stream),
+        stream,
         journal_of(plan),
         pool_for(plan.run),
         batcher_of(plan),
@@ -76,3 +79,33 @@ def pool_for(run: RunContext) -> RewardPool:
         return RewardPool(scored_here, run.reward_workers, book)
 
     return pool_of(run.run_id, make)
+
+
+_caches: dict[str, JudgementCache] = {}  # the verdicts of the run that this process works for
+
+
+def cache_of(run: RunContext) -> JudgementCache:
+    """The run's verdicts: read back once per process, then kept up by every round."""
+    if run.run_id not in _caches:
+        _caches.clear()
+        store = run.open_store()
+        _caches[run.run_id] = JudgementCache.read((store, store.child(EVALUATION)))
+    return _caches[run.run_id]
+
+
+@asynccontextmanager
+async def batcher_of(plan: StepPlan) -> AsyncIterator[JudgeBatcher]:
+    """The desk of a round; what judges said is kept when it closes. Without judges it has none and
+    is never asked."""
+    run = plan.run
+    engine = judge_engine_of(run.rewards)
+    if engine is None:
+        yield JudgeBatcher((), JudgementCache(), max_batch=1)
+        return
+    cache = cache_of(run).of_round()
+    judges = [RemoteJudge.connect(run.run_id, name, engine.call_deadline_s) for name in run.judges]
+    try:
+        async with JudgeBatcher(judges, cache, max_batch=engine.max_num_seqs) as desk:
+            yield desk
+    finally:
+        cache.save(store_of(plan), plan.step)

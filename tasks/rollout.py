@@ -26,6 +26,7 @@ from tasks.learner.reward_moments import compared_with, record_moments
 from tasks.learner.samples import advantages_of
 from tasks.progress import ProgressReporter, shown_progress
 from tasks.rounds.driver import drive_round
+from tasks.rounds.figures import response_rows
 from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.rounds.report import (
     RolloutReport,
@@ -33,27 +34,28 @@ from tasks.rounds.report import (
     held_tokens_before,
     read_round,
     round_report,
+    window_record,
 )
-from tasks.rounds.rows import response_rows
 from tasks.run.actor_handles import engines_of, sleep_engines
 from tasks.run.partial_responses import partial_responses, written_tokens
-from tasks.run.plan import StepPlan, journal_of, store_of
 from tasks.run.prompts import is_heldout, prompts_of
-from tasks.run.round_seeding import device_groups_of, with_record, with_window
+from tasks.run.run_context import RunContext, StepPlan, journal_of, store_of
 from tasks.run.sample_buffer import GENERATED, GROUPED
 from tasks.run.sample_stream import (
     SampleStream,
-    StreamFeed,
-    StreamPublications,
     aborting,
     round_key,
 )
 from tasks.run.stream_workers import workers_of_round
+from tasks.scheduling.seeding import SeedingWindow
 from tasks.scheduling.stream_training import (
     HISTORY_ROUNDS,
+    DeviceGroup,
+    FreesDevices,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
+    separable_groups,
 )
 
 EMPTY_S = 10.0  # without any engine, before those of the run are made anew
@@ -75,7 +77,7 @@ async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     report = read_round(store_of(plan), plan.step)
     if report is None:
         report = await play_round(plan, stream)
-    elif not plan.is_evaluation:  # nobody trains on those
+    elif not plan.is_evaluation:  # its groups are not trained
         if not plan.overlaps:
             await sleep_engines(plan.run, plan.run.engines)
         for group in journal_of(plan).read_groups(plan.step):
@@ -86,21 +88,26 @@ async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 
 async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
-    """Play the round, hand the engines over to training, record what came home, close."""
+    """Play the round, hand the engines over to training, record the result, close."""
     run = plan.run
     prompts = prompts_of(run, plan.round.candidates)
     async with shown_progress(plan) as progress:
         inputs = round_inputs(plan, prompts, stream, progress)
         began_s = time.time()
         with written_tokens(run) as write:
-            result = await drive_round(replace(inputs, on_told=write))
+            result = await drive_round(replace(inputs, on_new_tokens=write))
     if not (plan.is_evaluation or plan.overlaps):
         await sleep_engines(run, run.engines)
-    if is_streamed(plan):  # nobody generates any more, and writing the records takes a moment
+    if is_streamed(plan):  # generation is over, and writing the records takes a moment
         await stream.put(GROUPED, [ScaleDown(engines=run.engines, learners=run.learners)])
     devices = {**{name: run.devices_of(name) for name in run.engines}, **result.joined}
-    readings = await _readings(plan)
-    report = round_report(result, readings, devices, is_evaluation=plan.is_evaluation)
+    readings = await asyncio.gather(*(_reading(plan, name) for name in run.engines))
+    report = round_report(
+        result,
+        [reading for reading in readings if reading is not None],
+        devices,
+        is_evaluation=plan.is_evaluation,
+    )
     report = with_record(report, inputs, result, began_s)
     await stream.close(GENERATED)
     _record(plan, prompts, result, report)
@@ -110,30 +117,31 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 def round_inputs(
     plan: StepPlan, prompts: Mapping[str, Prompt], stream: SampleStream, progress: ProgressReporter
 ) -> RoundInputs:
-    """What the round is played with."""
+    """The inputs of the step's round, on the engines and the sample buffer of the run."""
 
     async def accept(group: Group) -> None:
         progress.accept(group)
-        if not plan.is_evaluation:  # nobody trains on those
+        if not plan.is_evaluation:  # its groups are not trained
             await stream.put(GROUPED, [group])
 
     async def free(decision: ScaleDown) -> None:
         await sleep_engines(plan.run, decision.engines)
         await stream.put(GROUPED, [decision])
 
+    client = client_of(plan)
     return RoundInputs(
         plan=plan.round,
         versions=plan.versions,
         prompts=prompts,
         scheduler=progress.scheduler,
-        engines=engines_of(plan.run, plan.run.engines, client_of(plan)),
-        feed=StreamFeed(stream),
+        engines=engines_of(plan.run, plan.run.engines, client),
+        feed=stream,
         sampling=plan.run.sampling,
         recorded=tuple(row.response for row in journal_of(plan).read(plan.step)),
         seed=plan.run.seed,
         deadline_s=plan.run.deadlines.progress_s,
         empty_s=EMPTY_S,
-        on_finished=progress.hear,
+        on_finished=progress.finish,
         on_accept=accept,
         stream_trainer=with_window(plan, _stream_trainer(plan)),
         balancing=plan.run.balancing,
@@ -141,25 +149,25 @@ def round_inputs(
         attempt=round_key(plan),
         adopted=plan.adopted,
         leaves_running=plan.leaves_running,
-        publications=StreamPublications(stream) if plan.overlaps else None,
-        elastic_workers=workers_of_round(plan.run, stream, client_of(plan)),
+        publications=stream if plan.overlaps else None,
+        elastic_workers=workers_of_round(plan.run, stream, client),
         begun=partial_responses(plan),
         report_tokens=plan.run.engine.report_tokens,
     )
 
 
 def client_of(plan: StepPlan) -> EngineClient:
-    """An evaluation may share the engines with a round."""
+    """The engines' client for this round: an evaluation may share the engines with a round."""
     return EngineClient.EVALUATION if plan.is_evaluation else EngineClient.ROUND
 
 
 def is_streamed(plan: StepPlan) -> bool:
-    """Whether anything may be trained before the round is closed; of an evaluation nothing is."""
+    """True if groups may be trained before the round closes; those of an evaluation never are."""
     return plan.run.stream_trainer.enabled and not plan.is_evaluation
 
 
 def _stream_trainer(plan: StepPlan) -> StreamTrainer:
-    """Which devices this round frees, if any."""
+    """The stream trainer of this round, which may free no device at all."""
     run = plan.run
     if not is_streamed(plan):
         return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
@@ -174,14 +182,36 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
     )
 
 
-async def _readings(plan: StepPlan) -> list[EngineStats]:
-    """Readings of the engines that answer, without the responses of an evaluation beside the round.
-    One that died meanwhile has none, and its round is complete all the same."""
-    readings = await asyncio.gather(*(_reading(plan, name) for name in plan.run.engines))
-    return [reading for reading in readings if reading is not None]
+def with_window(plan: StepPlan, alone: FreesDevices) -> FreesDevices:
+    """The object that frees devices in this step's round: its seeding window if there is one, which
+    asks the stream trainer (`alone`) as long as it is open."""
+    if plan.window is None:
+        return alone
+    groups = device_groups_of(plan.run, plan.run.engines)
+    return SeedingWindow(plan.window.window_s, groups, alone)
+
+
+def device_groups_of(run: RunContext, engines: tuple[str, ...]) -> tuple[DeviceGroup, ...]:
+    """The separable parts of these engines and the run's learners; a rank accumulates alone."""
+    generating = {name: frozenset(run.devices_of(name)) for name in engines}
+    training = {name: frozenset(run.devices_of(name)) for name in run.learners}
+    return separable_groups(generating, training, [(name,) for name in run.learners])
+
+
+def with_record(
+    report: RolloutReport, inputs: RoundInputs, result: RoundResult, began_s: float
+) -> RolloutReport:
+    """The report with the record of the seeding window, if the round had one. began_s: when the
+    round began, Unix seconds."""
+    window = inputs.stream_trainer
+    if not isinstance(window, SeedingWindow):
+        return report
+    return replace(report, window=window_record(window, result, began_s))
 
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
+    """The reading of an engine, without the responses of an evaluation beside the round. None for
+    an engine that died meanwhile: its round is complete all the same."""
     try:
         (engine,) = engines_of(plan.run, (name,), client_of(plan))
         reading = await engine.stats()
@@ -198,8 +228,9 @@ async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
 def _record(
     plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult, report: RolloutReport
 ) -> None:
-    """The round's tables, and after them the file that closes it; before them, what it carries into
-    the next round, as the first of that one's records."""
+    """Write the carried responses as the first records of the next round, then the round's tables,
+    then the file that closes the round."""
+    journal, store = journal_of(plan), store_of(plan)
     carried = [
         ResponseRow(
             step=plan.step + 1,
@@ -209,18 +240,18 @@ def _record(
         )
         for response in result.carried_responses
     ]
-    journal_of(plan).append(plan.step + 1, carried)
+    journal.append(plan.step + 1, carried)
     rows = rows_of(plan, prompts, result)
     if not plan.is_evaluation:
-        record_moments(result.groups, store_of(plan), plan.step, plan.run.learner)
-    journal_of(plan).finalise(plan.step, rows, result.groups, report.spans)
-    close_round(store_of(plan), plan.step, report)
+        record_moments(result.groups, store, plan.step, plan.run.learner)
+    journal.finalise(plan.step, rows, result.groups, report.spans)
+    close_round(store, plan.step, report)
 
 
 def rows_of(
     plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult
 ) -> list[ResponseRow]:
-    """The round's responses as they are recorded; none of an evaluation is trained."""
+    """The round's responses as rows of the responses table; none of an evaluation is trained."""
     learner = plan.run.learner
     trained = () if plan.is_evaluation else result.groups
     moments = compared_with(trained, store_of(plan), plan.step, learner) if trained else None

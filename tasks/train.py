@@ -24,8 +24,7 @@ from tasks.learner.publication import publish_version
 from tasks.learner.reports import UpdateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.run.actor_handles import engines_of, learners_of
-from tasks.run.plan import StepPlan, store_of
-from tasks.run.run_context import RunContext
+from tasks.run.run_context import RunContext, StepPlan, store_of
 from tasks.run.sample_buffer import GROUPED
 from tasks.run.sample_stream import BUFFER, RemoteBuffer, SampleStream, aborting
 

@@ -1,7 +1,7 @@
 """Figures of episodes, of a step or any other set, under their names in MLflow. Pure.
 
 A round that stops long episodes trains short ones; the share of the mean turns, 1 without bias,
-measures that (`tasks.metrics.length_bias` does for tokens).
+measures that (`tasks.metrics.step_metrics` does for tokens).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from tasks.cluster.devices import engine_members, worker_specs
 from tasks.cluster.parent import bound_command
 from tasks.cluster.process_environment import python_path
 from tasks.engines.vllm.measuring import MARK, MeasuringOrder, measurable
-from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.tiny_models.models import resolve_model
 
 BATCHES = (1, 8, 32)

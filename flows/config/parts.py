@@ -17,7 +17,7 @@ from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.rewards.registry import RewardConfig
-from tasks.run.deadlines import DeadlineConfig
+from tasks.run.run_context import DeadlineConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.registry import SchedulingConfig

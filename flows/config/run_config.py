@@ -48,8 +48,8 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.metrics.monitors import MonitorConfig
 from tasks.rewards.registry import RewardConfig
-from tasks.run.deadlines import DeadlineConfig
-from tasks.run.prompt_checks import UnfitPrompts
+from tasks.run.prompts import UnfitPrompts
+from tasks.run.run_context import DeadlineConfig
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig

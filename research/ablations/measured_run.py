@@ -21,7 +21,7 @@ from flows.config.run_config import RunConfig
 from research.ablations.ablation_figures import MeasuredRun
 from research.ablations.ablation_variants import FEWEST_ASKED
 from research.ablations.ideal_steps import Ideal, ideal_of
-from tasks.run.plan import EVALUATION
+from tasks.run.run_context import EVALUATION
 from tasks.simulation.recorded import RecordedRun, read_run
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from artifacts.reports.plots import estimates
 from artifacts.reports.summary import Estimate, mean_interval
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from tasks.scheduling.acceptance import Launched, mean_reward, mean_tokens
+from tasks.scheduling.ledger import Launched, mean_reward, mean_tokens
 
 EVERY_ROUND = "every"
 PARTS: Mapping[str, tuple[Fate, ...]] = {

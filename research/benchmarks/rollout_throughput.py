@@ -28,7 +28,7 @@ from research.benchmarks.paired_processes import in_pairs, paired_parser, tell
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 
 _KINDS = ("bare", "engine")
 _SEED = 11

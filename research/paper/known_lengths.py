@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from tasks.engines.simulation.lengths import Lengths
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 from tasks.simulation.protocols import GradientWork
 from tasks.simulation.reward_feed import QueuedFeed
 from tasks.simulation.reward_queue import RewardTimes

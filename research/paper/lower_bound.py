@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.engines.simulation.pace import Pace
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 from tasks.simulation.figures import TrainedGroup
 from tasks.simulation.simulated_run import SimulatedRun
 

@@ -36,13 +36,16 @@ from tasks.learner.streaming import StreamedAccumulation
 from tasks.rounds.driver import drive_round
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.batch import BatchConfig
-from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.queue_state import QueueState, finish_round
-from tasks.scheduling.seeding import Seeding, SeedingConfig, SeedingTimes, after_step
-from tasks.scheduling.seeding_window import SeedingWindow
-from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.seeding import Seeding, SeedingConfig, SeedingTimes, SeedingWindow, after_step
+from tasks.scheduling.stream_training import (
+    DeviceGroup,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+)
 from tasks.simulation.simulated_round import load_version, round_inputs
 from tasks.simulation.trained_round import ROW_TOKENS, SimulatedRank
 

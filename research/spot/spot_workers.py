@@ -152,7 +152,7 @@ class SpotWorkers:
                 engine=worker.engine,
                 devices=worker.devices,
                 version=self._version,
-                most_running=self._shape.engine(self._seed).max_batch,
+                max_running=self._shape.engine(self._seed).max_batch,
             )
             self._news.put(joined)
 

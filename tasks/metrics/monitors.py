@@ -1,10 +1,11 @@
-"""What warns before a run collapses: limits on what its steps say of themselves, and the cure.
-Pure.
+"""Warnings about a run that collapses or learns nothing, from the figures of its steps. Pure.
 
-    figures of the steps so far ─▶ a limit passed in several steps in a row ─▶ Alarm
+    a limit passed in several steps in a row        ─▶ MonitorWarning, with the cure
+    several flat steps in a row, and why they are   ─▶ NothingLearned, with the cure
 
-An alarm tells, and stops nothing. A step that scored no token says nothing: it neither counts nor
-ends a row.
+A warning stops nothing: at the end of learning flat steps are to be expected. A step that scored no
+token passes no limit and ends no row of passed limits. Steps without a finite gradient, and those
+in which a critic learns first, are reported elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.learner.reports import Skipped, skipped_of
 
 SCORED, ENTROPY = "train/tokens_scored", "train/entropy_nats"
 STALE = (
@@ -82,10 +85,10 @@ class WarningLimit:
 
     figure: str  # name of the metric
     limit: float
-    is_least: bool  # whether smaller values are beyond it, not larger ones
+    is_least: bool  # whether it is a lower limit, not an upper one
 
     def is_passed(self, value: float) -> bool:
-        """Whether the value is beyond the limit; what is no number is."""
+        """True if the value is beyond the limit, or is no number."""
         return not (value >= self.limit if self.is_least else value <= self.limit)
 
 
@@ -95,8 +98,8 @@ class MonitorWarning:
 
     rule: WarningLimit
     step: int  # the last of them
-    value: float  # what it had
-    num_steps: int  # how many they are
+    value: float  # of the figure in that step
+    num_steps: int  # number of these steps
 
     def __str__(self) -> str:
         rule = self.rule
@@ -110,21 +113,21 @@ class MonitorWarning:
 def warnings_of(
     steps: Sequence[tuple[int, Mapping[str, float]]], config: MonitorConfig
 ) -> tuple[MonitorWarning, ...]:
-    """Every alarm of a run, given its steps with their figures, by step. A limit is told again only
+    """Every warning of a run, given its steps with their figures, by step. A limit warns again only
     after a step within it."""
-    telling = [(step, figures) for step, figures in steps if figures.get(SCORED)]
-    if not telling:
+    scored = [(step, figures) for step, figures in steps if figures.get(SCORED)]
+    if not scored:
         return ()
     found = (
-        alarm
-        for rule in _rules(telling[0][1], config)
-        for alarm in _alarms_of_rule(rule, telling, config.steps_in_a_row)
+        warning
+        for rule in _rules(scored[0][1], config)
+        for warning in _warnings_of_rule(rule, scored, config.steps_in_a_row)
     )
-    return tuple(sorted(found, key=lambda alarm: alarm.step))
+    return tuple(sorted(found, key=lambda warning: warning.step))
 
 
 def _rules(first: Mapping[str, float], config: MonitorConfig) -> tuple[WarningLimit, ...]:
-    """All limits of a run whose first telling step has these figures."""
+    """All limits of a run whose first step with scored tokens has these figures."""
     least_entropy = config.min_entropy_share * first.get(ENTROPY, 0.0)
     return (
         WarningLimit(
@@ -138,7 +141,7 @@ def _rules(first: Mapping[str, float], config: MonitorConfig) -> tuple[WarningLi
     )
 
 
-def _alarms_of_rule(
+def _warnings_of_rule(
     rule: WarningLimit, steps: Sequence[tuple[int, Mapping[str, float]]], num_steps: int
 ) -> Iterator[MonitorWarning]:
     num_beyond = 0
@@ -149,3 +152,82 @@ def _alarms_of_rule(
         num_beyond = num_beyond + 1 if rule.is_passed(value) else 0
         if num_beyond == num_steps:
             yield MonitorWarning(rule=rule, step=step, value=value, num_steps=num_steps)
+
+
+LOWEST, HIGHEST, VERDICTS = "reward/min", "reward/max", "reward/verdicts"
+CUT = "reward/truncated_fraction"
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingLearned:
+    """Flat steps in a row."""
+
+    step: int  # the last of them
+    num_steps: int  # number of these steps
+    what: str  # the flat quantity of the last one
+    cure: str  # what to check or change
+
+    def __str__(self) -> str:
+        row = f"{self.num_steps} steps in a row, up to step {self.step}"
+        return f"{self.what} in {row}: {self.cure}"
+
+
+def nothing_learned(
+    steps: Sequence[tuple[int, Figures]], steps_in_a_row: int
+) -> Iterator[NothingLearned]:
+    """Every row of flat steps, given a run's steps with their figures; a row is reported once, when
+    it has steps_in_a_row steps."""
+    num_flat = 0
+    for step, figures in steps:
+        found = _flat(figures)
+        num_flat = num_flat + 1 if found else 0
+        if found and num_flat == steps_in_a_row:
+            what, cure = found
+            yield NothingLearned(step=step, num_steps=num_flat, what=what, cure=cure)
+
+
+def _flat(figures: Figures) -> tuple[str, str] | None:
+    """The flat quantity of a step and its cure; None for a step that may teach something, or of an
+    earlier version of this product."""
+    if VERDICTS not in figures:
+        return None
+    if not figures[VERDICTS]:
+        if figures.get("round/filtered_prompts"):
+            return (
+                "every group was filtered, because its answers got the same reward",
+                "is the reward right? else ask questions that are neither too easy nor too hard",
+            )
+        return "no answer had a verdict", "see reward/infra, and the first failure in the log"
+    reward = figures[LOWEST]
+    if reward == figures[HIGHEST]:
+        if figures.get(CUT) == 1.0:
+            return (
+                f"every answer got {reward:g} and was cut at its bound",
+                "raise sampling.max_response_tokens, or ask what is answered in fewer tokens",
+            )
+        if reward > 0:
+            return (
+                f"every answer got {reward:g}",
+                "nothing is left to learn from such questions, or the reward tells no answers"
+                " apart",
+            )
+        return f"every answer got {reward:g}", "is the reward right?"
+    if skipped_of(figures) not in (Skipped.FLAT, Skipped.EMPTY):
+        return None
+    if figures.get("train/flat_group_fraction") == 1.0:
+        return (
+            "the answers to each question got the same reward",
+            "they have nothing to be compared with; ask questions that are neither too easy nor"
+            " too hard, or raise responses_per_prompt",
+        )
+    if figures.get("train/masked_responses"):
+        return (
+            "every answer with an advantage was cut at its bound and left out",
+            "raise sampling.max_response_tokens, or see learner.overlong",
+        )
+    return (
+        "rewards differed and no token kept a gradient",
+        "see train/gated_fraction and train/clip_fraction, and learner.sequence_mask and"
+        " learner.loss",
+    )

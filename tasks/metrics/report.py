@@ -1,5 +1,5 @@
-"""A step as its stages report it, and how its time is shared out among them. Pure. The figures that
-are kept of it are those of `step_metrics`."""
+"""The report of a step, put together from its stages, and the share of each stage in its time.
+Pure. Its metrics are those of `step_metrics`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tasks.learner.reports import AccumulateReport
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.rewards.scoring import RewardReport
 from tasks.rounds.report import RolloutReport
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What every stage of a step says of itself."""
+    """The reports of all stages of a step."""
 
     plan: StepPlan
     rollout: RolloutReport
@@ -30,14 +30,14 @@ class StepReport:
     published: PublishReport
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
-    turn_s: float = 0.0  # Unix seconds: from when on it might train
+    turn_s: float = 0.0  # Unix seconds from which on it might train
     held_s: float = 0.0  # that its update waited for the evaluation of the weights before it
     # when the engines were rebuilt for this step, as "wake" of their devices
     relayout: tuple[Span, ...] = ()
 
     @property
     def window(self) -> tuple[float, float]:
-        """From when to when it went."""
+        """Its beginning and end, Unix seconds."""
         return self.started_s, self.finished_s
 
     @property
@@ -46,12 +46,12 @@ class StepReport:
 
     @property
     def rollout_s(self) -> float:
-        """Seconds in which some engine generated."""
+        """Seconds in which an engine generated."""
         return stage_s(self.spans, "rollout", *self.window)
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What the devices did, from all stages."""
+        """The work of the devices, of all stages."""
         return (
             *self.relayout,
             *self.rollout.spans,
@@ -63,13 +63,13 @@ class StepReport:
 
     @property
     def trained(self) -> AccumulateReport:
-        """What accumulation did, of all ranks together."""
+        """The report of accumulation, of all ranks together."""
         return reduce(add, self.gradients.ranks, AccumulateReport())
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Tokens by column: what engines generated, by fate and by what came of the update, and
-        what judges wrote. A critic that learned has trained on the tokens, too."""
+        """Tokens by column: those that engines generated, by fate and by the success of the update,
+        and those that judges wrote. A critic that learned has trained on the tokens, too."""
         tokens = {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens, NO_UPDATE: 0}
         update = self.policy.update
         if not update.applied and update.critic is None:
@@ -86,5 +86,5 @@ def stage_times(report: StepReport) -> dict[str, float]:
 
 
 def reward_exposed_s(report: StepReport) -> float:
-    """Seconds of the step in which its round waited for verdicts alone (`reward_waits`)."""
+    """Seconds of the step in which its round waited for nothing but verdicts (`reward_waits`)."""
     return length(within(report.rollout.reward_waits, *report.window))

@@ -1,34 +1,36 @@
-"""What seeding learns from a step: how long its training and its elastic workers waited for each
-other. Pure.
+"""The times of a step that seeding learns from: how long training and elastic workers waited for
+each other. Pure.
 
-    StepReport: window of the round ─┐
-                rollout of elastic workers  ──┼─▶ SeedingTimes ─▶ `scheduling.seeding.after_step`
-                training           ──┘
+    StepReport: window of the round         ─┐
+                rollout of elastic workers  ─┼─▶ SeedingTimes ─▶ `scheduling.seeding.after_step`
+                training                    ─┘
 
-Clocks of several hosts are taken to agree. Leaves out who is there, and what is made of the times.
+Clocks of several machines are taken to agree. Leaves out which workers are there, and what follows
+from the times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from artifacts.records import Span
 from artifacts.reports.timeline import clipped
 from tasks.metrics.report import StepReport
-from tasks.rounds.window_record import WindowRecord
+from tasks.rounds.report import WindowRecord
 from tasks.scheduling.seeding import Seeding, SeedingTimes
 
 
 def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes | None:
-    """What the step measured; None where no elastic worker generated anything, and of a step that
-    was not played in one go, whose times are those of several attempts.
+    """The measured times of a step; None where no elastic worker generated anything, and for a step
+    of several attempts, whose times do not belong together.
 
     staying: the elastic workers that are there at its end.
     """
     window, planned = report.rollout.window, report.plan.window
-    spans = _of_elastic_workers(report)
-    if window is None or planned is None or not (spans and _is_in_one_go(report, window)):
+    spans = [span for span in report.rollout.spans if span.actor in report.rollout.joined]
+    if window is None or planned is None or not spans:
         return None
+    if report.started_s > min(window.began_s, report.rollout.started_s):
+        return None  # an earlier attempt left something of the round
     round_over_s = window.began_s + window.took_s
     num_ranks = len(report.plan.run.learners)
     training = [span for span in report.gradients.spans if span.kind == "train"]
@@ -50,8 +52,8 @@ def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes |
 def seeding_figures(
     window: WindowRecord, times: SeedingTimes | None, after: Seeding
 ) -> dict[str, float]:
-    """A step's window under the names of metrics; what was not measured or has no length is left
-    out. after: where seeding stands when the step is over."""
+    """The metrics of a step's window, without those that were not measured or have no length.
+    after: the state of seeding when the step is over."""
     figures: dict[str, float | None] = {
         "seeding/window_s": window.window_s,
         "seeding/own_s": window.own_s,
@@ -63,17 +65,6 @@ def seeding_figures(
         "seeding/elastic_workers_worth_holding": after.worth_holding,
     }
     return {name: value for name, value in figures.items() if value is not None}
-
-
-def _of_elastic_workers(report: StepReport) -> Sequence[Span]:
-    """When each elastic worker generated."""
-    joined = report.rollout.joined
-    return [span for span in report.rollout.spans if span.actor in joined]
-
-
-def _is_in_one_go(report: StepReport, window: WindowRecord) -> bool:
-    """Whether no earlier attempt at the step left anything of the round."""
-    return report.started_s <= min(window.began_s, report.rollout.started_s)
 
 
 def _seconds(intervals: Iterable[tuple[float, float]]) -> float:

@@ -1,11 +1,22 @@
-"""What a step held and what it cost, from the report of it. Pure."""
+"""The devices that a step held, their uses and their cost, from the report of the step. Pure.
+
+The life of an elastic worker beside its rollouts:
+
+    admitted ── build ──▶ first weights ── transfer, (rollout), transfer, ... ──▶ drain ──▶ gone
+                                                           └── lost ──▶ known to be gone
+
+An elastic worker that is gone without a word is lost from the last sign of life: a renewed lease,
+or tokens that came. Where it was generating then, it is lost from the last tokens that were kept;
+tokens after them are generated elsewhere. Spans may overlap: `reports.device_cost` gives every
+moment one use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from artifacts.prices import HOUR_S
-from artifacts.records import Fate
+from artifacts.records import Fate, Span
 from artifacts.reports.device_cost import (
     Held,
     Window,
@@ -16,22 +27,54 @@ from artifacts.reports.device_cost import (
 )
 from tasks.elastic.engine import shown_devices
 from tasks.elastic.worker_events import AdmittedWorker
-from tasks.metrics.elastic_phases import elastic_worker_spans
 from tasks.metrics.report import StepReport
 from tasks.run.run_context import RunContext
+
+
+def elastic_worker_spans(
+    elastic_workers: Iterable[AdmittedWorker], report: StepReport, window: Window
+) -> list[Span]:
+    """The lives of elastic workers as spans of their devices, as far as the report of a step tells,
+    until the end of its window."""
+    return [
+        Span(device=device, actor=worker.name, kind=kind, start_s=start_s, end_s=end_s)
+        for worker in elastic_workers
+        for kind, start_s, end_s in _phases(worker, report, window.end_s)
+        for device in shown_devices(worker.worker, worker.devices)
+    ]
+
+
+def _phases(
+    worker: AdmittedWorker, report: StepReport, now_s: float
+) -> Iterator[tuple[str, float, float]]:
+    """Kinds of spans of an elastic worker, with their beginnings and ends."""
+    gone_s = now_s if worker.until_s is None else worker.until_s
+    yield "build", worker.since_s, gone_s if worker.joined_s is None else worker.joined_s
+    for start_s, end_s in worker.transfers:
+        yield "transfer", start_s, end_s
+    if worker.leaving_s is not None:
+        yield "drain", worker.leaving_s, gone_s
+    if worker.lost_s is not None:
+        # when its last kept tokens came, or else its first weights
+        kept_s = max(
+            (span.end_s for span in report.rollout.spans if span.actor == worker.name),
+            default=worker.since_s if worker.joined_s is None else worker.joined_s,
+        )
+        was_generating = worker.name in report.rollout.interrupted
+        known_s = report.started_s if was_generating else worker.lost_s
+        yield "lost", max(kept_s, known_s), gone_s
 
 
 def cost_metrics(
     report: StepReport, before_s: float, elastic_workers: Sequence[AdmittedWorker] = ()
 ) -> dict[str, float]:
-    """The cost figures of a step by their names.
+    """The cost metrics of a step.
 
     before_s: when the step before it was over, or this attempt at the run began; 0 for the step's
-    own beginning. A step pays from then on, so that an evaluation, a checkpoint and an attempt that
-    failed are paid by the step after them, and the seconds of steps that overlap once. What its
-    devices were used for is told of other steps alone: here they work for several at a time.
-    elastic workers: all that came; they are paid for from their admission on, until they are gone,
-    and told apart is also why one did not generate (`elastic_worker_phases`).
+    own beginning. A step pays from then on: so an evaluation, a checkpoint and a failed attempt are
+    paid by the step after them, and the seconds of overlapping steps once. The uses of devices are
+    reported only for steps that do not overlap: in others they work for several at a time.
+    elastic_workers: all that came, paid for from admission until they are gone.
     """
     window = Window(start_s=before_s or report.started_s, end_s=report.finished_s)
     prices = report.plan.run.prices
@@ -47,7 +90,7 @@ def cost_metrics(
 
 
 def own_devices(run: RunContext, price_class: str, window: Window) -> list[Held]:
-    """The run holds each of its devices all the time, whatever works there."""
+    """The run's own devices, each held for the whole window."""
     return [
         Held(device=device, price_class=price_class, start_s=window.start_s, end_s=window.end_s)
         for device in _names(run)
@@ -55,7 +98,7 @@ def own_devices(run: RunContext, price_class: str, window: Window) -> list[Held]
 
 
 def own_dollars_per_h(run: RunContext) -> float:
-    """What an hour of all of these costs; 0 where nothing has a price."""
+    """The price of an hour of the run's own devices; 0 where nothing has a price."""
     prices = run.prices
     if not prices.are_set:
         return 0.0
@@ -67,15 +110,15 @@ def _names(run: RunContext) -> list[str]:
 
 
 def elastic_worker_devices(elastic_workers: Sequence[AdmittedWorker], window: Window) -> list[Held]:
-    """What was lent to the run, each for as long as it was there."""
+    """The devices that were lent to the run, each for as long as it was there."""
     return [
         Held(
             device=device,
-            price_class=elastic_worker.price_class,
-            start_s=elastic_worker.since_s,
-            end_s=window.end_s if elastic_worker.until_s is None else elastic_worker.until_s,
+            price_class=worker.price_class,
+            start_s=worker.since_s,
+            end_s=window.end_s if worker.until_s is None else worker.until_s,
             is_lent=True,
         )
-        for elastic_worker in elastic_workers
-        for device in shown_devices(elastic_worker.worker, elastic_worker.devices)
+        for worker in elastic_workers
+        for device in shown_devices(worker.worker, worker.devices)
     ]

@@ -1,4 +1,9 @@
-"""A step in figures: what every stage reports, made into the metrics that are kept. Pure."""
+"""The metrics of a step, made of the reports of its stages. Pure.
+
+A policy that gives up what takes long is fast and trains short responses: `length/trained_share`,
+the mean trained length over the mean sampled one (1 without bias), says how much of its speed that
+is.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,7 @@ from artifacts.reports.timeline import bubble_shares, device_times, stage_s, vis
 from artifacts.tables import ResponseRow
 from tasks.learner.reports import Skipped, token_means, update_figures
 from tasks.learner.version_sums import figures_by_lag
-from tasks.metrics.length_bias import TOTALS, length_figures
-from tasks.metrics.nothing_learned import CUT, HIGHEST, LOWEST, VERDICTS
+from tasks.metrics.monitors import CUT, HIGHEST, LOWEST, VERDICTS
 from tasks.metrics.report import StepReport, reward_exposed_s, stage_times
 from tasks.rounds.report import RolloutReport
 from tasks.scheduling.queue_state import QueueState
@@ -23,15 +27,16 @@ from tasks.scheduling.staleness import staleness_figures
 def step_metrics(
     report: StepReport, state: QueueState, groups: tuple[Group, ...]
 ) -> dict[str, float]:
-    """Every figure of a step by its stable name, `stage/quantity_unit`; `groups` are the trained
+    """Every metric of a step by its stable name, `stage/quantity_unit`; `groups` are the trained
     ones."""
+    difference = report.published.probe_difference_nats  # None where no check compares the probes
     return {
         **_time_metrics(report),
         **_round_metrics(report, state),
         **_rollout_metrics(report),
         **length_figures(report.rollout, groups),
         **_reward_metrics(report, groups),
-        **_publication_metrics(report),
+        **({} if difference is None else {"publish/probe_difference_nats": difference}),
         **report.rollout.acceptance,
         **{f"ledger/{column}_tokens": float(count) for column, count in report.ledger.items()},
         **_bubble_metrics(report),
@@ -43,7 +48,7 @@ def step_metrics(
 
 
 def episode_metrics(rollout: RolloutReport, rows: Sequence[ResponseRow]) -> dict[str, float]:
-    """Figures of the episodes among a step's recorded responses; nothing where there is none."""
+    """Metrics of the episodes among a step's recorded responses; empty without episodes."""
     decided = {*rollout.accepted, *rollout.filtered, *rollout.dropped}
     return step_episode_figures(rows, decided)
 
@@ -86,6 +91,13 @@ def _rollout_metrics(report: StepReport) -> dict[str, float]:
     rollout_s = report.rollout_s
     num_tokens = sum(rollout.tokens.values())
     lengths = rollout.lengths or (0,)
+    bounds = rollout.lost_tokens_bounds
+    lost = {  # the most tokens that were lost with engines
+        "rollout/lost_tokens_bound": float(sum(bounds)),
+        "rollout/lost_tokens_bound_of_one": float(max(bounds, default=0)),
+    }
+    if rollout.num_interrupted and not bounds:  # the engines reported nothing
+        lost = {}
     return {
         "rollout/tokens": float(num_tokens),
         "rollout/tokens_per_s": num_tokens / rollout_s if rollout_s else 0.0,
@@ -95,23 +107,12 @@ def _rollout_metrics(report: StepReport) -> dict[str, float]:
         "rollout/migrated_responses": float(rollout.num_migrated),
         "rollout/freed_learners": float(len(rollout.freed)),
         "rollout/interrupted_responses": float(rollout.num_interrupted),
-        **_lost_tokens(rollout),
+        **lost,
         "engine/preemptions": float(rollout.num_preemptions),
         "engine/kv_usage_max": rollout.kv_usage_max,
         "engine/unclaimed_responses": float(rollout.num_unclaimed),
         "engine/replicas": float(len(report.plan.run.engines)),
         "engine/relayout_s": stage_s(report.relayout, "wake", *report.window),
-    }
-
-
-def _lost_tokens(rollout: RolloutReport) -> dict[str, float]:
-    """The most that was lost with engines; nothing where nobody can say."""
-    bounds = rollout.lost_tokens_bounds
-    if rollout.num_interrupted and not bounds:
-        return {}
-    return {
-        "rollout/lost_tokens_bound": float(sum(bounds)),
-        "rollout/lost_tokens_bound_of_one": float(max(bounds, default=0)),
     }
 
 
@@ -136,12 +137,6 @@ def _reward_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, 
     }
 
 
-def _publication_metrics(report: StepReport) -> dict[str, float]:
-    """Nothing where no gate compares the probes."""
-    difference = report.published.probe_difference_nats
-    return {} if difference is None else {"publish/probe_difference_nats": difference}
-
-
 def _bubble_metrics(report: StepReport) -> dict[str, float]:
     devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
     elastic_workers = sorted(
@@ -154,6 +149,12 @@ def _bubble_metrics(report: StepReport) -> dict[str, float]:
     return {f"bubble/{cause}_fraction": share for cause, share in bubble_shares(times).items()}
 
 
+TOTALS = {  # counters of a run, and the figures of a step that add to them
+    "tokens_learned": "length/trained_tokens",
+    "responses_learned": "length/trained_responses",
+    "tokens_decided": "length/sampled_tokens",
+    "responses_decided": "length/sampled_responses",
+}
 COUNTED = {  # counters of a run, and the figures of a step that add to them
     "responses_finished": "rollout/responses",
     "updates_made": "train/applied",
@@ -166,7 +167,7 @@ COUNTED = {  # counters of a run, and the figures of a step that add to them
 def running_totals(
     before: Mapping[str, int], figures: Mapping[str, float], state: QueueState
 ) -> dict[str, int]:
-    """What a run has done so far: the totals before a step, and what the step adds to them."""
+    """The totals of a run: those before a step, and the step's figures added to them."""
     return {
         "prompts_drawn": state.num_drawn,
         "prompts_trained": state.num_trained,
@@ -178,26 +179,23 @@ def running_totals(
 
 
 def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
-    """How old the weights were, and who waited for whom; only of asynchronous steps."""
+    """Staleness, and how long rollout and learner waited for each other; only of asynchronous
+    steps."""
     plan, total = report.plan.round, report.trained
     if plan.admission is None:
         return {}
     step, recomputes = plan.step, plan.pauses or plan.at_update is Running.INTERRUPT
+    # when the learners began; from turn_s on they might have
+    begun_s = min((span.start_s for span in report.gradients.spans), default=report.turn_s)
     return {
         **staleness_figures(step, groups, recomputes=recomputes),
         **figures_by_lag(total.by_version, step - 1, can_cut=total.can_cut),
         "stall/rollout_s": report.rollout.awaited_weights_s + report.published.drained_s,
-        "stall/learner_s": 0.0 if plan.pauses else _learner_stall_s(report),
+        "stall/learner_s": 0.0 if plan.pauses else max(0.0, begun_s - report.turn_s),
         "stall/evaluation_s": report.held_s,
         "queue/carried_prompts": float(len(report.rollout.carried)),
         "round/left_running": float(len(report.rollout.in_flight)),
     }
-
-
-def _learner_stall_s(report: StepReport) -> float:
-    """From when on the learners might have trained the step until they did."""
-    begun_s = min((span.start_s for span in report.gradients.spans), default=report.turn_s)
-    return max(0.0, begun_s - report.turn_s)
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
@@ -213,7 +211,7 @@ def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
 
 
 def _judge_metrics(report: StepReport) -> dict[str, float]:
-    """What the judges did, for a run that has any; a share of nothing is left out."""
+    """Metrics of the judges, for a run that has any; a share of nothing is left out."""
     judging = report.reward.judging
     if not report.plan.run.judges:
         return {}
@@ -249,3 +247,29 @@ def _learner_metrics(report: StepReport) -> dict[str, float]:
             "train/tokens_per_s": total.num_tokens_computed / total.busy_s if total.busy_s else 0.0,
         }
     )
+
+
+def length_figures(rollout: RolloutReport, groups: tuple[Group, ...]) -> dict[str, float]:
+    """Lengths of a step: of the trained groups, and of all responses to the prompts that its round
+    decided ("sampled")."""
+    lengths = [response.generated.num_sampled for group in groups for response in group.responses]
+    figures = {
+        "length/trained_tokens": float(sum(lengths)),
+        "length/trained_responses": float(len(lengths)),
+        "length/sampled_tokens": float(rollout.num_decided_tokens),
+        "length/sampled_responses": float(rollout.num_decided_responses),
+    }
+    return figures | _share("length/trained_share", [*figures.values()])
+
+
+def lengths_so_far(totals: Mapping[str, int]) -> dict[str, float]:
+    """The share of the trained in the sampled length, of a run with these totals."""
+    return _share("length/trained_share_so_far", [totals.get(counter, 0) for counter in TOTALS])
+
+
+def _share(name: str, counts: Sequence[float]) -> dict[str, float]:
+    """The mean trained length over the mean sampled one; empty where either has no response."""
+    trained_tokens, num_trained, sampled_tokens, num_sampled = counts
+    if not (num_trained and sampled_tokens):
+        return {}
+    return {name: trained_tokens / num_trained * num_sampled / sampled_tokens}

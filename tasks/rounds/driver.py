@@ -1,20 +1,21 @@
-"""Plays one round: carries out the scheduler's decisions on the engines, and tells it what
-happened.
+"""The driver of one round: carries out the scheduler's decisions on the engines, and turns their
+answers into the scheduler's events.
 
-    engines ── finished, lost ─┐                       ┌─ launch ─▶ generation ─▶ engines
-    feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ generation
+    engines ── finished, lost ─┐                       ┌─ launch ─▶ tracker ─▶ engines
+    feed ───── scored ─────────┼▶ events ─▶ scheduler ─┼─ abort ──▶ tracker
     records ── replayed ───────┤                       └─ accept ─▶ on_accept, stream trainer
-    training ─ published ──────┘       elastic workers come and go: ────▶ generation
+    training ─ published ──────┘       elastic workers come and go: ─▶ tracker
 
-One queue of events and one loop: an event is taken, the scheduler asked, its answer carried out to
-the end, and only then is the next event looked at. Carrying out may append events, as of an engine
-that is found lost; it never handles them. All launches and all aborts of one answer go to an engine
-in one call, so that a round's opening is one batch per engine and always samples the same tokens.
+One queue of events and one loop: an event is taken, the scheduler handles it, its answer is carried
+out to the end, and only then is the next event taken. Carrying out may append events, as of an
+engine that is found lost; it never handles them. All launches and all aborts of one answer go to an
+engine in one call, so that a round's opening is one batch per engine and always samples the same
+tokens.
 
-A response counts if this attempt at the round asked this engine for it, or adopted what an earlier
-round had asked, and if its weights are allowed (`RoundInputs.allows`). The same code drives real
-engines and simulated ones on a virtual clock. Leaves out how the driver waits (`sources`) and what
-becomes of a response between its launch and its end (`generation`).
+A response counts if this attempt at the round requested it from this engine, or adopted the request
+of an earlier round, and if its weights are allowed (`RoundInputs.allows`). The same code drives
+real engines and simulated ones on a virtual clock. Leaves out how the driver waits (`sources`) and
+the life of a response between its launch and its end (`response_tracker`).
 """
 
 from __future__ import annotations
@@ -67,54 +68,49 @@ class _Round:
     def __init__(self, inputs: RoundInputs) -> None:
         self._inputs = inputs
         self._scheduler = inputs.scheduler
-        self._dispatch = EnginePool(inputs.engines, inputs.most_running)
-        self._sources = EventSources(self._dispatch, inputs, self._stuck)
-        self._arrivals = FinishedResponses(inputs)
+        self._pool = EnginePool(inputs.engines, inputs.max_running)
+        self._sources = EventSources(self._pool, inputs, self._describe_stall)
+        self._finished = FinishedResponses(inputs)
         self._events: deque[Event | Published] = deque()
-        self._generation = ResponseTracker(inputs, self._dispatch, self._events.append)
+        self._tracker = ResponseTracker(inputs, self._pool, self._events.append)
 
     async def play(self) -> RoundResult:
+        tracker = self._tracker
         try:
-            await self._generation.begin()
+            await tracker.begin()
             await self._carry_out(self._scheduler.start())
-            await self._answer_events()
-            await self._generation.abort_unclaimed()
-            while not (self._is_closed and self._dispatch.is_idle) or self._is_leaving():
-                await self._publish()
+            await self._handle_events()
+            await tracker.abort_unclaimed()
+            # an engine that keeps something running has yet to hand over what it has finished
+            while not (tracker.is_closed and self._pool.is_idle) or self._sources.are_polled(
+                self._pool.left_on
+            ):
+                await self._hand_to_feed()
                 await self._listen()
-                await self._answer_events()
-            await self._generation.freeing.finish()
+                await self._handle_events()
+            await tracker.freeing.finish()
         except BaseException:
             await self._stop()
             raise
         finally:
             self._sources.close()
-            self._dispatch.close()
-        generation = self._generation
+            self._pool.close()
         return replace(
-            self._arrivals.result(generation.unfinished, generation.moved),
-            freed=tuple(generation.freeing.learners),
-            freed_s=tuple(generation.freeing.freed_s),
-            took_s=generation.elapsed_s,
-            in_flight=self._dispatch.in_flight,
+            self._finished.result(tracker.unfinished, tracker.moved),
+            freed=tuple(tracker.freeing.learners),
+            freed_s=tuple(tracker.freeing.freed_s),
+            took_s=tracker.elapsed_s,
+            in_flight=self._pool.in_flight,
             awaited_weights_s=self._sources.awaited_weights_s,
-            num_interrupted=generation.reports.num_interrupted,
-            lost_tokens_bounds=tuple(generation.reports.lost_tokens_bounds),
-            interrupted=tuple(generation.reports.interrupted),
-            joined=generation.joined,
+            num_interrupted=tracker.reported.num_interrupted,
+            lost_tokens_bounds=tuple(tracker.reported.lost_tokens_bounds),
+            interrupted=tuple(tracker.reported.interrupted),
+            joined=tracker.joined,
         )
 
-    @property
-    def _is_closed(self) -> bool:
-        return self._generation.is_closed
-
-    def _is_leaving(self) -> bool:
-        """Whether an engine that keeps something running has yet to say what it has finished."""
-        return self._sources.are_asked(self._dispatch.left_on)
-
-    async def _answer_events(self) -> None:
-        """Have the scheduler answer event by event; what comes after the close is nobody's."""
-        while self._events and not self._is_closed:
+    async def _handle_events(self) -> None:
+        """Have the scheduler handle event by event; events after the close are dropped."""
+        while self._events and not self._tracker.is_closed:
             event = self._events.popleft()
             if isinstance(event, Published):
                 assert isinstance(self._scheduler, OverlappedScheduler), "the round overlaps"
@@ -124,115 +120,104 @@ class _Round:
         self._events.clear()
 
     async def _stop(self) -> None:
-        """After a failure: leave the engines idle, for the next attempt asks them for the same
+        """After a failure: leave the engines idle, for the next attempt requests the same
         responses."""
-        self._generation.close()
-        await self._generation.freeing.stop(STOP_S)
+        self._tracker.close()
+        await self._tracker.freeing.stop(STOP_S)
         self._sources.only_engines(STOP_S)
-        self._dispatch.come_back()
+        self._pool.come_back()
         try:
             async with asyncio.timeout(STOP_S):
-                await self._generation.abort(self._dispatch.running)
-                while not self._dispatch.is_idle:
+                await self._tracker.abort(self._pool.running)
+                while not self._pool.is_idle:
                     await self._listen()
-        except (EngineLost, TimeoutError) as error:  # the caller is to hear of the first failure
-            step, running = self._inputs.plan.step, ",".join(self._dispatch.running)
+        except (EngineLost, TimeoutError) as error:  # the caller is to get the first failure
+            step, running = self._inputs.plan.step, ",".join(self._pool.running)
             logger.warning("step=%d not_idle=%s reason=%s", step, running, error)
 
-    # --- what happens: it becomes events -------------------------------------------------------
+    # --- answers of the sources become events --------------------------------------------------
 
     async def _listen(self) -> None:
-        """Wait until somebody has something to say, and note it."""
-        are_verdicts_due = self._arrivals.num_unscored > 0 and not self._is_closed
-        look_in_s = self._generation.look_in_s
-        heard = await self._sources.hear(verdicts=are_verdicts_due, most_s=look_in_s)
-        self._generation.freeing.check()
-        await self._generation.give_up(heard.lost)
-        await self._generation.hear(heard.elastic_workers)
-        await self._generation.balance(heard.moves)
-        for score in heard.scores:
+        """Wait for the next answer of a source, and turn it into events."""
+        tracker = self._tracker
+        are_verdicts_due = self._finished.num_unscored > 0 and not tracker.is_closed
+        incoming = await self._sources.next(verdicts=are_verdicts_due, max_s=tracker.due_in_s)
+        tracker.freeing.check()
+        await tracker.give_up(incoming.lost)
+        await tracker.apply_news(incoming.elastic_workers)
+        await tracker.balance(incoming.moves)
+        for score in incoming.scores:
             self._score(score)
-        self._events += [Published(version=version) for version in heard.published]
-        refused = self._keep(heard.engine, heard.told)
-        refused += [each.versions for each in await self._admit(heard.engine, heard.arrived)]
+        self._events += [Published(version=version) for version in incoming.published]
+        refused = self._keep(incoming.engine, incoming.new_tokens)
+        refused += await self._admit(incoming.engine, incoming.responses)
         if refused:
             found, allowed = refused[0], self._inputs.versions
-            error = f"{heard.engine} samples with {found}, the round allows versions {allowed}"
-            await self._generation.give_up({heard.engine: EngineLost(error)})
-        await self._generation.hand_out()
-        await self._generation.scale_down(self._arrivals.num_groups)
+            error = f"{incoming.engine} samples with {found}, the round allows versions {allowed}"
+            await tracker.give_up({incoming.engine: EngineLost(error)})
+        await tracker.hand_out()
+        await tracker.scale_down(self._finished.num_groups)
 
-    def _keep(self, engine: str, told: Sequence[NewTokens]) -> list[tuple[VersionSpan, ...]]:
-        """Keep what an engine tells of what it runs for this attempt; the versions of what is
-        refused, as `_admit` does."""
+    def _keep(self, engine: str, new_tokens: Sequence[NewTokens]) -> list[tuple[VersionSpan, ...]]:
+        """Keep the tokens that an engine reports of this attempt's responses; returns the versions
+        of refused ones, as `_admit` does."""
         kept: list[NewTokens] = []
         refused: list[tuple[VersionSpan, ...]] = []
-        for new in told:
-            self._dispatch.note_told(engine, new)
-            is_expected = self._dispatch.is_expected(engine, new)
+        for new in new_tokens:
+            self._pool.count_reported(engine, new)
+            is_expected = self._pool.expected(engine, new) is not None
             if is_expected and self._inputs.allows_versions(new.versions):
                 kept.append(new)
                 continue
             refused += [new.versions] if is_expected else []
-            self._arrivals.refuse(len(new.token_ids))
-        self._generation.keep(engine, kept)
+            self._finished.refuse(len(new.token_ids))
+        self._tracker.keep(engine, kept)
         return refused
 
-    async def _admit(self, engine: str, arrived: Sequence[Generated]) -> list[Generated]:
-        """Take what this attempt asked this engine for; returns what of it has other weights.
+    async def _admit(
+        self, engine: str, responses: Sequence[Generated]
+    ) -> list[tuple[VersionSpan, ...]]:
+        """Take the responses that this attempt requested from this engine; returns the versions of
+        those with weights that the round does not allow, which count as not answered.
 
-        That counts as not answered. What nobody asked for belongs to another attempt, or was
-        launched again elsewhere when the engine was taken for lost.
+        A response that was not requested belongs to another attempt, or was launched again
+        elsewhere when the engine was taken for lost.
         """
-        welcome: list[Generated] = []
-        refused: list[Generated] = []
-        for response in arrived:
-            is_expected = self._dispatch.is_expected(engine, response)
+        allowed: list[Generated] = []
+        refused: list[tuple[VersionSpan, ...]] = []
+        for response in responses:
+            is_expected = self._pool.expected(engine, response) is not None
             if is_expected and self._inputs.allows(response):
-                welcome.append(response)
+                allowed.append(response)
                 continue
-            refused += [response] if is_expected else []
-            self._arrivals.refuse(self._dispatch.num_new(engine, response))
-        await self._arrive(welcome)
-        return refused
-
-    async def _arrive(self, arrived: Sequence[Generated]) -> None:
-        """These are over on their engine: whole ones are to be scored, stopped ones may go on."""
+            refused += [response.versions] if is_expected else []
+            self._finished.refuse(self._pool.num_new(engine, response))
         stopped: list[Generated] = []
-        for response in arrived:
-            if self._generation.take(response):
-                self._arrivals.finish(response)
+        for response in allowed:
+            if self._tracker.take(response):
+                self._finished.finish(response)
             else:
                 stopped.append(response)
-        await self._generation.resume(stopped)
-        self._finish([response for response in arrived if response.finish_reason != "aborted"])
+        await self._tracker.resume(stopped)
+        self._finish([response for response in allowed if response.finish_reason != "aborted"])
+        return refused
 
     def _finish(self, whole: Sequence[Generated]) -> None:
-        """These are complete, and wait for their verdicts."""
+        """Have complete responses wait for their verdicts."""
         self._inputs.on_finished(whole)
-        self._arrivals.hold(whole)
+        self._finished.hold(whole)
         self._events += map(_finished, whole)
 
     def _score(self, score: Score) -> None:
-        self._arrivals.score(score)
+        self._finished.score(score)
         prompt_id, index, outcome = score.prompt_id, score.index, score.outcome
         event = Scored(prompt_id=prompt_id, index=index, outcome=outcome, reward=score.reward)
         self._events.append(event)
 
-    def _replay(self, response: Response) -> None:
-        """A recorded response takes the place of its launch."""
-        self._arrivals.finish(response.generated)
-        if response.score is None:
-            self._finish([response.generated])
-            return
-        self._inputs.on_finished([response.generated])
-        self._events.append(_finished(response.generated))
-        self._score(response.score)
-
-    # --- what is done about it -----------------------------------------------------------------
+    # --- decisions of the scheduler are carried out --------------------------------------------
 
     async def _carry_out(self, decisions: Sequence[Decision]) -> None:
-        """One answer of the scheduler: launches together, the rest in order, aborts together."""
+        """Carry out one answer: launches together, the rest in order, aborts together."""
         await self._launch([decision for decision in decisions if isinstance(decision, Launch)])
         aborts: list[str] = []
         carried: set[str] = set()
@@ -241,48 +226,55 @@ class _Round:
                 case Abort(prompt_id=prompt_id, indices=indices):
                     aborts += [response_id(prompt_id, index) for index in indices]
                 case AcceptGroup():
-                    await self._inputs.on_accept(self._arrivals.accept(decision))
+                    await self._inputs.on_accept(self._finished.accept(decision))
                 case CloseRound():
-                    self._generation.close()
+                    self._tracker.close()
                 case Carry(prompt_id=prompt_id):
-                    self._arrivals.note(decision)
+                    self._finished.note(decision)
                     carried.add(prompt_id)
                 case _:
-                    self._arrivals.note(decision)
-        await self._generation.abort(aborts)
+                    self._finished.note(decision)
+        await self._tracker.abort(aborts)
         if carried:
-            await self._generation.leave(carried)
+            await self._tracker.leave(carried)
         if any(isinstance(decision, AcceptGroup) for decision in decisions):
-            await self._generation.scale_down(self._arrivals.num_groups)
+            await self._tracker.scale_down(self._finished.num_groups)
 
     async def _launch(self, launches: Sequence[Launch]) -> None:
-        """Generate what is neither recorded nor running, and replay what is recorded."""
+        """Generate the responses that are neither recorded nor running; recorded ones take the
+        place of their launches."""
         unknown: list[tuple[str, int]] = []
         known: list[Response] = []
         for launch in launches:
             name = response_id(launch.prompt_id, launch.index)
-            recorded = self._arrivals.take_recorded(name)
+            recorded = self._finished.take_recorded(name)
             if recorded is not None:
                 known.append(recorded)
-            elif not self._generation.claim(launch):
+            elif not self._tracker.claim(launch):
                 unknown.append((launch.prompt_id, launch.index))
-        await self._generation.submit(unknown)
+        await self._tracker.submit(unknown)
         for response in known:
-            self._replay(response)
+            self._finished.finish(response.generated)
+            if response.score is None:
+                self._finish([response.generated])
+            else:
+                self._inputs.on_finished([response.generated])
+                self._events.append(_finished(response.generated))
+                self._score(response.score)
 
-    async def _publish(self) -> None:
-        """Have what has finished scored: at once, or, if so planned, when nothing generates."""
-        is_due = self._dispatch.is_idle or not self._inputs.plan.scores_last
-        if is_due and self._arrivals.has_held and not self._is_closed:
-            await self._inputs.feed.publish(self._arrivals.hand_over())
+    async def _hand_to_feed(self) -> None:
+        """Have finished responses scored: at once, or, if so planned, when nothing generates."""
+        is_due = self._pool.is_idle or not self._inputs.plan.scores_last
+        if is_due and self._finished.has_held and not self._tracker.is_closed:
+            await self._inputs.feed.publish(self._finished.hand_over())
 
-    def _stuck(self) -> str:
-        """What the round waited for, for how long, and what was alive."""
+    def _describe_stall(self) -> str:
+        """For the deadline's error message: the wait, its length, and the engines that live."""
         plan, deadline_s = self._inputs.plan, self._inputs.deadline_s
         return (
             f"the {plan.kind} round of step {plan.step} waited {deadline_s:.0f} s without a token, "
             f"a response or a verdict for {self._scheduler.waiting_for()}; "
-            f"{self._sources.describe()}; {self._arrivals.describe()}"
+            f"{self._sources.describe()}; {self._finished.describe()}"
         )
 
 

@@ -1,21 +1,33 @@
 """Elastic workers of a round: engines that it did not begin with, which come and go while it runs.
 
-    whoever admits them ── ElasticNews ──▶ Elastic workers ──▶ the round's sources ──▶ generation
+    ElasticWorkers ── ElasticNews ──▶ the round's sources ──▶ ResponseTracker
       EngineJoined    it gets what waits, and then new requests; once more when it has newer weights
       EngineLeaving   it gets nothing more; what runs there moves on with its tokens
       EngineGone      what ran there is generated elsewhere
 
-News may come twice, late, or of an engine that the round does not know: whoever hears them makes
-nothing of what changes nothing. Leaves out who may be an elastic worker, and how its weights came
-there.
+News may come twice, late, or of an engine that the round does not know: news that changes nothing
+is ignored. Leaves out which workers are admitted, and how weights reach them.
+
+A round calls an elastic worker through a `BufferedEngine`, which never waits for it:
+
+    submit, abort ─▶ sent one after the other, by a task of its own ─┐
+    collect ───────▶ the elastic worker's answer, or the failure of a send ◀┘
+
+So an elastic worker that hangs holds up nothing but itself, and the news that it is gone arrives
+all the same. Any failure of an elastic worker is its loss: the run goes on without it.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
-from tasks.engines.base import Engine
+from artifacts.new_tokens import News
+from artifacts.records import Request
+from tasks.engines.base import Engine, EngineLost, EngineStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +37,7 @@ class EngineJoined:
     engine: Engine  # the replica, idle but for what a round before left on it
     devices: tuple[str, ...]  # the devices that it works on, for the timeline
     version: int  # the weight version that it has
-    most_running: int | None = None  # requests that it takes at a time; None for any number
+    max_running: int | None = None  # requests that it takes at a time; None for any number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +49,7 @@ class EngineLeaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineGone:
-    """An engine is gone, whether its calls have failed or not."""
+    """An engine is gone, even if no call to it has failed yet."""
 
     name: str  # of the engine
     reason: str  # one sentence
@@ -47,15 +59,90 @@ ElasticNews = EngineJoined | EngineLeaving | EngineGone
 
 
 class ElasticWorkers(Protocol):
-    """Whoever admits elastic workers, as a round sees them."""
+    """The elastic workers of a run, as a round sees them."""
 
     async def news(self, wait_s: float) -> list[ElasticNews]:
-        """What has happened since the last call, the elastic workers that are present first of all;
-        waits up to wait_s for the first."""
+        """News since the last call, of the elastic workers that are present first of all; waits up
+        to wait_s for the first."""
         ...
 
     async def give_up(self, name: str, reason: str) -> None:
-        """The round will hear nothing more of this elastic worker, which may live and still run
-        what it was asked: it is to begin anew before any round asks it again. Never raises for
-        that."""
+        """Have this elastic worker begin anew before any round uses it again: it may live and still
+        run requests of this round, which ignores it from now on. Never raises for that."""
         ...
+
+
+Answer = TypeVar("Answer")
+
+
+class BufferedEngine:
+    """An elastic worker behind a queue of calls. Belongs to one event loop; `close` ends its
+    task."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.name = engine.name
+        self._engine = engine
+        self._calls: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._num_unsent = 0  # submissions that the elastic worker has not got
+        self._failure = f"{self.name} is not waited for any more"
+        self._sending = asyncio.create_task(self._send())
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        """Queue these requests behind the earlier calls."""
+        self._num_unsent += 1
+        self._calls.put_nowait(partial(self._submit, tuple(requests)))
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        """Queue the abort of these responses behind the earlier calls."""
+        self._calls.put_nowait(partial(self._engine.abort, response_ids))
+
+    async def collect(self, wait_s: float) -> list[News]:
+        """See `Engine`. Raises EngineLost, also when an earlier call failed."""
+        collecting = asyncio.ensure_future(self._answer(self._engine.collect(wait_s)))
+        try:
+            await asyncio.wait({collecting, self._sending}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                raise EngineLost(self._failure)
+            return collecting.result()
+        finally:
+            collecting.cancel()
+
+    async def stats(self) -> EngineStats:
+        """See `Engine`. Raises EngineLost."""
+        return await self._answer(self._engine.stats())
+
+    @property
+    def has_all(self) -> bool:
+        """True if the elastic worker has got every request."""
+        return self._num_unsent == 0
+
+    def hurry(self, max_s: float) -> None:
+        """Give the elastic worker so long to hand back its responses; then it counts as lost."""
+        asyncio.get_running_loop().call_later(max_s, self.close)
+
+    def close(self) -> None:
+        """Send the elastic worker nothing more."""
+        self._sending.cancel()
+
+    async def _submit(self, requests: Sequence[Request]) -> None:
+        await self._engine.submit(requests)
+        self._num_unsent -= 1
+
+    async def _send(self) -> None:
+        """Make the queued calls; ends with the first that fails."""
+        while True:
+            call = await self._calls.get()
+            try:
+                await call()
+            except Exception as error:
+                self._failure = f"{self.name} could not be told something: {error}"
+                return
+
+    async def _answer(self, call: Awaitable[Answer]) -> Answer:
+        """The elastic worker's answer. Raises EngineLost for any failure."""
+        try:
+            return await call
+        except EngineLost:
+            raise
+        except Exception as error:
+            raise EngineLost(f"{self.name}: {type(error).__name__}: {error}") from error

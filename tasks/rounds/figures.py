@@ -1,14 +1,17 @@
-"""A played round in figures: where its tokens went, when engines worked, when it only waited."""
+"""A played round in figures and as rows of the responses table: where its tokens went, when engines
+worked, when it only waited."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from artifacts.records import Fate, Generated, Span, response_id
+from artifacts.records import Fate, Generated, Prompt, Response, Span, response_id
 from artifacts.reports.timeline import Interval, difference, generating
+from artifacts.tables import ResponseRow
 from tasks.engines.base import EngineStats
 from tasks.rounds.records import RoundResult
-from tasks.scheduling.ledger import account_tokens
+from tasks.scheduling.events import RoundPlan
+from tasks.scheduling.ledger import account_tokens, fate_of
 
 
 def trained_ids(result: RoundResult) -> frozenset[str]:
@@ -26,11 +29,11 @@ def filtered_ids(result: RoundResult) -> frozenset[str]:
 
 
 def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
-    """Sampled tokens of every response to a prompt that the round trained, filtered or gave up for
-    good; of one that was stopped half-way those that it had.
+    """Sampled tokens of every response to a prompt that the round trained, filtered or dropped; of
+    a stopped response those that it had.
 
-    What is deferred or carried is left to the round that decides it: counted by the age that it has
-    when a round closes, the long ones would be too many.
+    Deferred and carried prompts are left to the round that decides them: counted by their age when
+    a round closes, the long ones would be too many.
     """
     trained = {group.prompt.prompt_id for group in result.groups}
     decided = trained | {*result.filtered, *result.dropped}
@@ -40,14 +43,14 @@ def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
 
 
 def unclaimed(result: RoundResult, readings: Sequence[EngineStats]) -> frozenset[str]:
-    """Ids of the responses that engines go on with after the round, though nobody is to have them;
+    """Ids of the responses that engines go on with after the round, though no round adopts them;
     there ought to be none."""
     left = {response.response_id for response in result.in_flight}
     return frozenset(name for reading in readings for name in reading.progress) - left
 
 
 def ledger_of(result: RoundResult, *, is_evaluation: bool) -> dict[Fate, int]:
-    """Every token that its engines generated, in one column."""
+    """The token ledger of a round (`scheduling.ledger`)."""
     return account_tokens(
         result.generated,
         trained=trained_ids(result),
@@ -58,10 +61,11 @@ def ledger_of(result: RoundResult, *, is_evaluation: bool) -> dict[Fate, int]:
 
 
 def rollout_spans(result: RoundResult, devices: Mapping[str, Sequence[str]]) -> tuple[Span, ...]:
-    """When each engine had a response to generate, on each of its devices (`devices`, by engine).
+    """The spans in which each engine had a response to generate, on each of its devices (`devices`,
+    by engine).
 
-    A response that was read back from an earlier attempt counts as it was; of what is carried, what
-    was stopped counts: the rest is of the round that trains it.
+    A response of an earlier attempt counts with its times; of carried responses only the stopped
+    ones count: the others are of the round that trains them.
     """
     carried = (response.generated for response in result.carried_responses)
     stopped = (response for response in carried if response.finish_reason == "aborted")
@@ -78,17 +82,46 @@ def rollout_spans(result: RoundResult, devices: Mapping[str, Sequence[str]]) -> 
 
 
 def reward_waits(result: RoundResult) -> tuple[Interval, ...]:
-    """When the round waited for verdicts alone.
+    """The intervals in which the round waited for nothing but verdicts.
 
     A verdict on a response of a prompt that the round decided (accepted, filtered or dropped) was
-    out, and no such response was being generated. What was aborted or deferred in the end does not
-    count: the round waited for none of it, so that in a short round it hides no verdict.
+    missing, and no such response was being generated. Aborted and deferred responses do not count:
+    the round did not wait for them, so that in a short round they hide no verdict.
     """
     decided = {*result.accepted, *result.dropped, *result.filtered}
     whole = [response for response in result.generated if response.finish_reason != "aborted"]
     needed = [response for response in whole if response.prompt_id in decided]
     scores = result.scores
-    told_s = {response_id(score.prompt_id, score.index): score.finished_s for score in scores}
-    verdicts = ((response.finished_s, told_s.get(response.response_id)) for response in needed)
+    scored = {response_id(score.prompt_id, score.index): score.finished_s for score in scores}
+    verdicts = ((response.finished_s, scored.get(response.response_id)) for response in needed)
     out = [(finished_s, scored_s) for finished_s, scored_s in verdicts if scored_s is not None]
     return tuple(difference(out, generating(needed)))
+
+
+def response_rows(
+    plan: RoundPlan,
+    prompts: Mapping[str, Prompt],
+    result: RoundResult,
+    advantages: Mapping[str, float],
+    *,
+    is_evaluation: bool,
+) -> list[ResponseRow]:
+    """Every response with its score and its fate as a row of the responses table; `advantages` by
+    response id, of those that are in the loss."""
+    scores = {(score.prompt_id, score.index): score for score in result.scores}
+    trained = trained_ids(result)
+    filtered = filtered_ids(result)
+    return [
+        ResponseRow(
+            step=plan.step,
+            kind=plan.kind,
+            prompt=prompts[response.prompt_id],
+            response=Response(
+                generated=response,
+                score=scores.get((response.prompt_id, response.index)),
+            ),
+            fate=fate_of(response, trained, filtered, is_evaluation=is_evaluation),
+            advantage=advantages.get(response.response_id),
+        )
+        for response in result.generated
+    ]

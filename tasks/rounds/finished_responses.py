@@ -1,9 +1,9 @@
-"""What a round has got so far: responses by id, their verdicts, what became of its prompts. Pure.
+"""The finished responses of a round, with their verdicts and the fates of their prompts. Pure.
 
     recorded by an earlier attempt ─┐
     finished on an engine ──────────┴▶ held ─▶ unscored (the feed has it) ─▶ scored ─▶ in a group
 
-The driver's memory. Leaves out what is asked of whom; that is `dispatch`.
+The driver's memory. Leaves out the responses that are still to be generated (`response_tracker`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from tasks.scheduling.events import AcceptGroup, Carry, Decision, Defer, Drop, F
 
 
 class FinishedResponses:
-    """Keeps what one round has got."""
+    """The finished responses of one round.
+
+    A whole recorded response of allowed weights, to a prompt that the round may launch, stands in
+    for its launch; one that was stopped goes on (`response_tracker`); others count as stale.
+    """
 
     def __init__(self, inputs: RoundInputs) -> None:
         self._prompts = inputs.prompts
@@ -34,30 +38,25 @@ class FinishedResponses:
         self._late: list[str] = []
         self._carried: list[Carry] = []
         for response in inputs.recorded:
-            self._keep_recorded(response, inputs)
-
-    def _keep_recorded(self, response: Response, inputs: RoundInputs) -> None:
-        """A whole response of allowed weights to a prompt that the round may ask stands in for its
-        launch, and one that was stopped is gone on with (`generation`); others count as stale."""
-        generated = response.generated
-        if not inputs.goes_on_with(generated):
-            self.refuse(generated.num_sampled + generated.num_forgotten)
-        elif generated.finish_reason != "aborted":
-            self._recorded[generated.response_id] = response
+            generated = response.generated
+            if not inputs.goes_on_with(generated):
+                self.refuse(generated.num_sampled + generated.num_forgotten)
+            elif generated.finish_reason != "aborted":
+                self._recorded[generated.response_id] = response
 
     @property
     def num_groups(self) -> int:
-        """Accepted groups."""
+        """Number of accepted groups."""
         return len(self._groups)
 
     @property
     def num_unscored(self) -> int:
-        """Responses that the feed has and has not scored."""
+        """Number of responses that the feed has yet to score."""
         return len(self._unscored)
 
     @property
     def has_held(self) -> bool:
-        """Whether responses wait to be handed to the feed."""
+        """True if responses wait to be handed to the feed."""
         return bool(self._held)
 
     def take_recorded(self, name: str) -> Response | None:
@@ -65,31 +64,31 @@ class FinishedResponses:
         return self._recorded.pop(name, None)
 
     def finish(self, generated: Generated) -> None:
-        """A response is home, whole or as far as it came when the round gave it up."""
+        """Keep a response, whole or as far as it came when the round gave it up."""
         self._generated[generated.response_id] = generated
 
     def refuse(self, num_tokens: int) -> None:
-        """So many sampled tokens came of which nothing can be trained."""
+        """Count sampled tokens that cannot be trained as stale."""
         self._stale_tokens += num_tokens
 
     def hold(self, generated: Iterable[Generated]) -> None:
-        """These whole responses are to be scored."""
+        """Hold whole responses until they are handed over for scoring."""
         self._held += generated
 
     def hand_over(self) -> list[Generated]:
-        """What is to be scored; the feed has it from now on."""
+        """Release the held responses; the feed has them from now on."""
         held, self._held = self._held, []
         self._unscored |= {generated.response_id for generated in held}
         return held
 
     def score(self, score: Score) -> None:
-        """A verdict is there."""
+        """Keep a verdict."""
         name = response_id(score.prompt_id, score.index)
         self._unscored.discard(name)
         self._scores[name] = score
 
     def accept(self, decision: AcceptGroup) -> Group:
-        """The group as it is trained."""
+        """Keep and return the group as it is trained."""
         names = [response_id(decision.prompt_id, index) for index in decision.indices]
         known, scores = self._generated, self._scores
         responses = tuple(Response(generated=known[name], score=scores[name]) for name in names)
@@ -98,7 +97,7 @@ class FinishedResponses:
         return group
 
     def note(self, decision: Decision) -> None:
-        """Remember what became of a prompt that is not trained; other decisions change nothing."""
+        """Remember the fate of a prompt that is not trained; other decisions change nothing."""
         match decision:
             case Defer(prompt_id=late, is_late=True) | Drop(prompt_id=late, is_late=True):
                 self._late.append(late)
@@ -115,17 +114,17 @@ class FinishedResponses:
                 self._carried.append(decision)
 
     def _forget_held(self, prompt_id: str) -> None:
-        """Nobody needs verdicts on a prompt that is not trained."""
+        """Skip the verdicts on a prompt that is not trained."""
         self._held = [generated for generated in self._held if generated.prompt_id != prompt_id]
 
     def describe(self) -> str:
-        """One sentence for the deadline's error message: what has come so far."""
+        """For the deadline's error message: the responses and verdicts so far."""
         tokens = sum(generated.num_sampled for generated in self._generated.values())
         come = f"{len(self._generated)} responses with {tokens} tokens have come"
         return f"{come}, {len(self._unscored)} of them wait for a verdict"
 
     def result(self, kept: Iterable[Generated], migrated: Iterable[Generated]) -> RoundResult:
-        """What the round brings home; `kept`: partial responses that nobody went on with."""
+        """The result of the round; `kept`: partial responses that did not go on."""
         unasked = self._recorded
         home = self._generated | {generated.response_id: generated for generated in kept}
         home |= {name: response.generated for name, response in unasked.items()}
@@ -155,11 +154,10 @@ class FinishedResponses:
         )
 
     def _is_of_use(self, generated: Generated, carried: Mapping[str, Carry]) -> bool:
-        """Whether the next round can do something with a response of a carried prompt: it is whole,
-        or has tokens that newer weights may go on from, and its prompt is not complete without
-        it. Whole ones stay until their prompt is decided, asked for or not: a later round may ask
-        for them, and books them once."""
-        is_whole = generated.finish_reason != "aborted"
+        """True if the next round can use a response of a carried prompt: it is whole, or newer
+        weights may go on from its tokens and its prompt is not complete without it. Whole ones stay
+        until their prompt is decided: a later round may launch them, and counts them once."""
+        if generated.finish_reason != "aborted":
+            return True
         has_begun = bool(generated.token_ids) or generated.episode is not None
-        may_go_on = self._mixes_versions and not carried[generated.prompt_id].indices
-        return is_whole or (has_begun and may_go_on)
+        return has_begun and self._mixes_versions and not carried[generated.prompt_id].indices

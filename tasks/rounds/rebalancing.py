@@ -1,9 +1,9 @@
-"""Looks at what the engines of a round have to do, and says which responses should move.
+"""Readings of the engines of a round, and the moves of responses that follow from them.
 
-    look_s, or an elastic worker has joined ─▶ read every engine ─▶ loads ─▶ `balance` ─▶ moves
+    interval, or an elastic worker has joined ─▶ read every engine ─▶ loads ─▶ `balance` ─▶ moves
 
-Nobody waits for it: an engine that does not answer in time is left out of the look, and what has
-become of a response meanwhile is for whoever moves it to see.
+Nothing waits for a slow engine: one that does not answer in time is left out of the reading, and
+the caller checks where each response is by the time that it moves.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from artifacts.records import Request
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.rounds.engine_pool import EnginePool
+from tasks.rounds.engine_pool import EnginePool, losses
 from tasks.scheduling.balancing import (
     BalancingConfig,
     EngineLoad,
@@ -22,96 +21,110 @@ from tasks.scheduling.balancing import (
     Speeds,
     balance,
 )
+from tasks.scheduling.stream_training import RunningRequest
 
 READING_S = 5.0  # the longest wait for an engine's reading
 
 
 class Rebalancing:
-    """Watches the engines of one round."""
+    """Reads the engines of one round again and again, for the moves that even out their loads."""
 
     def __init__(
-        self,
-        config: BalancingConfig,
-        dispatch: EnginePool,
-        *,
-        without_elastic_workers: bool = False,
+        self, config: BalancingConfig, pool: EnginePool, *, among_own: bool = False
     ) -> None:
-        """without_elastic_workers: whether the run's own engines share among themselves, too."""
+        """among_own: whether the run's own engines share among themselves, too."""
         self._config = config
-        self._without_elastic_workers = without_elastic_workers
-        self._dispatch = dispatch
+        self._among_own = among_own
+        self._pool = pool
         self._speeds = Speeds(config.keep_running)
         self._due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether there is an engine that should have a share: an elastic worker, or any if so
-        planned."""
-        is_wanted = self._without_elastic_workers or self._dispatch.has_elastic_workers
+        """True if an engine should get a share: an elastic worker, or any if so planned."""
+        is_wanted = self._among_own or self._pool.num_elastic_workers > 0
         return self._config.enabled and is_wanted
 
     def hurry(self) -> None:
-        """A look is due at once."""
+        """Make a reading due at once."""
         if not self._due.done():
             self._due.set_result(None)
 
-    async def look(self) -> list[Move]:
-        """What should move, once a look is due; nothing if the elastic workers have left by
-        then."""
+    async def next_moves(self) -> list[Move]:
+        """The moves that follow from the next reading, once it is due; none if the elastic workers
+        have left by then."""
         await asyncio.wait({self._due}, timeout=self._config.look_s)
         self._due = asyncio.get_running_loop().create_future()
         if not self.is_worthwhile:
             return []
-        answers = await asyncio.gather(*map(self._reading, self._dispatch.router.in_service))
+        answers = await asyncio.gather(*map(self._reading, self._pool.router.in_service))
         readings = [reading for reading in answers if reading is not None]
         now_s = asyncio.get_running_loop().time()
         for reading in readings:
             num_running = len(reading.progress)
-            self._speeds.look(reading.engine, num_running, reading.tokens_generated, now_s)
-        return balance(self._config, self._loads(readings))
+            self._speeds.measure(reading.engine, num_running, reading.tokens_generated, now_s)
+        visited = self._pool.visited()
+        in_service = self._pool.router.in_service  # some may have been lost meanwhile
+        present = [reading for reading in readings if reading.engine in in_service]
+        return balance(self._config, [self._load(reading, visited) for reading in present])
 
     async def _reading(self, name: str) -> EngineStats | None:
-        """How the engine stands; None where it does not say. Its loss is told by `collect`."""
+        """The engine's reading; None if it does not answer. `collect` reports its loss."""
         try:
-            return await asyncio.wait_for(self._dispatch.reading(name), READING_S)
+            return await asyncio.wait_for(self._pool.engines[name].stats(), READING_S)
         except (EngineLost, TimeoutError):
             return None
 
-    def _loads(self, readings: list[EngineStats]) -> list[EngineLoad]:
-        """What each of these engines has to do, those left out that were lost meanwhile."""
-        visited = self._dispatch.visited()
-        in_service = self._dispatch.router.in_service
-        present = [reading for reading in readings if reading.engine in in_service]
-        return [self._load(reading, visited) for reading in present]
-
     def _load(self, reading: EngineStats, visited: Mapping[str, frozenset[str]]) -> EngineLoad:
-        """What the engine does not tell of has not come there yet, or is on its way back."""
-        name, progress = reading.engine, reading.progress
-        requests = self._dispatch.router.requests(name)
-        closed = {request.response_id: self._closed_to(request) for request in requests}
-        left = {
-            request.response_id: request.max_new_tokens
-            - progress.get(request.response_id, len(request.kept_tokens))
-            for request in requests
-        }
-        responses = (
-            MovableResponse(
-                response_id=found,
-                remaining_tokens=left[found],
-                closed=visited[found] | closed[found],
-            )
-            for found in left
-            if found in progress
-        )
+        """The load of an engine. A request that its reading lacks has not come there yet, or is on
+        its way back: it counts, and cannot be moved."""
+        router, progress = self._pool.router, reading.progress
+        remaining_tokens = 0
+        responses: list[MovableResponse] = []
+        for request in router.requests(reading.engine):
+            num_tokens = progress.get(request.response_id, len(request.kept_tokens))
+            left = request.max_new_tokens - num_tokens
+            remaining_tokens += left
+            if request.response_id in progress:
+                # weights that are too old for it
+                outdated = {name for name in router.in_service if not router.may_run(name, request)}
+                responses.append(
+                    MovableResponse(
+                        response_id=request.response_id,
+                        remaining_tokens=left,
+                        closed=visited[request.response_id] | outdated,
+                    )
+                )
         return EngineLoad(
-            engine=name,
-            remaining_tokens=sum(left.values()),
+            engine=reading.engine,
+            remaining_tokens=remaining_tokens,
             responses=tuple(responses),
-            room=self._dispatch.router.room(name),
-            tokens_per_s=self._speeds.of(name),
+            room=router.room(reading.engine),
+            tokens_per_s=self._speeds.of(reading.engine),
         )
 
-    def _closed_to(self, request: Request) -> frozenset[str]:
-        """The engines whose weights are too old for it."""
-        router = self._dispatch.router
-        return frozenset(name for name in router.in_service if not router.may_run(name, request))
+
+async def read_engines(
+    pool: EnginePool,
+) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
+    """KV capacity in tokens of every engine of the run in service, the unfinished responses on
+    these, and the engines that were found lost; without elastic workers, whose room may be gone at
+    any moment."""
+    names = pool.own
+    answers = await asyncio.gather(
+        *(pool.engines[name].stats() for name in names), return_exceptions=True
+    )
+    lost = losses(names, answers)
+    stats = [answer for answer in answers if isinstance(answer, EngineStats)]
+    running = tuple(
+        RunningRequest(
+            engine=reading.engine,
+            prompt_tokens=len(request.prompt_tokens),
+            num_tokens=reading.progress[request.response_id],
+            max_new_tokens=request.max_new_tokens,
+        )
+        for reading in stats
+        for request in pool.router.requests(reading.engine)
+        if request.response_id in reading.progress  # others are finished, and on their way back
+    )
+    return {reading.engine: reading.kv_tokens for reading in stats}, running, lost

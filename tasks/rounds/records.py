@@ -1,5 +1,5 @@
-"""What a round is given and what it brings home: the records at the driver's two ends, and the seam
-to the reward stage."""
+"""The records at the driver's two ends, the inputs and the result of a round, and the seams to the
+reward stage and to the training of other steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.engines.sampling import SamplingConfig
 from tasks.rounds.elastic_engines import ElasticWorkers
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.events import Carry, RoundPlan, RoundScheduler
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 from tasks.scheduling.stream_training import (
     FreesDevices,
     ScaleDown,
@@ -35,7 +35,7 @@ from tasks.scheduling.stream_training import (
 
 
 class ScoreFeed(Protocol):
-    """The reward stage as the driver sees it."""
+    """The seam to the reward stage."""
 
     async def publish(self, generated: Sequence[Generated]) -> None:
         """Hand finished responses over for scoring."""
@@ -47,7 +47,7 @@ class ScoreFeed(Protocol):
 
 
 class Publications(Protocol):
-    """The training of earlier steps as the driver sees it."""
+    """The seam to the training of earlier steps."""
 
     async def published(self, wait_s: float) -> list[int]:
         """Weight versions that every engine has since the last call; waits up to wait_s for the
@@ -62,7 +62,7 @@ class InFlight:
     engine: str  # name of the replica
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
-    attempt: int  # the attempt that asked for it
+    attempt: int  # the attempt that requested it
     num_kept: int  # sampled tokens that it had when it was sent there
     oldest_version: int = 0  # of the weights that may go on with it
 
@@ -75,7 +75,7 @@ async def _nothing_begun() -> Mapping[str, Generated]:
     return {}
 
 
-def _forget(told: Sequence[NewTokens]) -> None:
+def _discard(new_tokens: Sequence[NewTokens]) -> None:
     pass
 
 
@@ -83,7 +83,7 @@ def _frees_nothing() -> StreamTrainer:
     return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
 
 
-async def _unheard(decision: ScaleDown) -> None:
+async def _ignore(decision: ScaleDown) -> None:
     pass
 
 
@@ -103,12 +103,12 @@ class RoundInputs:
     recorded: Sequence[Response]
     seed: int  # the run's; every request derives its own from it
     deadline_s: float  # how long there may be no token, no response and no verdict
-    on_finished: Callable[[Sequence[Generated]], None]  # hears of whole responses
+    on_finished: Callable[[Sequence[Generated]], None]  # called with whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
     # which devices stop generating in mid-round; fresh, too
     stream_trainer: FreesDevices = field(default_factory=_frees_nothing)
-    # hears of each of its decisions once the engines are empty
-    on_freed: Callable[[ScaleDown], Awaitable[None]] = _unheard
+    # called with each of its decisions once the engines are empty
+    on_freed: Callable[[ScaleDown], Awaitable[None]] = _ignore
     # how long there may be no engine at all, where elastic workers may come
     empty_s: float = math.inf
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
@@ -118,38 +118,38 @@ class RoundInputs:
     elastic_workers: ElasticWorkers | None = None  # of a round that engines may join while it runs
     # how such a round shares its responses out
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
-    # what was written down of responses that this attempt or one before it began, by response id
+    # reads the recorded parts of responses that this or an earlier attempt began, by response id
     begun: Callable[[], Awaitable[Mapping[str, Generated]]] = _nothing_begun
-    report_tokens: int = 0  # steps between two reports of an engine; 0 where none tells anything
-    # writes down what engines tell of running responses, as `begun` finds it
-    on_told: Callable[[Sequence[NewTokens]], None] = _forget
+    report_tokens: int = 0  # steps between two reports of an engine; 0 without reports
+    # records the tokens of running responses that engines report, for `begun`
+    on_new_tokens: Callable[[Sequence[NewTokens]], None] = _discard
 
     @property
-    def most_running(self) -> int | None:
+    def max_running(self) -> int | None:
         """Requests that each of the engines has at a time; None for any number."""
         limit = self.balancing.most_running if self.elastic_workers is not None else 0
         return limit or None
 
     def goes_on_with(self, found: Generated) -> bool:
-        """Whether it asks this and may train its tokens."""
+        """True if the round launches this response and may train its tokens."""
         return found.prompt_id in self.prompts and self.allows(found)
 
     def allows(self, generated: Generated) -> bool:
-        """Whether all of its sampled tokens are of weights that the round may train on."""
+        """True if all sampled tokens of a response are of versions that the round may train."""
         return self.allows_versions(sampled_versions(generated))
 
     def allows_versions(self, spans: Sequence[VersionSpan]) -> bool:
-        """Whether tokens of these weights may be trained."""
+        """True if tokens of these weight versions may be trained."""
         return all(span.version in self.versions for span in spans)
 
-    def may_ask(self, version: int) -> bool:
-        """Whether an elastic worker with these weights is of use: in a round that overlaps training
-        an older one will be, when it has pulled what is published."""
+    def may_use(self, version: int) -> bool:
+        """True if an elastic worker with this version is of use: in a round that overlaps training
+        an older one will be, when it has pulled newer weights."""
         may_lag = self.publications is not None and version < self.versions.start
         return version in self.versions or may_lag
 
     def request(self, prompt_id: str, index: int) -> Request:
-        """What an engine is asked for a response of this round."""
+        """The request for a response of this round."""
         prompt = self.prompts[prompt_id]
         is_episode = prompt.episode_seed is not None
         return Request(
@@ -169,7 +169,7 @@ class RoundInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a round brought home. `generated`, `carried_responses` and `stale_tokens` have every
+    """The result of a round. `generated`, `carried_responses` and `stale_tokens` have every
     sampled token once."""
 
     groups: tuple[Group, ...]  # accepted, in acceptance order

@@ -1,6 +1,6 @@
-"""What a round says of itself, and the file by which it is closed.
+"""The report of a round, and the file by which the round is closed.
 
-    RoundResult ─▶ round_report ─▶ close_round: rounds/00007.json ─▶ read_round
+    RoundResult, SeedingWindow ─▶ round_report ─▶ close_round: rounds/00007.json ─▶ read_round
 
 The closing is one atomic write, after the round's responses and groups are on disk and before
 anything is trained on them.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from artifacts import layout
 from artifacts.journal import PLAY_AGAIN
@@ -29,16 +29,52 @@ from tasks.rounds.figures import (
     unclaimed,
 )
 from tasks.rounds.records import InFlight, RoundResult
-from tasks.rounds.window_record import WindowRecord
-from tasks.scheduling.acceptance import acceptance_figures, launched_of
 from tasks.scheduling.events import Carry
+from tasks.scheduling.ledger import acceptance_figures, launched_of
+from tasks.scheduling.seeding import SeedingWindow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRecord:
+    """The seeding window of one round, as its report keeps it; times are seconds of the round, but
+    for the first."""
+
+    began_s: float  # when the round began, Unix seconds
+    window_s: float | None  # that it was given; None without a length
+    closed_s: float | None  # when it closed; None where it was open to the end
+    is_early: bool  # whether it closed because there was nothing left to do
+    freed_s: tuple[float, ...]  # when each learner that the round freed was free
+    took_s: float  # the round, until nothing of it ran any more
+
+    @property
+    def own_s(self) -> float:
+        """Seconds in which the run's own engines generated, the mean over the freed learners."""
+        return sum(self.freed_s) / len(self.freed_s) if self.freed_s else self.took_s
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Self:  # Any: JSON values
+        return cls(**{**kept, "freed_s": tuple(kept["freed_s"])})
+
+
+def window_record(window: SeedingWindow, result: RoundResult, began_s: float) -> WindowRecord:
+    """The record of a round's window; the round began at began_s, Unix seconds."""
+    closing = window.closing
+    return WindowRecord(
+        began_s=began_s,
+        window_s=window.window_s,
+        closed_s=None if closing is None else closing.at_s,
+        is_early=closing is not None and closing.is_early,
+        freed_s=result.freed_s,
+        took_s=result.took_s,
+    )
+
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReport:
-    """What a round brought home; kept as JSON when the round closes."""
+    """The report of a round; kept as JSON when the round closes."""
 
     accepted: tuple[str, ...]  # prompt ids in training order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
@@ -54,19 +90,19 @@ class RolloutReport:
     kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
     num_migrated: int = 0  # responses that went on in another engine
     freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
-    reward_waits: tuple[Interval, ...] = ()  # when it waited for verdicts alone
+    reward_waits: tuple[Interval, ...] = ()  # when it waited for nothing but verdicts
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
-    # what it left on the engines; of a round that is read back nothing, they may have been lost
+    # responses that it left on the engines; empty in a report that is read back: they may be lost
     in_flight: tuple[InFlight, ...] = ()
     awaited_weights_s: float = 0.0  # in which its engines stood still until newer weights came
     late: tuple[str, ...] = ()  # of the deferred and dropped prompts, those that came too late
     # responses to the prompts that it trained, filtered or dropped, and their tokens
     num_decided_responses: int = 0
     num_decided_tokens: int = 0
-    num_unclaimed: int = 0  # responses that ran on in its engines though nobody was to have them
+    num_unclaimed: int = 0  # responses that ran on in its engines though no round adopts them
     num_interrupted: int = 0  # responses that ran on an engine when it was lost
     interrupted: tuple[str, ...] = ()  # names of these engines
-    # estimated tokens that each of those lost; empty where engines tell nothing of what they run
+    # bound on the tokens that each of those lost; empty where engines report no tokens
     lost_tokens_bounds: tuple[int, ...] = ()
     # devices of every engine that joined it, by the engine's name
     joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -136,54 +172,45 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
 
 
 def left_by_round(store: Store, step: int) -> tuple[InFlight, ...]:
-    """What a closed round left on its engines, whether they have it still or not."""
-    return _read(store, step, _left) or ()
+    """The responses that a closed round left on its engines, which may have lost them since."""
+
+    def left(raw: Mapping[str, Any]) -> tuple[InFlight, ...]:  # Any: JSON values
+        return tuple(InFlight(**each) for each in raw.get("in_flight", ()))
+
+    return _read(store, step, left) or ()
 
 
 def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
-    """Tokens after the prompt that the responses of the closed ones among the last rounds before
-    this step came to hold, given ones included."""
+    """Tokens after the prompt that each response of the last rounds before this step came to hold,
+    given ones included; of the closed ones among these rounds."""
+
+    def held(raw: Mapping[str, Any]) -> list[int]:  # Any: JSON values
+        return [*raw.get("held_tokens", raw.get("lengths", ()))]  # earlier runs have lengths alone
+
     steps = range(max(1, step - num_rounds), step)
-    return tuple(tokens for before in steps for tokens in _read(store, before, _held) or ())
+    return tuple(tokens for before in steps for tokens in _read(store, before, held) or ())
 
 
-def _read(store: Store, step: int, parse: Callable[[bytes], T]) -> T | None:
-    """What `parse` makes of the kept report of a closed round; None if there is none."""
+def _read(store: Store, step: int, parse: Callable[[dict[str, Any]], T]) -> T | None:
+    """The kept report of a closed round, parsed; None if there is none. Any: JSON values."""
     name = layout.round_file(step)
-    return store.parsed(name, parse, PLAY_AGAIN) if store.exists(name) else None
+    if not store.exists(name):
+        return None
+    return store.parsed(name, lambda data: parse({**json.loads(data)}), PLAY_AGAIN)
 
 
-def _report(data: bytes) -> RolloutReport:
-    raw = _object(data)
+def _report(raw: dict[str, Any]) -> RolloutReport:  # Any: JSON values
     lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
-    spans = tuple(Span(**span) for span in raw["spans"])
-    waits = tuple((start_s, end_s) for start_s, end_s in raw.get("reward_waits", ()))
-    carried = tuple(
-        Carry(**(carry | {"indices": tuple(carry["indices"])})) for carry in raw.get("carried", ())
-    )
-    joined = {name: tuple(devices) for name, devices in raw.get("joined", {}).items()}
     window = raw.get("window")
     read = {
-        "spans": spans,
-        "reward_waits": waits,
-        "carried": carried,
+        "spans": tuple(Span(**span) for span in raw["spans"]),
+        "reward_waits": tuple((start_s, end_s) for start_s, end_s in raw.get("reward_waits", ())),
+        "carried": tuple(
+            Carry(**(carry | {"indices": tuple(carry["indices"])}))
+            for carry in raw.get("carried", ())
+        ),
         "in_flight": (),
-        "joined": joined,
+        "joined": {name: tuple(devices) for name, devices in raw.get("joined", {}).items()},
         "window": None if window is None else WindowRecord.from_json(window),
     }
     return RolloutReport(**(raw | lists | read))
-
-
-def _left(data: bytes) -> tuple[InFlight, ...]:
-    return tuple(InFlight(**left) for left in _object(data).get("in_flight", ()))
-
-
-def _held(data: bytes) -> tuple[int, ...]:
-    raw = _object(data)  # reports of earlier runs have the lengths alone
-    return tuple(raw.get("held_tokens", raw.get("lengths", ())))
-
-
-def _object(data: bytes) -> dict[str, Any]:  # Any: JSON values
-    """TypeError for what is none."""
-    told: dict[str, Any] = {**json.loads(data)}  # Any: JSON values
-    return told

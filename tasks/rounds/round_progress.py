@@ -1,8 +1,8 @@
-"""How a round fills while it runs, told by what its scheduler hears and answers. Pure.
+"""The progress of a round while it runs, from the events and decisions of its scheduler. Pure.
 
 driver ── events ──▶ ObservedScheduler ──▶ scheduler
        ◀─ decisions ──      │        ◀──
-                            └─▶ Filling: what is accepted, what waits, what runs
+                            └─▶ RoundProgress: groups that are accepted, what waits, what runs
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.scheduling.events import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundProgress:
-    """How far a round has come."""
+    """The progress of a round."""
 
     step: int  # the step that it belongs to
     num_wanted: int  # groups that it takes
@@ -49,23 +49,24 @@ class RoundProgress:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has all of its groups."""
+        """True if the round has all of its groups."""
         return self.num_accepted >= self.num_wanted
 
     @property
     def do_engines_wait(self) -> bool:
-        """Whether nothing more happens in it until newer weights are published."""
+        """True if nothing more happens in the round until newer weights are published."""
         is_quiet = not (self.num_running or self.num_unscored or self.is_full)
         return is_quiet and self.version is not None and self.version < self.step - 1
 
     @property
     def does_learner_wait(self) -> bool:
-        """Whether all earlier steps are trained and published, and its own groups are missing."""
+        """True if all earlier steps are trained and published, and groups of the round are
+        missing."""
         return self.version == self.step - 1 and not self.is_full
 
 
 class ObservedScheduler:
-    """A scheduler that decides as it would, and remembers where the round stands."""
+    """A scheduler with the same decisions, which remembers the progress of the round."""
 
     def __init__(self, scheduler: RoundScheduler, plan: RoundPlan) -> None:
         self._scheduler = scheduler
@@ -82,7 +83,16 @@ class ObservedScheduler:
         return self._note(self._scheduler.start())
 
     def handle(self, event: Event) -> list[Decision]:
-        self._hear(event)
+        name = event.prompt_id, event.index
+        match event:
+            case Finished():
+                self._running.discard(name)
+                self._unscored.add(name)
+            case Scored(reward=reward):
+                self._unscored.discard(name)
+                self._num_valid[event.prompt_id] += reward is not None
+            case Lost():
+                self._running.discard(name)
         return self._note(self._scheduler.handle(event))
 
     def publish(self, event: Published) -> list[Decision]:
@@ -94,8 +104,8 @@ class ObservedScheduler:
         return self._scheduler.waiting_for()
 
     @property
-    def filling(self) -> RoundProgress:
-        """Where the round stands; it knows of no lag."""
+    def progress(self) -> RoundProgress:
+        """The progress of the round, without its lag."""
         plan = self._plan
         complete = [
             name for name in self._undecided if self._num_valid[name] >= plan.accept_per_prompt
@@ -113,18 +123,6 @@ class ObservedScheduler:
             is_evaluation=plan.is_evaluation,
         )
 
-    def _hear(self, event: Event) -> None:
-        name = event.prompt_id, event.index
-        match event:
-            case Finished():
-                self._running.discard(name)
-                self._unscored.add(name)
-            case Scored(reward=reward):
-                self._unscored.discard(name)
-                self._num_valid[event.prompt_id] += reward is not None
-            case Lost():
-                self._running.discard(name)
-
     def _note(self, decisions: list[Decision]) -> list[Decision]:
         for decision in decisions:
             match decision:
@@ -141,7 +139,7 @@ class ObservedScheduler:
         return decisions
 
     def _decide(self, prompt_id: str) -> None:
-        """Nothing more is awaited of this prompt; what runs of it is no longer this round's."""
+        """Expect nothing more of this prompt; its running responses are no longer this round's."""
         self._undecided.discard(prompt_id)
         for left in (self._running, self._unscored):
             left -= {name for name in left if name[0] == prompt_id}

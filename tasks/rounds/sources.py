@@ -1,45 +1,142 @@
-"""Who tells a round what happens: its engines, the feed of verdicts, those who admit elastic
-workers, and in silence a reading.
+"""The sources of a round's events: its engines, the feed of verdicts, publications of weights,
+elastic workers, and after a silence the readings of the engines.
 
-    hear(...) ─▶ ask whoever is worth asking ─▶ wait for the first answer ─▶ Heard
+    next ─▶ poll every source that may have something ─▶ wait for the first ─▶ Incoming
 
-Long polls: an engine is asked only while it runs something, the feed only while a verdict is due,
-so that a round ends the moment its last response does. Leaves out what is made of the answers.
+Long polls: an engine is polled only while it runs something, the feed only while a verdict is due,
+so that a round ends the moment its last response does. Each source has one open poll at most.
+
+A round that is silent for its deadline ends. Tokens are looked for only when nothing else has
+happened for a quarter of the deadline, so that a busy round costs its engines no call, and a stall
+is noticed a quarter late at most. Leaves out what follows from the answers (`driver`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from artifacts.new_tokens import NewTokens, split_news
 from artifacts.records import Generated, Score
-from tasks.engines.base import EngineLost
+from tasks.engines.base import EngineLost, EngineStats
 from tasks.rounds.elastic_engines import ElasticNews
 from tasks.rounds.engine_pool import EnginePool
-from tasks.rounds.polls import Answer, Polls
-from tasks.rounds.progress import Progress
 from tasks.rounds.rebalancing import Rebalancing
 from tasks.rounds.records import RoundInputs
 from tasks.scheduling.balancing import Move
 
 POLL_S = 5.0  # longest single wait; every wait ends earlier when something happens
-FEED = "<feed>"  # the feed's name among the engines' names
-PUBLICATIONS = "<publications>"  # the name of those who publish weights
-ELASTIC_WORKERS = "<elastic workers>"  # the name of those who admit elastic workers
-LOOK = "<look>"  # the name of the look at what the engines have to do
-READING = "<reading>"  # before an engine's name: the question how much it has generated
+READINGS = 4  # of the engines, within one deadline
+# names of the sources beside the engines' own
+FEED = "<feed>"
+PUBLICATIONS = "<publications>"
+ELASTIC_WORKERS = "<elastic workers>"
+MOVES = "<moves>"  # readings of all engines, for rebalancing
+READING = "<reading>"  # before an engine's name: a reading after a silence
+
+Answer = asyncio.Task[Any]  # Any: the source's own type; result() gives that, or raises its error
+
+
+class LongPolls:
+    """The open polls, one per source at most. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Answer] = {}
+        # sources whose poll has ended, some of them dropped since
+        self._answered: deque[str] = deque()
+        self._has_answered = asyncio.Event()
+
+    def is_open(self, source: str) -> bool:
+        """True while this source has yet to answer."""
+        return source in self._open
+
+    def open(self, source: str, poll: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Poll a source, unless a poll of it is open. Any: see Answer."""
+        if source not in self._open:
+            self._open[source] = asyncio.create_task(poll())
+            self._open[source].add_done_callback(lambda _: self._note(source))
+
+    def _note(self, source: str) -> None:
+        self._answered.append(source)
+        self._has_answered.set()
+
+    async def next(self, wait_s: float) -> tuple[str, Answer]:
+        """The next source to answer, and the ended task. Raises TimeoutError when none does within
+        wait_s."""
+        ends_s = asyncio.get_running_loop().time() + wait_s
+        while True:
+            while self._answered:
+                source = self._answered.popleft()
+                if source in self._open and self._open[source].done():
+                    return source, self._open.pop(source)
+            self._has_answered.clear()
+            async with asyncio.timeout_at(ends_s):
+                await self._has_answered.wait()
+
+    def drop(self, source: str) -> None:
+        """Forget the poll of a source, if one is open."""
+        if source in self._open:
+            self._open.pop(source).cancel()
+
+    def close(self) -> None:
+        """Forget every poll."""
+        for source in list(self._open):
+            self.drop(source)
+
+
+class SilenceWatch:
+    """Watches that a token, a response or a verdict comes within every deadline. Pure."""
+
+    def __init__(self, deadline_s: float, now_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._generated: dict[str, int] = {}  # tokens since its start, by engine, when last read
+        self._unfinished: dict[str, int] = {}  # tokens of its unfinished responses, likewise
+        self.restart(now_s)
+
+    def restart(self, now_s: float) -> None:
+        """Begin a new deadline: something happened."""
+        self._ends_s = now_s + self._deadline_s
+        self._reading_s = now_s + self._deadline_s / READINGS
+
+    def read(self, reading: EngineStats, now_s: float) -> None:
+        """Take the reading of an engine; tokens since its first reading restart the deadline."""
+        before = self._generated.get(reading.engine, reading.tokens_generated)
+        self._generated[reading.engine] = reading.tokens_generated
+        self._unfinished[reading.engine] = sum(reading.progress.values())
+        self._reading_s = now_s + self._deadline_s / READINGS
+        if reading.tokens_generated > before:
+            self.restart(now_s)
+
+    def is_reading_due(self, now_s: float) -> bool:
+        """True after a silence so long that the engines are worth reading."""
+        return now_s >= self._reading_s
+
+    def is_over(self, now_s: float) -> bool:
+        """True once the deadline has passed."""
+        return now_s >= self._ends_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until the next reading is due, or the deadline passes."""
+        is_due = self.is_reading_due(now_s)
+        return max(0.0, (self._ends_s if is_due else min(self._ends_s, self._reading_s)) - now_s)
+
+    def tokens_on(self, engine: str) -> int:
+        """Tokens of the engine's unfinished responses when it was last read."""
+        return self._unfinished.get(engine, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """What one of the sources said."""
+    """The answer of one source."""
 
-    engine: str = ""  # who handed these responses back
-    arrived: Sequence[Generated] = ()  # finished or aborted responses
-    told: Sequence[NewTokens] = ()  # new tokens of running ones, told before those were over
+    engine: str = ""  # the engine that handed these responses back
+    responses: Sequence[Generated] = ()  # finished or aborted
+    new_tokens: Sequence[NewTokens] = ()  # of running responses, before those were over
     scores: Sequence[Score] = ()  # verdicts
     published: Sequence[int] = ()  # weight versions that every engine has now
     lost: Mapping[str, EngineLost] = field(default_factory=dict)  # engines that were found lost
@@ -48,150 +145,130 @@ class Incoming:
 
 
 class EventSources:
-    """Listens to all sources of one round."""
+    """Waits for all sources of one round."""
 
     def __init__(
-        self,
-        dispatch: EnginePool,
-        inputs: RoundInputs,
-        stuck: Callable[[], str],
+        self, pool: EnginePool, inputs: RoundInputs, describe_stall: Callable[[], str]
     ) -> None:
-        """stuck: the words of the TimeoutError that ends a wait of deadline_s."""
+        """describe_stall: the words of the TimeoutError that ends a silence of deadline_s."""
         self.awaited_weights_s = 0.0  # in which only newer weights could help
-        self._dispatch = dispatch
+        self._pool = pool
         self._feed = inputs.feed
         self._publications = inputs.publications
         self._elastic_workers = inputs.elastic_workers
-        self._rebalancing = Rebalancing(
-            inputs.balancing, dispatch, without_elastic_workers=inputs.plan.balances
-        )
-        self._stuck = stuck
-        self._polls = Polls()
-        self._unasked: set[str] = set()  # engines that have answered
+        self._rebalancing = Rebalancing(inputs.balancing, pool, among_own=inputs.plan.balances)
+        self._describe_stall = describe_stall
+        self._polls = LongPolls()
+        self._answered: set[str] = set()  # engines whose poll has ended
         self._clock = asyncio.get_running_loop().time
-        self._progress = Progress(inputs.deadline_s, self._clock())
+        self._silence = SilenceWatch(inputs.deadline_s, self._clock())
         self._empty_s = inputs.empty_s
         self._had_engines_s = self._clock()  # when there was one last
 
-    async def hear(self, *, verdicts: bool, most_s: float = math.inf) -> Incoming:
+    async def next(self, *, verdicts: bool, max_s: float = math.inf) -> Incoming:
         """The next answer; empty when a poll ended without one. Raises TimeoutError, and EngineLost
         when there has been no engine for too long.
 
-        verdicts: whether any are due. most_s: how long to wait for it. A round that only newer
-        weights can help, in all engines or in an elastic worker that lags, waits for as long as
-        their training or its pull, which have deadlines of their own.
+        verdicts: whether any are due. max_s: the longest wait. A round that only newer weights can
+        help, in all engines or in an elastic worker that lags, waits for as long as their training
+        or its pull, which have deadlines of their own.
         """
-        self._ask(verdicts)
         began_s = self._clock()
+        self._open_polls(verdicts, began_s)
         self._check_engines(began_s)
         overlaps = self._publications is not None
-        awaits_weights = overlaps and not verdicts and self._dispatch.awaits_weights
+        awaits_weights = overlaps and not verdicts and self._pool.awaits_weights
         if awaits_weights:
-            self._progress.heard(began_s)
+            self._silence.restart(began_s)
         try:
-            source, answer = await self._polls.next(min(most_s, self._progress.wait_s(began_s)))
+            source, answer = await self._polls.next(min(max_s, self._silence.wait_s(began_s)))
         except TimeoutError:
-            if self._progress.is_over(self._clock()):
-                raise TimeoutError(self._stuck()) from None
+            if self._silence.is_over(self._clock()):
+                raise TimeoutError(self._describe_stall()) from None
             return Incoming()
         finally:
             self.awaited_weights_s += self._clock() - began_s if awaits_weights else 0.0
-        heard = self._heard(source, answer)
-        generated = heard.arrived or heard.told
+        incoming = self._incoming(source, answer)
+        generated = incoming.responses or incoming.new_tokens
         # an elastic worker that comes helps on what waits for one; elastic workers that only come
         # and go help nobody
-        is_help = bool(heard.elastic_workers) and self._dispatch.num_waiting > 0
-        if generated or heard.scores or heard.published or heard.lost or is_help:
-            self._progress.heard(self._clock())
-        return heard
+        is_help = bool(incoming.elastic_workers) and self._pool.num_pending > 0
+        if generated or incoming.scores or incoming.published or incoming.lost or is_help:
+            self._silence.restart(self._clock())
+        return incoming
 
     def _check_engines(self, now_s: float) -> None:
-        """Those of the run can be made anew; to wait for an elastic worker any longer would cost
+        """The run's own engines can be made anew; a longer wait for an elastic worker would cost
         more."""
-        if self._dispatch.has_engines:
+        if self._pool.router.num_alive:
             self._had_engines_s = now_s
         elif now_s - self._had_engines_s > self._empty_s:
             raise EngineLost(
                 f"no engine was left for {self._empty_s:.0f} s, and no elastic worker came"
             )
 
-    def _ask(self, verdicts: bool) -> None:
-        """Ask whoever may have something to say and is not being asked."""
-        self._ask_engines()
-        if self._progress.is_look_due(self._clock()):
-            self._ask_for_readings()
-        if verdicts and not self._polls.is_asked(FEED):
-            self._polls.ask(FEED, self._feed.scored(POLL_S))
-        if self._publications is not None and not self._polls.is_asked(PUBLICATIONS):
-            self._polls.ask(PUBLICATIONS, self._publications.published(POLL_S))
-        if self._elastic_workers is not None and not self._polls.is_asked(ELASTIC_WORKERS):
-            self._polls.ask(ELASTIC_WORKERS, self._elastic_workers.news(POLL_S))
-        if self._rebalancing.is_worthwhile and not self._polls.is_asked(LOOK):
-            self._polls.ask(LOOK, self._rebalancing.look())
+    def _open_polls(self, verdicts: bool, now_s: float) -> None:
+        """Poll every source that may have something. Of the engines only those that got a request,
+        or answered, since they were polled last: with the others nothing has changed."""
+        pool, polls = self._pool, self._polls
+        changed = self._answered | pool.router.take_given()
+        self._answered = set()
+        for name in sorted(filter(pool.router.num_running, changed), key=pool.router.order_of):
+            polls.open(name, partial(pool.engines[name].collect, POLL_S))
+        if self._silence.is_reading_due(now_s):
+            for name in filter(pool.router.num_running, pool.router.alive):
+                polls.open(READING + name, pool.engines[name].stats)
+        if verdicts:
+            polls.open(FEED, partial(self._feed.scored, POLL_S))
+        if self._publications is not None:
+            polls.open(PUBLICATIONS, partial(self._publications.published, POLL_S))
+        if self._elastic_workers is not None:
+            polls.open(ELASTIC_WORKERS, partial(self._elastic_workers.news, POLL_S))
+        if self._rebalancing.is_worthwhile:
+            polls.open(MOVES, self._rebalancing.next_moves)
 
-    def _ask_engines(self) -> None:
-        """Only those that got something, or answered, since they were asked last: of the others
-        nothing has changed."""
-        changed = self._unasked | self._dispatch.router.take_given()
-        self._unasked = set()
-        running = [name for name in changed if self._dispatch.num_running(name)]
-        for name in sorted(running, key=self._dispatch.router.place):
-            if not self._polls.is_asked(name):
-                self._polls.ask(name, self._dispatch.collect(name, POLL_S))
-
-    def _ask_for_readings(self) -> None:
-        """It has been quiet: whoever runs something is to say how far it has come."""
-        for name in filter(self._dispatch.num_running, self._dispatch.alive):
-            if not self._polls.is_asked(READING + name):
-                self._polls.ask(READING + name, self._dispatch.reading(name))
-
-    def _heard(self, source: str, answer: Answer) -> Incoming:
+    def _incoming(self, source: str, answer: Answer) -> Incoming:
         if source == FEED:
             return Incoming(scores=answer.result())
         if source == PUBLICATIONS:
             return Incoming(published=answer.result())
-        if source == ELASTIC_WORKERS:
-            return self._heard_elastic_workers(answer.result())
-        if source == LOOK:
+        if source == MOVES:
             return Incoming(moves=answer.result())
+        if source == ELASTIC_WORKERS:
+            if answer.result():  # with another engine the loads are worth a reading
+                self._rebalancing.hurry()
+            return Incoming(elastic_workers=answer.result())
         name = source.removeprefix(READING)
-        self._unasked.add(name)
+        self._answered.add(name)
         try:
             if name == source:
-                over, told = split_news(answer.result())
-                return Incoming(engine=name, arrived=over, told=told)
-            self._progress.look(answer.result(), self._clock())
+                responses, new_tokens = split_news(answer.result())
+                return Incoming(engine=name, responses=responses, new_tokens=new_tokens)
+            self._silence.read(answer.result(), self._clock())
             return Incoming()
         except EngineLost as error:
             return Incoming(lost={name: error})
 
-    def _heard_elastic_workers(self, news: Sequence[ElasticNews]) -> Incoming:
-        """With another engine it is worth a look who has how much to do."""
-        if news:
-            self._rebalancing.hurry()
-        return Incoming(elastic_workers=news)
-
     def describe(self) -> str:
-        """For the deadline's error message: who is there, and how far each has come."""
-        running, tokens = self._dispatch.num_running, self._progress.tokens_on
-        names = self._dispatch.alive
-        told = [f"{name} ({running(name)} running, {tokens(name)} tokens)" for name in names]
-        waiting = self._dispatch.num_waiting
-        line = f"; {waiting} requests wait for an engine with room" if waiting else ""
-        return f"alive: {', '.join(told) or 'no engine'}{line}"
+        """For the deadline's error message: the engines that live, and how far each has come."""
+        running, tokens = self._pool.router.num_running, self._silence.tokens_on
+        names = self._pool.router.alive
+        engines = [f"{name} ({running(name)} running, {tokens(name)} tokens)" for name in names]
+        pending = self._pool.num_pending
+        queue = f"; {pending} requests wait for an engine with room" if pending else ""
+        return f"alive: {', '.join(engines) or 'no engine'}{queue}"
 
     def only_engines(self, deadline_s: float) -> None:
         """Expect no verdict any more, and let a wait for the engines last this long from now on."""
         for source in (FEED, PUBLICATIONS, ELASTIC_WORKERS):
             self._polls.drop(source)
-        self._publications = None
-        self._elastic_workers = None
-        self._progress = Progress(deadline_s, self._clock())
+        self._publications = self._elastic_workers = None
+        self._silence = SilenceWatch(deadline_s, self._clock())
 
-    def are_asked(self, engines: Iterable[str]) -> bool:
-        """Whether one of these engines has yet to say what it has."""
-        return any(map(self._polls.is_asked, engines))
+    def are_polled(self, engines: Iterable[str]) -> bool:
+        """True while one of these engines has yet to answer."""
+        return any(map(self._polls.is_open, engines))
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Poll nothing any more."""
         self._polls.close()

@@ -1,4 +1,4 @@
-"""The engines and learner ranks of a run as its tasks reach them: by name, as they are now."""
+"""Handles on the engines and learner ranks of a run, for its tasks: by name, as they are now."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ def learners_of(run: RunContext) -> list[RemoteLearner]:
 
 
 def engines_of(
-    run: RunContext, names: Sequence[str], asker: EngineClient = EngineClient.ROUND
+    run: RunContext, names: Sequence[str], client: EngineClient = EngineClient.ROUND
 ) -> list[RemoteEngine]:
-    """These engines of the run, as this asker sees them. Raises ActorLost if one is gone."""
+    """These engines of the run, as this client sees them. Raises ActorLost if one is gone."""
     deadline_s = run.deadlines.engine_call_s
-    return [RemoteEngine.connect(run.run_id, name, deadline_s, asker) for name in names]
+    return [RemoteEngine.connect(run.run_id, name, deadline_s, client) for name in names]
 
 
 async def sleep_engines(run: RunContext, names: Sequence[str]) -> None:
     """Have these engines give their GPUs to the learners until the next load, where the run says
-    so."""
+    so. Raises EngineLost for one that is there and does not sleep."""
+
+    async def sleep(name: str) -> None:
+        try:
+            (engine,) = engines_of(run, (name,))
+            await engine.rest()
+        except (ActorLost, EngineLost) as error:
+            if not isinstance(error, ActorLost) and not isinstance(error.__cause__, ActorLost):
+                raise
+            # without its worker it holds no GPU, and the next load fails for it
+            logger.warning("engine=%s has nothing to give back: %s", name, error)
+
     if run.engine.rests:
-        await asyncio.gather(*(_rest_engine(run, name) for name in names))
-
-
-async def _rest_engine(run: RunContext, name: str) -> None:
-    """One whose worker is gone holds no GPU; the next load hears of it. Raises EngineLost for one
-    that is there and does not rest."""
-    try:
-        (engine,) = engines_of(run, (name,))
-        await engine.rest()
-    except (ActorLost, EngineLost) as error:
-        if not isinstance(error, ActorLost) and not isinstance(error.__cause__, ActorLost):
-            raise
-        logger.warning("engine=%s has nothing to give back: %s", name, error)
+        await asyncio.gather(*map(sleep, names))

@@ -2,16 +2,17 @@
 started together, replaced one by one when their worker dies.
 
 Engines can be rebuilt with other device groups between two rounds; `run` says which there are. What
-is lost is made anew, pools of environments while a round goes on (`host_keeper`). Learner ranks
+is lost is made anew, pools of environments while a round goes on (`PoolKeeper`). Learner ranks
 form one process group, so that one lost rank means new ones for all, in new processes, and the
-caller must restore them.
+caller must restore them. The registry makes an actor on its worker, from the class and the
+arguments that `recipe_of` names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -27,14 +28,18 @@ from tasks.cluster.registry import ActorRegistry, Recipe
 from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.elastic.worker_history import WorkerHistory
-from tasks.environments.pools.pool_actor import PoolKeeper
-from tasks.learner.remote import RemoteLearner
+from tasks.engines.remote import EngineActor
+from tasks.environments.episodes.episode_replica import EpisodePlayer
+from tasks.environments.pools.pool_actor import PoolActor, PoolKeeper
+from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.stage_reports import PublishReport
-from tasks.run.actor_recipes import recipe_of
+from tasks.rewards.judges.engine import JudgeActor
+from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.run.elastic_setup import keeper_of
+from tasks.run.partial_responses import turns_folder
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import RoundKey
-from tasks.run.sample_stream import BUFFER, RemoteBuffer
+from tasks.run.sample_stream import BUFFER, CAPACITIES, BufferActor, RemoteBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +68,7 @@ class Fleet:
         self.book = WorkerHistory(
             run.open_store(), self.members, self._knocks
         )  # of the elastic workers
-        self.elastic_workers = keeper_of(client, run, self.book, self._tell_elastic_worker)
+        self.elastic_workers = keeper_of(client, run, self.book, self._announce_worker)
         self._keeper = PoolKeeper(
             run.environment_workers,
             self._lost_pools,
@@ -181,8 +186,8 @@ class Fleet:
         self.run = self.run.with_engines(members)
         await asyncio.to_thread(self._create, tuple(members))
 
-    async def _tell_elastic_worker(self, told: WorkerNotice) -> None:
-        await self._buffer().tell_elastic_worker(told)
+    async def _announce_worker(self, told: WorkerNotice) -> None:
+        await self._buffer().announce_worker(told)
 
     async def _start_keepers(self) -> None:
         self._keeper.start()
@@ -261,3 +266,70 @@ class Fleet:
             await self._registry.remote(name).close(deadline_s)
         except (RuntimeError, OSError) as error:
             logger.warning("actor did not close name=%s reason=%s", name, error)
+
+
+# what an environment variable is on each of these workers
+ReadVariable = Callable[[Sequence[str], str], tuple[str, ...]]
+
+
+def recipe_of(
+    run: RunContext, name: str, specs: Mapping[str, WorkerSpec], read_variable: ReadVariable
+) -> Recipe:
+    """Of the actor of this name. specs: of the workers, by name."""
+    if name == BUFFER:
+        return BufferActor, (CAPACITIES, run.run_id)
+    if name in run.engines:
+        return EngineActor, _engine_arguments(run, name, specs, read_variable)
+    cores = specs[name].core_ids
+    if name in run.judges:
+        return JudgeActor, (
+            judge_engine_of(run.rewards),
+            run.judge_model_path,
+            name,
+            cores,
+            judges_generate(run.rewards),
+            run.deadlines.start_s,
+        )
+    if name in run.environment_workers:
+        settings = tuple(run.environments.values())
+        return PoolActor, (run.episodes.hosts, settings, run.run_id, name)
+    rank = run.learners.index(name)
+    device = run.devices[name].partition(":")[0]
+    return LearnerActor, (
+        run.learner,
+        run.model_path,
+        rank,
+        len(run.learners),
+        cores,
+        device,
+        run.sampling.temperature,
+    )
+
+
+def _engine_arguments(
+    run: RunContext, name: str, specs: Mapping[str, WorkerSpec], read_variable: ReadVariable
+) -> tuple[object, ...]:
+    members = run.members.get(name, (name,))
+    config = run.engine.model_copy(update={"tensor_parallel_size": len(members)})
+    cores = tuple(core for member in members for core in specs[member].core_ids)
+    on_gpus = len(members) > 1 and run.devices[name].startswith("cuda")
+    seen = read_variable(members, "CUDA_VISIBLE_DEVICES") if on_gpus else ()
+    # of those that a worker sees the first is its own: an engine that was here before may have
+    # added its group's
+    gpus = tuple(visible.partition(",")[0] for visible in seen)
+    return config, run.model_path, name, cores, gpus, run.seed, _player(run)
+
+
+def _player(run: RunContext) -> EpisodePlayer | None:
+    """What makes an engine play the run's episodes; None for a run without environments."""
+    if not run.environments:
+        return None
+    return EpisodePlayer(
+        environments=run.environments,
+        config=run.episodes,
+        model_path=run.model_path,
+        max_model_len=run.engine.max_model_len,
+        run_id=run.run_id,
+        workers=run.environment_workers,
+        turns_folder=turns_folder(run),
+    )

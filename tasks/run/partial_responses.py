@@ -1,11 +1,11 @@
-"""What there is of responses of a step that are not over: where engines and coordinators write it
-down, what an attempt at the step finds of it, and when it may go.
+"""The recorded parts of a step's unfinished responses: where engines and coordinators write them,
+which of them an attempt at the step finds, and when they are deleted.
 
     engines ─▶ turns/   turns of episodes      ┐
-    coordinator ─▶ tokens/   of other responses┴─▶ begun_responses ─▶ the next attempt goes on
+    coordinator ─▶ tokens/   of other responses┴─▶ partial_responses ─▶ the next attempt goes on
 
-Written where the artifact root is a folder, which engines and coordinators share; at a URL nothing
-is, and what is broken off begins again.
+They are written where the artifact root is a folder, which engines and coordinators share; at a URL
+nothing is written, and interrupted responses begin again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from artifacts.new_tokens import NewTokens
 from artifacts.records import Generated
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import left_by_round
-from tasks.run.plan import StepPlan, store_of
-from tasks.run.run_context import RunContext
+from tasks.run.run_context import RunContext, StepPlan, store_of
 from tasks.run.sample_stream import is_attempt_at
 
 
 def turns_folder(run: RunContext) -> Path | None:
-    """Where the engines of a run write its episodes down; None where they do not."""
+    """The folder in which the engines of a run record its episodes; None where they do not."""
     return _folder(run, layout.TURNS) if run.environments else None
 
 
 @contextmanager
 def written_tokens(run: RunContext) -> Iterator[Callable[[Sequence[NewTokens]], None]]:
-    """Writes down what engines tell a coordinator of the run, for as long as the block."""
+    """A function that records the tokens which engines report, for as long as the block."""
     folder = _tokens_folder(run)
     if folder is None:
-        yield lambda told: None
+        yield lambda new_tokens: None
         return
     log = TokenLog(folder)
     try:
@@ -55,8 +54,9 @@ def _folder(run: RunContext, name: str) -> Path | None:
 
 
 def partial_responses(plan: StepPlan) -> Callable[[], Awaitable[Mapping[str, Generated]]]:
-    """What there is now of the responses that the attempts at this step began, and of those that
-    the round before left to it, by response id; read in a thread, because the round goes on."""
+    """A function that reads the recorded parts of the responses that the attempts at this step
+    began, and of those that the round before left to it, by response id; it reads in a thread,
+    because the round goes on."""
     turns, tokens = turns_folder(plan.run), _tokens_folder(plan.run)
     if turns is None and tokens is None:
         return _nothing
@@ -64,8 +64,8 @@ def partial_responses(plan: StepPlan) -> Callable[[], Awaitable[Mapping[str, Gen
     left_in = {response.response_id: response.attempt for response in left}
 
     def of_attempts(is_meant: Callable[[int], bool]) -> Mapping[str, Generated]:
-        told = read_tokens(tokens, is_meant) if tokens is not None else {}
-        return {**told, **(read_turns(turns, is_meant) if turns is not None else {})}
+        reported = read_tokens(tokens, is_meant) if tokens is not None else {}
+        return {**reported, **(read_turns(turns, is_meant) if turns is not None else {})}
 
     def found() -> Mapping[str, Generated]:
         adopted = of_attempts(lambda attempt: attempt in left_in.values())
@@ -87,7 +87,7 @@ async def _nothing() -> Mapping[str, Generated]:
 
 
 def drop_partial(plan: StepPlan) -> None:
-    """The step is committed: nobody goes on with its responses but those that it left to the next
+    """Delete the recorded parts of a committed step's responses, but those that it left to the next
     one."""
     folders = [folder for folder in (turns_folder(plan.run), _tokens_folder(plan.run)) if folder]
     left = {response.attempt for response in _left_by(plan, plan.step)} if folders else set()
@@ -99,5 +99,5 @@ def drop_partial(plan: StepPlan) -> None:
 
 
 def _left_by(plan: StepPlan, step: int) -> tuple[InFlight, ...]:
-    """What the round of a step left to the next one."""
+    """The responses that the round of a step left to the next one."""
     return left_by_round(store_of(plan), step) if plan.overlaps else ()

@@ -1,32 +1,45 @@
-"""The questions of a run: its rows, and the prompts behind references to them.
+"""The questions of a run: its rows, the prompts behind references to them, and the rows that no
+context has room for.
 
-PromptRef "3/17" ─▶ row 17 of the dataset ─▶ chat template, tokenizer ─▶ Prompt
+    PromptRef "3/17" ─▶ row 17 of the dataset ─▶ chat template, tokenizer ─▶ Prompt
 
 Where the domain of a row has an environment the row is a seed, and the prompt is what every episode
-of that environment begins with.
+of that environment begins with. Before a run all rows are rendered once: those that are too long
+are never asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter
 
 from artifacts.datasets.registry import TaskConfig, load_dataset
 from artifacts.datasets.rows import Dataset, Row
 from artifacts.records import Prompt
-from tasks.engines.model_files import read_tokenizer, read_vocabulary_size
+from tasks.engines.model_files import read_tokenizer, read_vocabulary_size, unembedded_tokens
 from tasks.environments.episodes.episode_replica import bridge_of
 from tasks.environments.episodes.prompts import episode_prompt, render
+from tasks.rewards.judges.question import QuestionEncoder
+from tasks.rewards.judges.reward import JudgeConfig, judge_of, question_about
+from tasks.rewards.registry import Rewards, config_of
 from tasks.run.run_context import RunContext
 from tasks.scheduling.events import PromptRef
+from tasks.scheduling.prompt_stream import row_at
+from tasks.scheduling.queue_state import QueueState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
+UnfitPrompts = Literal["refuse", "skip"]
+REPORT_EVERY_S = 10.0
 HELDOUT = "heldout"  # the epoch's place in the id of a held-out prompt: "heldout/<row>"
 
 
@@ -54,7 +67,8 @@ def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
 
 @lru_cache(maxsize=4)
 def vocabulary_size_of(model_path: str) -> int | None:
-    """How many tokens the model embeds, if its directory says so; read once per process."""
+    """The number of tokens that the model embeds, if its directory says so; read once per
+    process."""
     return read_vocabulary_size(model_path)
 
 
@@ -70,8 +84,18 @@ def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
 
 
 def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
-    """The row as a prompt. ValueError for one that cannot be asked."""
-    prompt = _rendered(run, row, prompt_id)
+    """The row as a prompt. ValueError for one that cannot be used."""
+    settings = run.environments.get(row.domain)
+    if settings is not None:
+        bridge = bridge_of(run.model_path, settings.head())
+        prompt = episode_prompt(row, bridge, prompt_id, run.max_prompt_tokens)
+    elif row.messages:
+        prompt = render(row, tokenizer_of(run.model_path), prompt_id, run.max_prompt_tokens)
+    else:
+        raise ValueError(
+            f"a row that asks nothing must be of a domain with an environment, row {prompt_id} is"
+            f" of {row.domain!r}; add environments.{row.domain}"
+        )
     size = vocabulary_size_of(run.model_path)
     if size is not None and max(prompt.token_ids) >= size:
         largest = max(prompt.token_ids)
@@ -84,23 +108,9 @@ def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
     return prompt
 
 
-def _rendered(run: RunContext, row: Row, prompt_id: str) -> Prompt:
-    settings = run.environments.get(row.domain)
-    if settings is not None:
-        bridge = bridge_of(run.model_path, settings.head())
-        return episode_prompt(row, bridge, prompt_id, run.max_prompt_tokens)
-    if not row.messages:
-        raise ValueError(
-            f"a row that asks nothing must be of a domain with an environment, row {prompt_id} is"
-            f" of {row.domain!r}; add environments.{row.domain}"
-        )
-    return render(row, tokenizer_of(run.model_path), prompt_id, run.max_prompt_tokens)
-
-
 def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
-    """What a response to this prompt comes after, as far as it is known before anybody is asked.
-    The first observation of an episode is not: its row's text stands in for it, so that prompts
-    differ."""
+    """The tokens before a response to this prompt. The first observation of an episode is not known
+    yet: the text of its row stands in for it, so that prompts differ."""
     if prompt.episode_seed is None:
         return prompt.token_ids
     bridge = bridge_of(run.model_path, run.environments[prompt.domain].head())
@@ -108,7 +118,7 @@ def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
 
 
 def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
-    """The first held-out prompts that can be asked."""
+    """The first held-out prompts that are fit."""
     rows = (
         (number, row)
         for number, row in enumerate(dataset_of(run).heldout)
@@ -121,5 +131,126 @@ def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
 
 
 def is_heldout(prompt_id: str) -> bool:
-    """Whether evaluations ask this prompt."""
+    """True for the prompts of evaluations."""
     return prompt_id.startswith(f"{HELDOUT}/")
+
+
+def check_prompts(policy: UnfitPrompts, reasons: Mapping[str, str], num_examined: int) -> None:
+    """Raise ValueError with the first unfit prompt, or log each of them if they are to be passed
+    over."""
+    if policy == "refuse" and reasons:
+        raise ValueError(
+            f"every prompt that the run can ask must fit, {len(reasons)} of {num_examined} do "
+            "not; the first: "
+            f"{next(iter(reasons.values()))}. Or set unfit_prompts=skip to pass them over"
+        )
+    for name, reason in reasons.items():
+        logger.warning("unfit_prompt=%s reason=%s", name, reason)
+
+
+def check_embeddings(policy: UnfitPrompts, run: RunContext) -> None:
+    """Raise ValueError for a tokenizer that knows tokens which its model does not embed, or log
+    them where the prompts that hold one are passed over."""
+    for model_path in filter(None, (run.model_path, run.judge_model_path)):
+        size = vocabulary_size_of(model_path)
+        tokens = [] if size is None else unembedded_tokens(tokenizer_of(model_path), size)
+        if not tokens:
+            continue
+        reason = (
+            f"a tokenizer must know no more tokens than its model embeds ({size}), that of"
+            f" {model_path} has {len(tokens)} more, such as {tokens[0]!r}; resize the embedding"
+            " (model.resize_token_embeddings(len(tokenizer)), then save_pretrained)"
+        )
+        if policy == "refuse":
+            raise ValueError(f"{reason}, or set unfit_prompts=skip to pass over prompts with them")
+        logger.warning("unembedded_tokens=%d reason=%s", len(tokens), reason)
+
+
+class Examination:
+    """Renders rows, each once, and keeps the reasons of those that are unfit.
+
+    A row is unfit when its prompt leaves no room for the longest response, when the model's
+    template or tokenizer refuses it, when it has a token that the model does not embed, when its
+    reward can pay no response for its gold answer, or when the question about it leaves no room for
+    an answer in its judge's context. The work is bounded by what the run would render anyway.
+    """
+
+    def __init__(self, run: RunContext, rewards: Rewards) -> None:
+        self._run, self._rewards = run, rewards
+        self._dataset = dataset_of(run)
+        self._encoders: dict[int, QuestionEncoder] = {}
+        self._examined: set[str] = set()
+        self._reported_s = time.monotonic()
+        self.reasons: dict[str, str] = {}  # by row, "17" or "heldout/3", why it is unfit
+
+    @property
+    def num_examined(self) -> int:
+        return len(self._examined)
+
+    def rows(self) -> frozenset[int]:
+        """The unfit rows of the training set."""
+        return frozenset(int(name) for name in self.reasons if not name.startswith(HELDOUT))
+
+    def heldout(self) -> frozenset[int]:
+        """The unfit held-out rows."""
+        return frozenset(
+            int(name.partition("/")[2]) for name in self.reasons if name.startswith(HELDOUT)
+        )
+
+    def examine_stream(self, state: QueueState, num_prompts: int) -> None:
+        """Examine the waiting prompts and the next num_prompts that fit; the whole dataset if that
+        has not so many."""
+        num_rows, seed = len(self._dataset.rows), self._dataset.order_seed(self._run.seed)
+        carried = (prompt.ref for prompt in state.carried)
+        self._examine(ref.row for ref in (*state.queue, *state.skipped, *carried))
+        num_fit = 0
+        for place in range(state.num_drawn, state.num_drawn + num_rows):
+            if num_fit == num_prompts:
+                return
+            row = row_at(num_rows, seed, place)
+            num_fit += self._fits(str(row), self._dataset.rows[row])
+        self._examine(range(num_rows))
+
+    def examine_heldout(self, num_prompts: int) -> int:
+        """Examine held-out prompts until num_prompts fit; returns the number that fit."""
+        num_fit = 0
+        for number, row in enumerate(self._dataset.heldout):
+            if num_fit == num_prompts:
+                break
+            num_fit += self._fits(f"{HELDOUT}/{number}", row)
+        return num_fit
+
+    def _examine(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._fits(str(number), self._dataset.rows[number])
+
+    def _fits(self, name: str, row: Row) -> bool:
+        if name not in self._examined:
+            self._examined.add(name)
+            if time.monotonic() - self._reported_s > REPORT_EVERY_S:
+                self._reported_s = time.monotonic()
+                logger.info("examined=%d prompts, unfit=%d", self.num_examined, len(self.reasons))
+            judge = judge_of(config_of(self._run.rewards, row.domain))
+            try:
+                prompt = prompt_of_row(self._run, row, name)
+                self._rewards.check(prompt)
+                if judge is not None:
+                    self._check_judged(prompt, judge)
+            except ValueError as error:
+                self.reasons[name] = str(error)
+        return name not in self.reasons
+
+    def _check_judged(self, prompt: Prompt, config: JudgeConfig) -> None:
+        """Raise ValueError when the question about the prompt leaves no room in the judge's context
+        for any answer, however much of that is cut."""
+        limit = config.engine.max_model_len
+        encoder = self._encoders.setdefault(
+            limit, QuestionEncoder(tokenizer_of(self._run.judge_model_path), limit)
+        )
+        if encoder.encode(question_about(config, prompt, answer="x " * limit)) is None:
+            raise ValueError(
+                "the question about a prompt must leave room for an answer in the judge's "
+                f"context of {limit} tokens, "
+                f"row {prompt.prompt_id} ({prompt.text[:60]!r}) leaves none; drop the row or "
+                "raise the judge's engine.max_model_len"
+            )

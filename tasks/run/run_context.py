@@ -1,4 +1,5 @@
-"""What every task of a run is told: its configuration in whole parts, and who its actors are.
+"""The records that every task of a run receives: the run's configuration and actors
+(`RunContext`), and one step (`StepPlan`) with the place of its records.
 
 Small and picklable: references and records, never rows or tensors. A part that a run could change
 between two steps (the engines' layout) comes as another context.
@@ -9,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from artifacts import layout
 from artifacts.datasets.registry import TaskConfig
+from artifacts.journal import Journal
 from artifacts.prices import PriceConfig
-from artifacts.records import Span
+from artifacts.records import Span, WeightsRef
 from artifacts.store import Store
 from tasks.elastic.config import ElasticConfig
 from tasks.elastic.weights.weight_config import WeightServerConfig
@@ -22,10 +27,43 @@ from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.rewards.registry import RewardConfig
-from tasks.run.deadlines import DeadlineConfig
+from tasks.rounds.records import InFlight
 from tasks.scheduling.balancing import BalancingConfig
+from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.registry import SchedulingConfig
+from tasks.scheduling.seeding import PlannedWindow
 from tasks.scheduling.stream_training import StreamTrainerConfig
+from tasks.scheduling.wait_for_all import WaitForAll
+
+
+class DeadlineConfig(BaseModel):
+    """How long a wait may last before the run says what it waited for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    progress_s: float = Field(
+        300.0,
+        gt=0,
+        description="A round without a token, a response or a verdict for so long ends, seconds.",
+    )
+    engine_call_s: float = Field(
+        300.0, gt=0, description="Bound on one call to an engine, seconds."
+    )
+    learner_call_s: float = Field(
+        900.0,
+        gt=0,
+        description=(
+            "Bound on one call to a learner rank, seconds: an accumulation, or all updates of a"
+            " step."
+        ),
+    )
+    start_s: float = Field(
+        600.0,
+        gt=0,
+        description=(
+            "Bound on starting engines and learners, the loading of the model included, seconds."
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +147,57 @@ class RunContext:
     def with_engines(self, members: Mapping[str, tuple[str, ...]]) -> RunContext:
         """The same run with these engines."""
         return replace(self, engines=tuple(members), members=members)
+
+
+EVALUATION = layout.EVALUATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step: its round, and the weights that the engines hold when it begins."""
+
+    run: RunContext
+    round: RoundPlan
+    weights: WeightsRef
+    attempt: int  # 1, and one more after each recovery
+    adopted: tuple[InFlight, ...] = ()  # what the round before left on the engines
+    leaves_running: bool = False  # whether what the round carries may run on when it is over
+    window: PlannedWindow | None = None  # in which the run's own engines generate; None for all
+
+    @property
+    def step(self) -> int:
+        return self.round.step
+
+    @property
+    def versions(self) -> range:
+        """Weight versions whose tokens the round may train: the one that the engines hold, and in
+        an asynchronous round those within the bound."""
+        if self.round.admission is not None:
+            return self.round.versions
+        return range(self.weights.version, self.weights.version + 1)
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.round.is_evaluation
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the engines generate while other steps train."""
+        return self.round.overlaps
+
+    def scheduler(self) -> RoundScheduler:
+        """Who decides within the round; an evaluation waits for all that it asks."""
+        if self.is_evaluation:
+            return WaitForAll(self.round)
+        return self.run.scheduling.scheduler(self.round)
+
+
+def store_of(plan: StepPlan) -> Store:
+    """Where this step's records lie; those of evaluations lie apart."""
+    store = plan.run.open_store()
+    return store.child(EVALUATION) if plan.is_evaluation else store
+
+
+def journal_of(plan: StepPlan) -> Journal:
+    """Where the responses of this step are recorded."""
+    return Journal(store_of(plan))

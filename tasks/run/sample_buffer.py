@@ -1,4 +1,4 @@
-"""Where the responses of a round wait between rollout, reward and training; lives in one Dask
+"""The sample buffer: the responses of a round between rollout, reward and training, in one Dask
 actor.
 
     launched ─▶ GENERATED ─▶ SCORED ─▶ GROUPED ─▶ consumed
@@ -6,10 +6,10 @@ actor.
     publish_weights ─▶ PUBLISHED of every round that is open, and of those that open later
     keeper of elastic workers ─▶ ELASTIC_WORKERS of these rounds, likewise
 
-A round is an attempt at a step or at an evaluation, told by its key; later rounds have larger keys.
-Rounds that overlap are open side by side, each with stages of its own. All methods are async and
-run on one event loop, so nothing locks across threads; records are handed on as they are, and
-nobody changes one. Leaves out how callers reach that loop (`sample_stream`), durability (see
+A round is an attempt at a step or at an evaluation, identified by its key; later rounds have larger
+keys. Rounds that overlap are open side by side, each with stages of its own. All methods are async
+and run on one event loop, so nothing locks across threads; records are handed on as they are, and
+no consumer changes one. Leaves out how callers reach that loop (`sample_stream`), durability (see
 `journal`) and any opinion on order: each stage is first in, first out.
 """
 
@@ -31,9 +31,9 @@ RoundKey = NewType("RoundKey", int)
 
 @dataclass(frozen=True, slots=True)
 class Stage(Generic[Record]):
-    """Where records of one type wait."""
+    """A queue for records of one type."""
 
-    name: str  # what has become of the responses in it
+    name: str  # the state of the responses in it
 
 
 GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward
@@ -46,12 +46,12 @@ STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, ELASTIC
 
 
 class RoundAborted(RuntimeError):
-    """The round was aborted; whoever waits on the buffer must stop."""
+    """The round was aborted: every coordinator that waits on the buffer must stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a consumer got."""
+    """The records that a consumer took."""
 
     # at most max_items, in the order they were put; empty when the wait was over
     items: tuple[Any, ...]  # Any: of the stage's record
@@ -81,17 +81,16 @@ class SampleBuffer:
     def __init__(self, capacities: Mapping[Stage[Any], int]) -> None:
         wrong = [stage.name for stage in STAGES if capacities.get(stage, 0) < 1]
         if wrong:
-            told = {stage.name: capacity for stage, capacity in capacities.items()}
+            given = {stage.name: capacity for stage, capacity in capacities.items()}
             raise ValueError(
-                f"every stage must have a capacity >= 1 items, got {told}; set {wrong[0]}"
+                f"every stage must have a capacity >= 1 items, got {given}; set {wrong[0]}"
             )
         self._capacities = dict(capacities)
         self._open: dict[RoundKey, _Round] = {}
         self._over: set[RoundKey] = set()  # that were open once
-        self._newest: tuple[int, ...] = ()  # what was announced last, if anything
-        self._elastic_workers: dict[
-            str, WorkerNotice
-        ] = {}  # what was told last of those that are there, by name
+        self._newest: tuple[int, ...] = ()  # the version that was announced last, if any
+        # the last notice of each elastic worker that is there, by name
+        self._elastic_workers: dict[str, WorkerNotice] = {}
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
@@ -165,18 +164,19 @@ class SampleBuffer:
         """Put this weight version into the stage PUBLISHED of every open round, and first of all
         into that of each round that opens before the next is announced."""
         self._newest = (version,)
-        await self._tell_all(PUBLISHED, version)
+        await self._put_in_all(PUBLISHED, version)
 
-    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
-        """Put what is told of an elastic worker into the stage ELASTIC_WORKERS of every open round,
-        and, as long as it is there, into that of each round that opens later."""
-        self._elastic_workers.pop(told.name, None)
-        if told.kind == "joined":
-            self._elastic_workers[told.name] = told
-        await self._tell_all(ELASTIC_WORKERS, told)
+    async def announce_worker(self, notice: WorkerNotice) -> None:
+        """Put this notice into the stage ELASTIC_WORKERS of every open round, and, as long as the
+        elastic worker is there, into that of each round that opens later."""
+        self._elastic_workers.pop(notice.name, None)
+        if notice.kind == "joined":
+            self._elastic_workers[notice.name] = notice
+        await self._put_in_all(ELASTIC_WORKERS, notice)
 
     async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
-        """Its producer is done. Closing twice, or for a round that is over, changes nothing."""
+        """End a stage: its producer is done. Closing twice, or for a round that is over, changes
+        nothing."""
         if key in self._open:
             self._open[key].channels[stage].closed = True
             await self._wake()
@@ -220,7 +220,7 @@ class SampleBuffer:
             raise RoundAborted(found.aborted)
         return None if found is None else found.channels[stage]
 
-    async def _tell_all(self, stage: Stage[Any], item: object) -> None:
+    async def _put_in_all(self, stage: Stage[Any], item: object) -> None:
         for open_round in self._open.values():
             open_round.channels[stage].items.append(item)
         await self._wake()

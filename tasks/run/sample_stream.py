@@ -1,4 +1,4 @@
-"""How a round's coordinators reach the sample buffer, with a deadline for every wait.
+"""Access to the sample buffer for a round's coordinators, with a deadline for every wait.
 
     coordinators, threads of the worker `control` ─▶ LocalBuffer ─▶ the buffer, records as they are
     the flow, and the keeper of elastic workers ───────────▶ RemoteBuffer ─▶ its actor, records as
@@ -19,7 +19,7 @@ from artifacts.records import Generated, Score, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.elastic.records import WorkerNotice
 from tasks.rewards.pool import close_pools
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import (
     ELASTIC_WORKERS,
     GENERATED,
@@ -38,7 +38,7 @@ BUFFER = "sample-buffer"  # name of the sample buffer's actor
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
 PUT_WAIT_S = 120.0  # back-pressure may hold a producer this long
 ANSWER_S = 60.0  # beyond its wait, until the buffer's loop counts as lost
-ABORT_S = 30.0  # nobody who ends waits longer for the others to hear of it
+ABORT_S = 30.0  # longest wait of a coordinator that ends until the others are aborted
 ATTEMPTS = 1000  # rounds of one step in the buffer
 CAPACITIES: Mapping[Stage[Any], int] = {
     GENERATED: 4096, SCORED: 4096, GROUPED: 1024, PUBLISHED: 64, ELASTIC_WORKERS: 64
@@ -53,10 +53,10 @@ class BufferActor(SampleBuffer):
         self._run_id = run_id
 
     async def ping(self) -> None:
-        """Answers as long as the worker lives."""
+        """Answer as long as the worker lives."""
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
-        """See `SampleBuffer`; from then on `buffer_here` finds this buffer."""
+        """See `SampleBuffer`; from then on `SampleStream.connect` finds this buffer."""
         _here[self._run_id] = LocalBuffer(self, asyncio.get_running_loop())
         return await super().open_round(key, beside)
 
@@ -64,9 +64,9 @@ class BufferActor(SampleBuffer):
         """`announce`, called from another process."""
         await self.announce(unpack(version))
 
-    async def tell_elastic_worker_packed(self, packed: bytes) -> None:
-        """`tell_elastic_worker`, called from another process."""
-        await self.tell_elastic_worker(unpack(packed))
+    async def announce_worker_packed(self, notice: bytes) -> None:
+        """`announce_worker`, called from another process."""
+        await self.announce_worker(unpack(notice))
 
     async def close(self) -> None:
         """End the processes of the rewards that were scored beside this buffer."""
@@ -76,8 +76,8 @@ class BufferActor(SampleBuffer):
 
 @dataclass(frozen=True, slots=True)
 class RemoteBuffer:
-    """The sample buffer as other processes see it, see `SampleBuffer`; raises ActorLost when the
-    buffer is gone."""
+    """The sample buffer in another process, see `SampleBuffer`; raises ActorLost when the buffer is
+    gone."""
 
     remote: Remote
     deadline_s: float  # of a call
@@ -88,8 +88,8 @@ class RemoteBuffer:
     async def announce(self, version: int) -> None:
         await self.remote.call("announce_packed", pack(version), deadline_s=self.deadline_s)
 
-    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
-        await self.remote.call("tell_elastic_worker_packed", pack(told), deadline_s=self.deadline_s)
+    async def announce_worker(self, notice: WorkerNotice) -> None:
+        await self.remote.call("announce_worker_packed", pack(notice), deadline_s=self.deadline_s)
 
     async def abort(self, reason: str, deadline_s: float = ABORT_S) -> None:
         await self.remote.call("abort", reason, deadline_s=deadline_s)
@@ -99,7 +99,7 @@ class RemoteBuffer:
 class LocalBuffer:
     """The sample buffer of this process, for the event loops of all its threads.
 
-    Records are handed on as they are: whoever takes one must not change it.
+    Records are handed on as they are: a consumer must not change one.
     """
 
     buffer: SampleBuffer
@@ -122,17 +122,9 @@ class LocalBuffer:
 _here: dict[str, LocalBuffer] = {}  # the buffers of this process, by run id
 
 
-def buffer_here(run_id: str) -> LocalBuffer:
-    """The run's buffer in this process. Raises ActorLost where there is none: it was lost, and this
-    coordinator outlived it or came too late."""
-    try:
-        return _here[run_id]
-    except KeyError as error:
-        raise ActorLost(f"{BUFFER} of {run_id} is not in this process") from error
-
-
 class SampleStream:
-    """One round's view of the buffer."""
+    """One round's view of the buffer: the reward stage (`ScoreFeed`) and the training of earlier
+    steps (`Publications`) to the driver, the rollout to the reward stage (`Delivery`)."""
 
     def __init__(self, here: LocalBuffer, key: RoundKey) -> None:
         self._here, self._buffer = here, here.buffer
@@ -140,8 +132,12 @@ class SampleStream:
 
     @classmethod
     def connect(cls, plan: StepPlan) -> SampleStream:
-        """Raises ActorLost if the buffer is gone."""
-        return cls(buffer_here(plan.run.run_id), round_key(plan))
+        """The stream of a step's round. Raises ActorLost where the buffer is not in this process:
+        it was lost, and this coordinator outlived it or came too late."""
+        run_id = plan.run.run_id
+        if run_id not in _here:
+            raise ActorLost(f"{BUFFER} of {run_id} is not in this process")
+        return cls(_here[run_id], round_key(plan))
 
     async def put(self, stage: Stage[Record], records: Sequence[Record]) -> None:
         """Hand records on; waits while the stage is full."""
@@ -165,55 +161,38 @@ class SampleStream:
             for record in arrived:
                 yield record
 
-    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
-        """Tell every round that is open or opens later of an elastic worker."""
-        await self._here.call(self._buffer.tell_elastic_worker(told), ANSWER_S)
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        """Hand finished responses over for scoring."""
+        await self.put(GENERATED, generated)
+
+    async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
+        """Finished responses after waiting wait_s at most, and whether none will follow."""
+        return await self.take(GENERATED, max_items=256, wait_s=wait_s)
+
+    async def tell(self, score: Score) -> None:
+        """Hand a verdict back to the round."""
+        await self.put(SCORED, [score])
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        """Verdicts since the last call; waits up to wait_s for the first."""
+        return (await self.take(SCORED, max_items=1024, wait_s=wait_s))[0]
+
+    async def published(self, wait_s: float) -> list[int]:
+        """Weight versions that every engine has since the last call; waits up to wait_s for the
+        first."""
+        return (await self.take(PUBLISHED, max_items=64, wait_s=wait_s))[0]
+
+    async def announce_worker(self, notice: WorkerNotice) -> None:
+        """Notify every round that is open or opens later of an elastic worker."""
+        await self._here.call(self._buffer.announce_worker(notice), ANSWER_S)
 
     async def close(self, stage: Stage[Any]) -> None:
-        """Nothing follows from this producer."""
+        """End the stage: its producer is done."""
         await self._here.call(self._buffer.close_stage(stage, self._key), ANSWER_S)
 
     async def abort(self, reason: str) -> None:
         """End the round for everybody, and with it those that are open beside it."""
         await self._here.call(self._buffer.abort(reason), ABORT_S)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFeed:
-    """The reward stage as the driver of a round sees it (`ScoreFeed`)."""
-
-    stream: SampleStream
-
-    async def publish(self, generated: Sequence[Generated]) -> None:
-        await self.stream.put(GENERATED, generated)
-
-    async def scored(self, wait_s: float) -> list[Score]:
-        scores, _ = await self.stream.take(SCORED, max_items=1024, wait_s=wait_s)
-        return scores
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPublications:
-    """The training of earlier steps as the driver of a round sees it (`Publications`)."""
-
-    stream: SampleStream
-
-    async def published(self, wait_s: float) -> list[int]:
-        versions, _ = await self.stream.take(PUBLISHED, max_items=64, wait_s=wait_s)
-        return versions
-
-
-@dataclass(frozen=True, slots=True)
-class StreamDelivery:
-    """The rollout as the reward stage sees it (`Delivery`)."""
-
-    stream: SampleStream
-
-    async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
-        return await self.stream.take(GENERATED, max_items=256, wait_s=wait_s)
-
-    async def tell(self, score: Score) -> None:
-        await self.stream.put(SCORED, [score])
 
 
 def round_key(plan: StepPlan) -> RoundKey:

@@ -35,7 +35,7 @@ class StreamWorkers:
     tell_keeper: Callable[
         [dict[str, str]], None
     ]  # a message of the topic of elastic workers; blocks
-    most_running: int | None = None  # requests that each takes at a time
+    max_running: int | None = None  # requests that each takes at a time
     connected: dict[str, Engine] = field(default_factory=dict)  # by name
 
     async def give_up(self, name: str, reason: str) -> None:
@@ -43,9 +43,7 @@ class StreamWorkers:
         logger.warning("elastic_worker=%s given up: %s", name, reason)
         self.connected.pop(name, None)
         try:
-            await self.stream.tell_elastic_worker(
-                WorkerNotice(name=name, kind="gone", reason=reason)
-            )
+            await self.stream.announce_worker(WorkerNotice(name=name, kind="gone", reason=reason))
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.to_thread(self.tell_keeper, given_up(name, reason))
         except (ActorLost, OSError) as error:  # TimeoutError and Dask's of communication are such
@@ -73,7 +71,7 @@ class StreamWorkers:
             engine=engine,
             devices=told.devices,
             version=told.version,
-            most_running=self.most_running,
+            max_running=self.max_running,
         )
 
     async def _engine(self, name: str) -> Engine:

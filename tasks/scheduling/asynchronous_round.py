@@ -28,7 +28,6 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.scheduling.admission import Dispatched, can_all_be_trained
 from tasks.scheduling.dynamic_sampling import Reserve
 from tasks.scheduling.events import (
     AcceptGroup,
@@ -43,6 +42,7 @@ from tasks.scheduling.events import (
     RoundPlan,
 )
 from tasks.scheduling.groups import GroupProgress, describe_missing
+from tasks.scheduling.staleness import Dispatched, can_all_be_trained
 
 AtDeadline = Literal["wait", "drop", "park", "train_anyway"]
 

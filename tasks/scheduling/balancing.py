@@ -171,8 +171,7 @@ def _shared(loads: Sequence[EngineLoad]) -> list[_Shared]:
 
 
 class Speeds:
-    """How fast engines generate when they have enough to do: the best of what was measured between
-    two looks."""
+    """The speeds of engines that have enough to do: the best measured between two readings."""
 
     def __init__(self, keep_running: int) -> None:
         """keep_running: responses beyond which an engine has enough to do."""
@@ -180,8 +179,9 @@ class Speeds:
         self._best: dict[str, float] = {}
         self._before: dict[str, tuple[float, int]] = {}  # when, and tokens generated until then
 
-    def look(self, engine: str, num_running: int, tokens_generated: int, now_s: float) -> None:
-        """So much it runs now, and so many tokens it has generated since its start."""
+    def measure(self, engine: str, num_running: int, tokens_generated: int, now_s: float) -> None:
+        """Take a reading: the responses that the engine runs now, and the tokens that it has
+        generated since its start."""
         before = self._before.pop(engine, None)
         if num_running <= self._keep_running:
             return

@@ -11,7 +11,7 @@ from artifacts.records import Running
 
 
 class BatchConfig(BaseModel):
-    """What one step trains."""
+    """The size of a step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,10 +27,10 @@ class BatchConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundShape:
-    """The counts of one kind of round."""
+    """The prompts and responses of one kind of round."""
 
     kind: str  # the name of these rounds in records, reports and pictures
-    launch_prompts: int  # prompts that it launches
+    launch_prompts: int  # prompts that are launched
     launch_per_prompt: int  # responses launched for each of them
     accept_prompts: int  # groups that it trains
     accept_per_prompt: int  # responses of a trained group
@@ -38,7 +38,7 @@ class RoundShape:
 
     @property
     def launch_responses(self) -> int:
-        """Responses that it launches."""
+        """Responses that such a round launches."""
         return self.launch_prompts * self.launch_per_prompt
 
 
@@ -50,7 +50,7 @@ def round_shape(
     response_overprovision: float = 1.0,
     frequency: float = 1.0,
 ) -> RoundShape:
-    """A round that trains a step, and launches so many times as many prompts and responses."""
+    """The shape of a round that trains a step and over-provisions by these factors."""
     return RoundShape(
         kind=kind,
         launch_prompts=times(prompt_overprovision, batch.prompts_per_step),
@@ -74,23 +74,23 @@ class BatchAlgebra:
     # mean lag of trained groups in weight versions while their number is what bounds generation; 0
     # where every round trains or gives up all that it asks
     mean_lag: float = 0.0
-    # of what a round launches, the share that is asked at a time while the rest waits its turn
+    # share of a round's responses that are launched at a time while the rest waits its turn
     under_way: float = 1.0
     pauses: bool = False  # whether nothing is generated while a step trains all the same
     max_lag: int | None = 0  # of any token; None if there is no bound
-    # of what the engines run when newer weights are loaded
+    # treatment of running responses when newer weights are loaded
     at_update: Running = Running.DROP
-    # what freeing devices in mid-round needs and does not have, with the reason; empty if nothing
+    # what keeps the policy from freeing devices in mid-round, with the reason; empty if nothing
     streaming_needs: str = ""
 
     @property
     def overlaps(self) -> bool:
-        """Whether a round begins while the step before it trains."""
+        """True if a round begins while the step before it trains."""
         return self.is_off_policy and not self.pauses
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether a step trains tokens of older weights than those that it updates."""
+        """True if a step trains tokens of older weights than those that it updates."""
         return self.mean_lag > 0
 
     @property
@@ -109,5 +109,5 @@ class BatchAlgebra:
 
 
 def times(factor: float, count: int) -> int:
-    """An over-provisioned count, rounded up."""
+    """The over-provisioned count, rounded up."""
     return math.ceil(round(count * factor, 6))  # 1.1 * 10 is 11, not 12

@@ -1,4 +1,4 @@
-"""What a round scheduler hears and what it may answer.
+"""The events that a round scheduler handles, and the decisions that it may answer with.
 
     event -> scheduler.handle(event) -> list of decisions -> driver carries them out -> new events
 
@@ -12,24 +12,23 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from artifacts.records import Outcome, Running
-from tasks.scheduling.admission import Admission
+from tasks.scheduling.staleness import Admission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRef:
-    """What a scheduler needs to know of a prompt."""
+    """A reference to a prompt, as far as schedulers know it."""
 
     prompt_id: str  # its id
     domain: str  # its quota key
 
     @property
     def row(self) -> int:
-        """The dataset's row that it asks, behind the epoch in its id."""
+        """The prompt's row of the dataset: the second part of its id, behind the epoch."""
         return int(self.prompt_id.partition("/")[2])
 
 
-# --- events
-# --------------------------------------------------------------------------------------------------
+# --- events ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +63,12 @@ Event = Finished | Scored | Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Every engine samples with this weight version from now on, and the sync gate let it pass."""
+    """Every engine samples with this weight version from now on, and the weight check passed it."""
 
     version: int
 
 
-# --- decisions
-# --------------------------------------------------------------------------------------------------
+# --- decisions ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class Defer:
     """Put this prompt at the end of the long-prompt queue."""
 
     prompt_id: str
-    is_late: bool = False  # whether it is because its deadline has come
+    is_late: bool = False  # whether the reason is its deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,7 @@ class Drop:
     them. It leaves the run, counted."""
 
     prompt_id: str
-    # whether it is because its deadline has come, or the step's slots are filled without it
+    # whether the reason is its deadline, or that the step's slots are filled without it
     is_late: bool = False
 
 
@@ -126,18 +124,19 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carry:
-    """Go on with this prompt in the next round: what runs of it runs on, what it has is kept."""
+    """Go on with this prompt in the next round: its running responses run on, finished ones are
+    kept."""
 
     prompt_id: str
-    version: int  # the newest that every engine had when it was dispatched
-    # the responses that it will be trained on, if it is complete: nothing else of it is wanted
+    version: int  # the newest that every engine had when the prompt was dispatched
+    # the responses that it will be trained on, if it is complete: no others are wanted
     indices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRound:
-    """The round has what it wanted; nothing of it but what is carried is still running once the
-    aborts before this are carried out."""
+    """End the round: once the aborts before this are carried out, only responses of carried prompts
+    still run."""
 
 
 Decision = Launch | Abort | AcceptGroup | Defer | Drop | Filter | Carry | CloseRound
@@ -145,7 +144,7 @@ Decision = Launch | Abort | AcceptGroup | Defer | Drop | Filter | Carry | CloseR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """How many of a round's accepted groups may come from a domain."""
+    """Bounds on the accepted groups of a round that come from one domain."""
 
     domain: str
     least: int
@@ -154,7 +153,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
-    """What a round launches and what it must bring home."""
+    """The plan of a round: the prompts that it launches, and the groups that it must accept."""
 
     step: int  # the step this round belongs to, from 1
     kind: str  # the name of such rounds in records, reports and pictures
@@ -169,8 +168,8 @@ class RoundPlan:
     max_replacements: int = 4
     # asked in this order in place of filtered groups of their domain; empty filters nothing
     reserve: tuple[PromptRef, ...] = ()
-    # of the newly drawn candidates in the prompt stream, if it has unfit rows; else they follow
-    # each other
+    # places of the newly drawn candidates in the prompt stream, if that has unfit rows; else they
+    # follow each other
     places: tuple[int, ...] = ()
     # how many of the prompts, the first ones after those that are carried, are the queue's head
     num_queued: int = 0
@@ -193,41 +192,41 @@ class RoundPlan:
     # whether what it carries is stopped when it closes, and no other round begins before its step
     # is trained
     pauses: bool = False
-    # of what the engines run when the step's weights are loaded
+    # treatment of running responses when the step's weights are loaded
     at_update: Running = Running.DROP
 
     @property
     def num_carried(self) -> int:
-        """How many of the prompts, the first ones, the round before left undecided."""
+        """The number of prompts, the first ones, that the round before left undecided."""
         return len(self.admission.carried) if self.admission else 0
 
     @property
     def versions(self) -> range:
-        """Weight versions whose tokens its step may train: those within the bound, or the one that
-        the step before made."""
+        """Weight versions whose tokens the step may train: those within the bound, or the version
+        of the step before."""
         if self.admission is not None:
             return self.admission.versions(self.step)
         return range(self.step - 1, self.step)
 
     @property
     def mixes_versions(self) -> bool:
-        """Whether a response may have tokens of several weight versions."""
+        """True if a response may have tokens of several weight versions."""
         return self.at_update is not Running.DRAIN
 
     @property
     def overlaps(self) -> bool:
-        """Whether it is played while other steps train."""
+        """True if the round is played while other steps train."""
         return self.admission is not None and not self.pauses
 
     @property
     def is_long(self) -> bool:
-        """Whether it asks nothing but what earlier rounds put off, new prompts of a reserve
+        """True if all prompts of the round were deferred by earlier ones, those of its reserve
         aside."""
         return 0 < self.num_queued == len(self.prompts)
 
     @property
     def candidates(self) -> tuple[PromptRef, ...]:
-        """Every prompt that the round may ask."""
+        """Every prompt that the round may launch."""
         return (*self.prompts, *self.upcoming, *self.reserve)
 
 
@@ -239,7 +238,7 @@ class RoundScheduler(Protocol):
     def handle(self, event: Event) -> list[Decision]: ...
 
     def waiting_for(self) -> str:
-        """One sentence for the deadline's error message: what the round still lacks."""
+        """Describe what the round still lacks, in one sentence for the deadline's error message."""
         ...
 
 

@@ -1,14 +1,26 @@
-"""The token ledger: every token that a model sampled in exactly one column, named by its fate.
+"""The token ledger: every sampled token in exactly one column, named by its fate; and the bias of
+acceptance, trained responses against all that were launched. Pure.
 
-Leaves out tokens that were given within an episode, which nobody generated, and tokens that nobody
-saw: those that died with an engine, and those that a load dropped because the coordinator that had
-asked for them was dead. Tokens that judges write are booked by the reward stage. Device seconds
-have a ledger of their own.
+Leaves out tokens that were given within an episode, which no model generated, and tokens that are
+in no record: those that died with an engine, and those that a load dropped because the coordinator
+that had requested them was dead. Tokens that judges write are counted by the reward stage. Device
+seconds have a ledger of their own.
+
+What acceptance does to the sample. Within a prompt: keeping the first R0 of eta_R*R0 verdicts keeps
+the shortest ones; with eta_R = 1 nothing is chosen there. Between rounds: a prompt is deferred
+because one of its answers was long, and answers again in a long round. If that round draws anew,
+short answers have two chances to be trained and long ones one, even with eta_R = 1. If it draws
+with the same seeds (`tasks.rounds.driver`), every prompt is trained on its first R0 draws, as far
+as the updates in between have left the law alone, and only the order of prompts has changed. An
+engine without such draws would keep this second, smaller bias; synchronous rounds have neither.
+Aborted responses count with the tokens they had, so every difference reported here is smaller than
+the true one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from artifacts.records import Fate, Generated
 
@@ -42,7 +54,7 @@ def fate_of(
     *,
     is_evaluation: bool = False,
 ) -> Fate:
-    """The column that a response's tokens are booked in."""
+    """The ledger's column for the tokens of a response."""
     if response.finish_reason == "aborted":
         return Fate.ABORTED
     if is_evaluation:
@@ -50,3 +62,74 @@ def fate_of(
     if response.response_id in trained:
         return Fate.TRAINED
     return Fate.FILTERED if response.response_id in filtered else Fate.DISCARDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A launched response as far as acceptance is measured."""
+
+    prompt_id: str  # its prompt
+    num_tokens: int  # sampled tokens; a lower bound of its length if it was aborted
+    reward: float | None  # its verdict; None if there was none in time
+    fate: Fate  # the ledger's column of its tokens
+
+    @property
+    def is_accepted(self) -> bool:
+        """True if the response was trained."""
+        return self.fate is Fate.TRAINED
+
+
+def launched_of(
+    generated: Iterable[Generated],
+    rewards: Mapping[str, float | None],
+    *,
+    trained: Collection[str],
+    filtered: Collection[str],
+) -> list[Launched]:
+    """All responses of a training round; `rewards` by response id, `trained` and `filtered` hold
+    response ids."""
+    return [
+        Launched(
+            prompt_id=response.prompt_id,
+            num_tokens=response.num_sampled,
+            reward=rewards.get(response.response_id),
+            fate=fate_of(response, trained, filtered),
+        )
+        for response in generated
+    ]
+
+
+def siblings_of_accepted(launched: Sequence[Launched]) -> list[Launched]:
+    """Every launched response of the accepted prompts, from which the accepted ones were chosen."""
+    accepted = {response.prompt_id for response in launched if response.is_accepted}
+    return [response for response in launched if response.prompt_id in accepted]
+
+
+def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
+    """The metrics of acceptance: length and reward of the accepted responses beside those of their
+    siblings and of all; empty if none was accepted."""
+    accepted = [response for response in launched if response.is_accepted]
+    if not accepted:
+        return {}
+    siblings = siblings_of_accepted(launched)
+    return {
+        "acceptance/accepted_tokens_mean": mean_tokens(accepted),
+        "acceptance/sibling_tokens_mean": mean_tokens(siblings),
+        "acceptance/launched_tokens_mean": mean_tokens(launched),
+        "acceptance/accepted_reward_mean": mean_reward(accepted),
+        "acceptance/launched_reward_mean": mean_reward(launched),
+        "acceptance/length_bias_fraction": mean_tokens(accepted) / max(mean_tokens(siblings), 1.0)
+        - 1.0,
+        "acceptance/reward_bias": mean_reward(accepted) - mean_reward(siblings),
+    }
+
+
+def mean_tokens(launched: Sequence[Launched]) -> float:
+    """Mean tokens; 0 without a response."""
+    return sum(response.num_tokens for response in launched) / max(len(launched), 1)
+
+
+def mean_reward(launched: Sequence[Launched]) -> float:
+    """Mean reward of those with a verdict; 0 without one."""
+    rewards = [response.reward for response in launched if response.reward is not None]
+    return sum(rewards) / max(len(rewards), 1)

@@ -1,13 +1,14 @@
-"""The order in which a run asks its dataset: an endless stream of prompts, epoch after epoch, each
-in an order of its own, or all as the rows stand.
+"""The order in which a run draws prompts, and the seeds of all its random choices.
 
-The stream's whole state is the number of prompts drawn so far, so resuming it is exact. Rows are
-named by epoch and row, never by their text: a dataset may hold the same question twice. Leaves out
-what a row contains.
+An endless stream of prompts, epoch after epoch, each in an order of its own, or all as the rows
+stand. The stream's whole state is the number of prompts drawn so far, so resuming it is exact. Rows
+are named by epoch and row, never by their text: a dataset may hold the same question twice. Leaves
+out what a row contains.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import count, islice
@@ -51,7 +52,7 @@ def draw_places(
     num_prompts: int,
     unfit: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """Where in the stream these prompts stand."""
+    """The places of these prompts in the stream."""
     num_fit = num_rows - len(unfit)
     if num_fit < 1:
         raise ValueError(
@@ -65,3 +66,10 @@ def row_at(num_rows: int, seed: int | None, place: int) -> int:
     """The dataset row at a place of the stream."""
     epoch, position = divmod(place, num_rows)
     return position if seed is None else int(_permutation(num_rows, seed, epoch)[position])
+
+
+def derive_seed(seed: int, *names: object) -> int:
+    """A seed of 63 bits for the choice of this name, for example derive_seed(0, "sampling", 7,
+    "engine-0")."""
+    text = "/".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,4 +1,5 @@
-"""What the scheduling remembers from step to step, and how a round changes it.
+"""The state of scheduling between two steps, where every drawn prompt is, and the change that a
+round makes to it.
 
 drawn = trained + dropped + filtered + unfit + carried + in the long-prompt queue + skipped, after
 every round
@@ -6,12 +7,12 @@ every round
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.events import Carry, PromptRef, RoundPlan
+from tasks.scheduling.staleness import Dispatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """Where the drawn prompts are."""
+    """The places and counts of all drawn prompts."""
 
     queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
     # passed over in a reserve for one of another domain; the next to be asked
@@ -43,11 +44,11 @@ class QueueState:
 
     @property
     def waiting(self) -> tuple[PromptRef, ...]:
-        """What was asked and is neither trained nor given up."""
+        """Prompts that were launched and are neither trained nor given up."""
         return (*(prompt.ref for prompt in self.carried), *self.queue)
 
     def times_deferred(self, ref: PromptRef) -> int:
-        """How often a prompt of the queue was."""
+        """How often a prompt of the queue was deferred."""
         return self.deferrals.get(ref.prompt_id, 1)
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
@@ -91,37 +92,36 @@ class QueueState:
 
 
 class RoundEnd(Protocol):
-    """Where each prompt of a round ended up: every one that it asked is in exactly one of these, by
-    its id."""
+    """The end of a round: every prompt that it launched is in exactly one of these, by its id."""
 
     @property
     def accepted(self) -> Collection[str]:
-        """Trained."""
+        """Prompts that are trained."""
         ...
 
     @property
     def deferred(self) -> Sequence[str]:
-        """For the long-prompt queue, in its order."""
+        """Prompts for the long-prompt queue, in its order."""
         ...
 
     @property
     def dropped(self) -> Collection[str]:
-        """Given up."""
+        """Prompts that are given up."""
         ...
 
     @property
     def filtered(self) -> Collection[str]:
-        """Not worth training on."""
+        """Prompts whose rewards agree, not trained."""
         ...
 
     @property
     def carried(self) -> Sequence[Carry]:
-        """For the next round, in its order."""
+        """Prompts for the next round, in its order."""
         ...
 
     @property
     def answer_tokens(self) -> Mapping[str, int]:
-        """Of the longest answer to each trained prompt."""
+        """Tokens of the longest answer to each trained prompt."""
         ...
 
 
@@ -132,6 +132,7 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
     num_old = plan.num_carried + plan.num_queued
     queued = plan.candidates[plan.num_carried : num_old]
     assert set(queued) <= set(state.waiting), "what a round takes of the queue is in it"
+    # prompts that have been in the long-prompt queue
     returned = {ref.prompt_id for ref in queued}
     returned |= {before.ref.prompt_id for before in state.carried if before.dispatched.is_returned}
     skipped, num_new = _advance(state, plan.candidates[num_old:], asked)
@@ -139,19 +140,32 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
     num_drawn = plan.places[num_new - 1] + 1 if is_placed else state.num_drawn + num_new
     deferred = [refs[prompt_id] for prompt_id in end.deferred]
     waiting = tuple(ref for ref in state.queue if ref.prompt_id not in asked)
+    deferrals = {ref.prompt_id: state.times_deferred(ref) for ref in waiting}
+    deferrals |= {ref.prompt_id: state.times_deferred(ref) + 1 for ref in queued if ref in deferred}
+    answer_tokens = {
+        ref.row: end.answer_tokens[ref.prompt_id]
+        for ref in (plan.candidates if plan.expected_tokens else ())
+        if ref.prompt_id in end.answer_tokens
+    }
+    still_carried = (prompt for prompt in state.carried if prompt.ref.prompt_id not in asked)
+    carried = (
+        Carried(
+            ref=refs[carry.prompt_id],
+            dispatched=Dispatched(
+                version=carry.version,
+                is_returned=carry.prompt_id in returned,
+                indices=carry.indices,
+            ),
+        )
+        for carry in end.carried
+    )
     return replace(
         state,
         queue=(*waiting, *deferred),
-        deferrals=_deferrals(state, waiting, [ref for ref in queued if ref in deferred]),
+        deferrals={prompt_id: count for prompt_id, count in deferrals.items() if count > 1},
         skipped=skipped,
-        carried=(
-            *(prompt for prompt in state.carried if prompt.ref.prompt_id not in asked),
-            *(
-                Carried(ref=refs[carry.prompt_id], dispatched=_dispatched(carry, returned))
-                for carry in end.carried
-            ),
-        ),
-        answer_tokens=_answer_tokens(state, plan, end),
+        carried=(*still_carried, *carried),
+        answer_tokens={**state.answer_tokens, **answer_tokens},
         num_drawn=num_drawn,
         num_trained=state.num_trained + len(end.accepted),
         num_dropped=state.num_dropped + len(end.dropped),
@@ -161,8 +175,8 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
 
 
 def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
-    """The state without waiting prompts of these rows: what could be asked once cannot be any more
-    in a resumed run that has less room."""
+    """The state without waiting prompts of these rows, which a resumed run has no room for any
+    more."""
     queue = tuple(ref for ref in state.queue if ref.row not in unfit)
     skipped = tuple(ref for ref in state.skipped if ref.row not in unfit)
     carried = tuple(prompt for prompt in state.carried if prompt.ref.row not in unfit)
@@ -172,31 +186,11 @@ def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
     return replace(state, queue=queue, skipped=skipped, carried=carried, num_unfit=num_unfit)
 
 
-def _deferrals(
-    state: QueueState, waiting: Iterable[PromptRef], again: Iterable[PromptRef]
-) -> dict[str, int]:
-    """How often prompts were deferred, of those that were more than once; `again`: taken from the
-    queue and deferred."""
-    before = {ref.prompt_id: state.times_deferred(ref) for ref in waiting}
-    counts = before | {ref.prompt_id: state.times_deferred(ref) + 1 for ref in again}
-    return {prompt_id: count for prompt_id, count in counts.items() if count > 1}
-
-
-def _answer_tokens(state: QueueState, plan: RoundPlan, end: RoundEnd) -> Mapping[int, int]:
-    if not plan.expected_tokens:
-        return state.answer_tokens
-    refs = (ref for ref in plan.candidates if ref.prompt_id in end.answer_tokens)
-    return {
-        **state.answer_tokens,
-        **{ref.row: end.answer_tokens[ref.prompt_id] for ref in refs},
-    }
-
-
 def _advance(
     state: QueueState, upcoming: Sequence[PromptRef], asked: Collection[str]
 ) -> tuple[tuple[PromptRef, ...], int]:
-    """What is skipped now, and how many were newly drawn: up to the last prompt that was asked,
-    those before it that were not stay."""
+    """The skipped prompts after a round, and the number of newly drawn ones: up to the last
+    launched prompt, the others before it stay skipped."""
     assert state.skipped[: len(upcoming)] == upcoming[: len(state.skipped)], (
         "what was skipped comes next"
     )
@@ -208,7 +202,7 @@ def _advance(
 
 
 def _asked(plan: RoundPlan, end: RoundEnd) -> Collection[str]:
-    """The prompts that the round asked, by id; each of the plan's is among them."""
+    """The ids of the prompts that the round launched, each of the plan's among them."""
     carried = [carry.prompt_id for carry in end.carried]
     asked = [*end.accepted, *end.deferred, *end.dropped, *end.filtered, *carried]
     planned = {ref.prompt_id for ref in plan.prompts}
@@ -220,12 +214,3 @@ def _asked(plan: RoundPlan, end: RoundEnd) -> Collection[str]:
             f" dropped, {len(end.filtered)} filtered and {len(carried)} carried; repeat the step"
         )
     return set(asked)
-
-
-def _dispatched(carry: Carry, returned: Collection[str]) -> Dispatched:
-    """`returned`: prompts that have been in the long-prompt queue."""
-    return Dispatched(
-        version=carry.version,
-        is_returned=carry.prompt_id in returned,
-        indices=carry.indices,
-    )

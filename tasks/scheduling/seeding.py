@@ -9,14 +9,20 @@ workers beside them are worth holding (RLBoost, algorithm 1).
 Training that waits for responses asks for a longer window, workers that wait for training for a
 shorter one. Pure: times come in, windows go out. Nothing is known before it was measured: a window
 without a length stays open until the own devices have nothing left to generate.
+
+Within a round `SeedingWindow` decides, one object for one round: as long as there is no elastic
+worker, the stream trainer frees devices as it would alone; when the window closes, every device
+group that can train is freed. When every elastic worker goes, the router takes the engines back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.scheduling.stream_training import DeviceGroup, FreesDevices, Moment, Reading, ScaleDown
 
 TIMER_S = 1e-6  # by which a timer may fire early
 
@@ -119,3 +125,59 @@ def is_over(
     if not num_workers:
         return False
     return is_time_up(window_s, elapsed_s) or not num_own_running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """The end of a window."""
+
+    at_s: float  # seconds of the round
+    is_early: bool  # whether there was nothing left to do before the time was up
+
+
+class SeedingWindow:
+    """Frees all devices at once when the window closes (`FreesDevices`)."""
+
+    def __init__(
+        self, window_s: float | None, groups: Sequence[DeviceGroup], alone: FreesDevices
+    ) -> None:
+        """window_s: see `seeding.is_over`. alone: decides as long as the window is open."""
+        self.window_s = window_s
+        self.closing: Closing | None = None  # while it is open
+        self._groups = tuple(groups)
+        self._alone = alone
+
+    @property
+    def next_look_s(self) -> float | None:
+        return self.window_s if self.closing is None else None
+
+    def start(self) -> list[ScaleDown]:
+        return self._alone.start()
+
+    def is_due(self, moment: Moment) -> bool:
+        is_open = self.closing is None
+        return is_open and (self._closes(moment) or self._alone.is_due(moment))
+
+    def handle(self, reading: Reading) -> list[ScaleDown]:
+        """Every device group that still generates and could train, once; before that what the other
+        one frees."""
+        if self.closing is not None:
+            return []
+        if not self._closes(reading):
+            return self._alone.handle(reading)
+        is_early = not is_time_up(self.window_s, reading.elapsed_s)
+        self.closing = Closing(at_s=reading.elapsed_s, is_early=is_early)
+        in_service = set(reading.capacity_tokens)
+        return [
+            ScaleDown(engines=group.engines, learners=group.learners)
+            for group in self._groups
+            if group.engines and group.learners and set(group.engines) <= in_service
+        ]
+
+    def _closes(self, moment: Moment) -> bool:
+        return is_over(
+            self.window_s,
+            moment.elapsed_s,
+            num_own_running=moment.num_running,
+            num_workers=moment.num_elastic_workers,
+        )

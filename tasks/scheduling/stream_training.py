@@ -2,24 +2,122 @@
 mid-round, and when.
 
     milestone of accepted groups reached
-      -> do the requests that still run fit fewer engines (`remaining_room`)?
+      -> lengths of earlier rounds -> projected lengths -> peak of the KV caches (`RemainingRoom`)
+      -> do the requests that still run fit fewer engines?
       -> ScaleDown: the others hand over what they run, their learners begin to accumulate gradients
 
-A device group is freed whole or not at all (`device_groups`). Pure: readings in, decisions out.
-Leaves out how requests move (`rounds.generation`) and what the learners get
-(`learner.streaming`).
+A device group is freed whole or not at all (`separable_groups`). Pure: readings in, decisions out.
+Leaves out how requests move (`rounds.migration`) and what the learners get (`learner.streaming`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.scheduling.device_groups import DeviceGroup
-from tasks.scheduling.remaining_room import GrowingResponse, RemainingRoom
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Engines and learners that can be told apart from the rest of the cluster: what is freed, is
+    freed whole."""
+
+    engines: tuple[str, ...]  # rollout replicas on its devices
+    learners: tuple[str, ...]  # learner ranks on its devices, whole communication groups
+
+
+def separable_groups(
+    engines: Mapping[str, frozenset[str]],
+    learners: Mapping[str, frozenset[str]],
+    communication_groups: Iterable[Sequence[str]],
+) -> tuple[DeviceGroup, ...]:
+    """The smallest parts of the cluster that share no device, no engine and no learner
+    communication group with another.
+
+    `engines` and `learners`: devices by actor name. `communication_groups`: learners that cannot
+    compute without each other (tensor- or pipeline-parallel ranks; purely data-parallel ranks are
+    alone).
+    """
+    joined = [*engines.values(), *learners.values()]
+    joined += [
+        frozenset[str]().union(*(learners[name] for name in names))
+        for names in communication_groups
+    ]
+    parts: list[frozenset[str]] = []
+    for devices in joined:
+        touching = [part for part in parts if part & devices]
+        parts = [part for part in parts if not part & devices] + [devices.union(*touching)]
+    return tuple(
+        DeviceGroup(
+            engines=tuple(name for name, devices in engines.items() if devices <= part),
+            learners=tuple(name for name, devices in learners.items() if devices <= part),
+        )
+        for part in sorted(parts, key=sorted)
+    )
+
+
+CAUTION = 0.9  # quantile of the lengths a response may still reach that it is projected to reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowingResponse:
+    """A response that is not finished."""
+
+    prompt_tokens: int  # tokens of its prompt
+    num_tokens: int  # tokens after it that the engine holds, given ones included
+    max_new_tokens: int  # bound on them
+
+    @property
+    def held_tokens(self) -> int:
+        """What it takes of a KV cache, and costs to compute again."""
+        return self.prompt_tokens + self.num_tokens
+
+
+class RemainingRoom:
+    """What the engines that stay can take."""
+
+    def __init__(self, max_running: int, kv_share: float, lengths: Iterable[int] = ()) -> None:
+        """max_running: responses that an engine may decode. kv_share: of the KV caches that may be
+        filled. lengths: tokens that earlier responses came to hold, given ones included; without
+        any, every response is projected to its bound."""
+        self._max_running = max_running
+        self._kv_share = kv_share
+        self._lengths = sorted(lengths)
+
+    def fits(self, running: Sequence[GrowingResponse], capacity_tokens: Collection[int]) -> bool:
+        """Whether engines with KV caches of these sizes can take everything that runs."""
+        if len(running) > self._max_running * len(capacity_tokens):
+            return False
+        return self.projected_peak_tokens(running) <= self._kv_share * sum(capacity_tokens)
+
+    def projected_peak_tokens(self, running: Sequence[GrowingResponse]) -> int:
+        """Largest KV use ahead if all of these decode side by side, a token each per step, until
+        they reach their projected lengths."""
+        left = sorted(
+            (self.projected_length(response) - response.num_tokens, response.held_tokens)
+            for response in running
+        )
+        held_tokens = sum(tokens for _, tokens in left)
+        num_running = len(left)
+        peak = 0
+        for steps, tokens in left:
+            peak = max(peak, held_tokens + steps * num_running)
+            held_tokens -= tokens
+            num_running -= 1
+        return peak
+
+    def projected_length(self, response: GrowingResponse) -> int:
+        """Tokens that a response will have: a high quantile of the earlier lengths beyond what it
+        has already, within its bound."""
+        beyond = self._lengths[bisect_right(self._lengths, response.num_tokens) :]
+        if not beyond:
+            return response.max_new_tokens
+        quantile = beyond[min(len(beyond) - 1, int(CAUTION * len(beyond)))]
+        return min(response.max_new_tokens, quantile)
+
 
 HISTORY_ROUNDS = 8  # rounds whose responses project what those of the next will hold
 ROUNDING = 1e-9  # error of a sum of milestone steps

@@ -16,8 +16,8 @@ from tasks.engines.base import EngineStats
 from tasks.engines.simulation.lengths import Lengths
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.writers import BlankWriter
-from tasks.scheduling.device_groups import DeviceGroup, separable_groups
 from tasks.scheduling.parallelism import device_groups
+from tasks.scheduling.stream_training import DeviceGroup, separable_groups
 from tasks.simulation.protocols import MachineCosts, RunWork
 
 PROMPT_ROOM = 4096  # tokens of the longest prompt that an engine takes

@@ -1,8 +1,8 @@
 """Random numbers by name: the same for the same names whenever and wherever they are asked for, at
 about two microseconds each.
 
-`tasks.scheduling.seeds` names seeds; a generator for each of a million responses would take a
-minute.
+`tasks.scheduling.prompt_stream` names seeds; a generator for each of a million responses would take
+a minute.
 """
 
 from __future__ import annotations

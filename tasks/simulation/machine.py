@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.scheduling.parallelism import possible_sizes
-from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 from tasks.simulation.hardware import Device
 from tasks.simulation.roofline import Roofline
 from tasks.simulation.shapes import BF16_BYTES, ModelShape

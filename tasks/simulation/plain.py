@@ -11,8 +11,8 @@ from typing import Any
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.scheduling.parallelism import possible_sizes
-from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
 from tasks.simulation.workloads import blank_question
 

@@ -18,7 +18,7 @@ from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.learner.dealing import GroupPart
 from tasks.learner.streaming import tokens_of
 from tasks.rounds.records import ScoreFeed
-from tasks.scheduling.throughput import ThroughputProfile
+from tasks.scheduling.layout_planner import ThroughputProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,8 @@ class NearStream:
         taken = await self._buffer.take(stage, KEY, max_items, wait_s)
         return [*taken.items], taken.closed
 
-    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
-        await self._buffer.tell_elastic_worker(told)
+    async def announce_worker(self, told: WorkerNotice) -> None:
+        await self._buffer.announce_worker(told)
 
 
 class SlowEngine(SimulatedEngine):
@@ -91,7 +91,7 @@ class House:
         self.elastic_workers = StreamWorkers(stream, connect, tell_keeper)  # type: ignore[arg-type]
 
     async def _tell(self, told: WorkerNotice) -> None:
-        await self.buffer.tell_elastic_worker(told)
+        await self.buffer.announce_worker(told)
 
     async def until_state(self, name: str, state: str) -> None:
         async with asyncio.timeout(COMES_WITHIN_S):

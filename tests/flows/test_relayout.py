@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tests.flows.conftest import Launcher
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.records import Outcome
-from tasks.scheduling.admission import Admission, Dispatched, can_all_be_trained
 from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
@@ -47,6 +46,7 @@ from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import Carried, QueueState, finish_round
+from tasks.scheduling.staleness import Admission, Dispatched, can_all_be_trained
 
 DOMAINS = ("add", "letters", "rare") * 20
 Name = tuple[str, int]  # a response: its prompt and its index

@@ -21,10 +21,9 @@ from tasks.rounds.figures import ledger_of
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
-from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.scheduling.stream_training import StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.stream_training import DeviceGroup, StreamTrainer, StreamTrainerConfig
 from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound
 
@@ -47,7 +46,7 @@ class Change:
     at_s: float
     kind: str  # "join", or how an engine ends: "leave", "gone", "die", "die unheard of"
     place: int  # which engine ends
-    most_running: int | None  # of one that joins
+    max_running: int | None  # of one that joins
 
 
 changes = st.lists(
@@ -56,7 +55,7 @@ changes = st.lists(
         at_s=st.one_of(st.just(1.0), st.floats(0, 12)),
         kind=st.sampled_from(["join", "join", "leave", "gone", "die", "die unheard of"]),
         place=st.integers(0, 5),
-        most_running=st.sampled_from([None, 1, 3, 8]),
+        max_running=st.sampled_from([None, 1, 3, 8]),
     ),
     max_size=12,
 )
@@ -75,9 +74,9 @@ balancings = st.sampled_from(
 class PresentElasticWorker(WatchedEngine):
     """Tells the house of every version that it has loaded."""
 
-    def __init__(self, name: str, version: int, house: House, most_running: int | None) -> None:
+    def __init__(self, name: str, version: int, house: House, max_running: int | None) -> None:
         super().__init__(name, version=version)
-        self._house, self._most_running = house, most_running
+        self._house, self._max_running = house, max_running
 
     async def load_weights(
         self,
@@ -87,7 +86,7 @@ class PresentElasticWorker(WatchedEngine):
     ) -> Attestation:
         attested = await super().load_weights(weights, probes, running)
         if self._house.has(self.name):
-            self._house.join(self, self._most_running)
+            self._house.join(self, self._max_running)
         return attested
 
 
@@ -106,15 +105,15 @@ class World:
 
     def _happen(self, change: Change) -> None:
         if change.kind == "join":
-            self._join(change.most_running)
+            self._join(change.max_running)
         elif self.engines:
             self._end(self.engines[change.place % len(self.engines)], change.kind)
 
-    def _join(self, most_running: int | None) -> None:
+    def _join(self, max_running: int | None) -> None:
         name = f"elastic_worker.g{len(self.engines)}"
-        elastic_worker = PresentElasticWorker(name, self._version(), self.house, most_running)
+        elastic_worker = PresentElasticWorker(name, self._version(), self.house, max_running)
         self.engines.append(elastic_worker)
-        self.house.join(elastic_worker, most_running)
+        self.house.join(elastic_worker, max_running)
 
     def _end(self, engine: WatchedEngine, kind: str) -> None:
         if kind.startswith("die"):
@@ -232,8 +231,8 @@ def test_every_engine_may_be_gone_at_once(plan: RoundPlan, gone_ms: int) -> None
     async def work() -> RoundResult:
         at_s = gone_ms / 1000
         news = [
-            Change(at_s=0.0, kind="join", place=0, most_running=3),
-            *(Change(at_s=at_s, kind="gone", place=place, most_running=None) for place in range(3)),
+            Change(at_s=0.0, kind="join", place=0, max_running=3),
+            *(Change(at_s=at_s, kind="gone", place=place, max_running=None) for place in range(3)),
         ]
         world = World(2, news, version=lambda: 0)
         return await play(plan, world.own, elastic_workers=world.house.open())

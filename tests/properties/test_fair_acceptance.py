@@ -12,7 +12,7 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 
 LONGEST = 2000
 

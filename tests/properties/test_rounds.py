@@ -15,23 +15,23 @@ from round_factories import ENGINE, Ended, make_engines, make_plan, plan_round, 
 from turn_factories import TalkingEngine
 
 from artifacts.records import Fate, Outcome, sampled_versions
+from research.ablations.longest_first import LongestFirstConfig
+from research.ablations.over_sampling import OverSamplingConfig
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens
 from tasks.scheduling.policies.base import Policy
-from tasks.scheduling.policies.longest_first import LongestFirstConfig
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
-from tasks.scheduling.policies.over_sampling import OverSamplingConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
 from tasks.scheduling.queue_state import Carried, QueueState, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
+from tasks.scheduling.staleness import Dispatched
 from tasks.scheduling.wait_for_all import WaitForAll
 from tasks.simulation.simulated_round import SimulatedRound
 

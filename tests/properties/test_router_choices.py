@@ -29,9 +29,9 @@ class NaiveRouter:
         self.retired: set[str] = set()
         self.leaving: set[str] = set()
 
-    def add(self, name: str, most_running: int | None) -> None:
+    def add(self, name: str, max_running: int | None) -> None:
         self.running[name], self.prompts[name] = {}, set()
-        self.limits[name] = most_running
+        self.limits[name] = max_running
 
     def keep_one(self) -> None:
         if not (self.running.keys() - self.retired - self.leaving):
@@ -72,10 +72,10 @@ def test_a_heap_chooses_as_a_look_at_all_replicas(
     sent: list[str] = []
     num_added = 0
 
-    def add(most_running: int | None) -> None:
+    def add(max_running: int | None) -> None:
         nonlocal num_added
-        router.add(f"engine-{num_added}", most_running)
-        naive.add(f"engine-{num_added}", most_running)
+        router.add(f"engine-{num_added}", max_running)
+        naive.add(f"engine-{num_added}", max_running)
         num_added += 1
 
     for limit in limits:

@@ -14,9 +14,8 @@ from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from research.benchmarks.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.scheduling.acceptance import Launched, acceptance_figures
 from tasks.scheduling.batch import BatchConfig
-from tasks.scheduling.ledger import fate_of
+from tasks.scheduling.ledger import Launched, acceptance_figures, fate_of
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig

@@ -21,7 +21,7 @@ from tasks.rounds.records import RoundResult
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Decision, Event, Launch, Published, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import Policy
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.simulation.simulated_round import SimulatedRound
 

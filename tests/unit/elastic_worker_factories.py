@@ -14,7 +14,7 @@ from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.writers import BlankWriter
 from tasks.rounds.elastic_engines import ElasticNews, EngineGone, EngineJoined, EngineLeaving
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 
 
 class Door:
@@ -62,7 +62,7 @@ class WatchedEngine(SimulatedEngine):
         super().__init__(name, config, version, TellingWriter(config.lengths))
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
-        self.most_running = 0
+        self.max_running = 0
         self.finished_s: list[float] = []  # when it handed something back
         self._unanswered: set[str] = set()
 
@@ -74,7 +74,7 @@ class WatchedEngine(SimulatedEngine):
     async def submit(self, requests: Sequence[Request]) -> None:
         self.submitted += requests
         self._unanswered |= {request.response_id for request in requests}
-        self.most_running = max(self.most_running, len(self._unanswered))
+        self.max_running = max(self.max_running, len(self._unanswered))
         await super().submit(requests)
 
     async def abort(self, response_ids: Sequence[str]) -> None:
@@ -103,8 +103,8 @@ class House:
         self._door.given_up = self.given_up
         return self._door
 
-    def join(self, engine: WatchedEngine, most_running: int | None = None) -> None:
-        self._present[engine.name] = engine, most_running
+    def join(self, engine: WatchedEngine, max_running: int | None = None) -> None:
+        self._present[engine.name] = engine, max_running
         self._door.tell(self._told(engine.name))
 
     def has(self, name: str) -> bool:
@@ -119,8 +119,8 @@ class House:
         self._door.tell(EngineGone(name=name, reason="its lease is over"))
 
     def _told(self, name: str) -> EngineJoined:
-        engine, most_running = self._present[name]
-        return joined(engine, engine.version, most_running)
+        engine, max_running = self._present[name]
+        return joined(engine, engine.version, max_running)
 
 
 class HangingEngine(WatchedEngine):
@@ -158,6 +158,6 @@ class SlowEngine(WatchedEngine):
         await super().submit(requests)
 
 
-def joined(engine: Engine, version: int = 0, most_running: int | None = None) -> EngineJoined:
+def joined(engine: Engine, version: int = 0, max_running: int | None = None) -> EngineJoined:
     devices = (f"{engine.name}:0",)
-    return EngineJoined(engine=engine, devices=devices, version=version, most_running=most_running)
+    return EngineJoined(engine=engine, devices=devices, version=version, max_running=max_running)

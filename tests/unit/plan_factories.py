@@ -14,9 +14,7 @@ from tasks.metrics.report import StepReport
 from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.scoring import RewardReport
 from tasks.rounds.report import RolloutReport
-from tasks.run.deadlines import DeadlineConfig
-from tasks.run.plan import StepPlan
-from tasks.run.run_context import RunContext
+from tasks.run.run_context import DeadlineConfig, RunContext, StepPlan
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig

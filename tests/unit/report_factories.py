@@ -24,7 +24,7 @@ from artifacts.tables import ResponseRow
 from flows.config.run_config import RunConfig
 from flows.evaluate import EvaluationReport
 from flows.run import OpenRun
-from tasks.run.plan import EVALUATION
+from tasks.run.run_context import EVALUATION
 
 STAGES_S = {
     "rollout": 6.0,

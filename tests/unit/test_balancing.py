@@ -187,13 +187,13 @@ def test_a_response_moves_at_most_once_to_each_engine_whatever_the_loads_do(
 
 def test_a_speed_is_measured_only_while_an_engine_has_enough_to_do() -> None:
     speeds = Speeds(keep_running=4)
-    speeds.look("a", 8, 0, 0.0)
+    speeds.measure("a", 8, 0, 0.0)
     assert speeds.of("a") is None
-    speeds.look("a", 8, 500, 10.0)
+    speeds.measure("a", 8, 500, 10.0)
     assert speeds.of("a") == 50
-    speeds.look("a", 2, 520, 20.0)
-    speeds.look("a", 8, 540, 30.0)
-    speeds.look("a", 8, 740, 40.0)
+    speeds.measure("a", 2, 520, 20.0)
+    speeds.measure("a", 8, 540, 30.0)
+    speeds.measure("a", 8, 740, 40.0)
     assert speeds.of("a") == 50
-    speeds.look("a", 8, 1740, 50.0)
+    speeds.measure("a", 8, 1740, 50.0)
     assert speeds.of("a") == 100

@@ -31,9 +31,8 @@ from tasks.run.partial_responses import (
     turns_folder,
     written_tokens,
 )
-from tasks.run.plan import StepPlan
-from tasks.run.run_context import RunContext
-from tasks.scheduling.admission import Admission
+from tasks.run.run_context import RunContext, StepPlan
+from tasks.scheduling.staleness import Admission
 from tasks.scheduling.wait_for_all import WaitForAll
 from tasks.simulation.simulated_round import round_inputs
 

@@ -16,7 +16,7 @@ from flows.commands.calibrate import answers, measuring_orders, parser, writable
 from flows.config.run_config import RunConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.engines.vllm.measuring import MeasuringOrder, measure, random_requests
-from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
+from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 
 
 class CountingCore:

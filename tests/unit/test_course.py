@@ -23,7 +23,7 @@ from flows.run import OpenRun
 from flows.step_controller import StepController
 from tasks.learner.reports import GradientsNotFinite
 from tasks.run import prompts
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState
 

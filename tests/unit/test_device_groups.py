@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.device_groups import DeviceGroup, separable_groups
+from tasks.scheduling.stream_training import DeviceGroup, separable_groups
 
 
 def test_device_groups_join_what_shares_a_device_an_engine_or_a_communication_group() -> None:

@@ -19,9 +19,8 @@ from tasks.elastic.worker_events import (
     Renewed,
     Took,
 )
-from tasks.metrics.elastic_phases import elastic_worker_spans
 from tasks.metrics.report import StepReport
-from tasks.metrics.step_cost import cost_metrics, elastic_worker_devices
+from tasks.metrics.step_cost import cost_metrics, elastic_worker_devices, elastic_worker_spans
 from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
 

@@ -15,8 +15,12 @@ from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.elastic_engines import EngineGone, EngineLeaving
 from tasks.rounds.records import RoundResult
-from tasks.scheduling.device_groups import DeviceGroup
-from tasks.scheduling.stream_training import ScaleDown, StreamTrainer, StreamTrainerConfig
+from tasks.scheduling.stream_training import (
+    DeviceGroup,
+    ScaleDown,
+    StreamTrainer,
+    StreamTrainerConfig,
+)
 
 SYNC = make_plan(domains=("a",) * 6, accept_per_prompt=4)
 SHORT = make_plan(
@@ -65,10 +69,10 @@ def test_an_elastic_worker_has_no_more_requests_at_a_time_than_its_limit() -> No
     async def work() -> None:
         own, elastic_worker = WatchedEngine("engine-0"), WatchedEngine("elastic-worker-0.g1")
         result = await play(
-            SYNC, [own], elastic_workers=Door(joined(elastic_worker, most_running=3))
+            SYNC, [own], elastic_workers=Door(joined(elastic_worker, max_running=3))
         )
         assert_undisturbed(result)
-        assert elastic_worker.most_running == len(elastic_worker.submitted) == 3
+        assert elastic_worker.max_running == len(elastic_worker.submitted) == 3
 
     run_virtual(work())
 
@@ -80,12 +84,12 @@ def test_without_any_engine_the_round_waits_for_an_elastic_worker_and_asks_it_in
             WatchedEngine("elastic-worker-0.g1"),
             WatchedEngine("elastic-worker-1.g1"),
         )
-        door.tell_at(500.0, joined(elastic_worker, most_running=5))
-        door.tell_at(502.0, joined(late, most_running=2))
+        door.tell_at(500.0, joined(elastic_worker, max_running=5))
+        door.tell_at(502.0, joined(late, max_running=2))
         result = await play(SYNC, [], elastic_workers=door)
         assert_undisturbed(result)
         assert asyncio.get_running_loop().time() > 500.0
-        assert (elastic_worker.most_running, late.most_running) == (5, 2)
+        assert (elastic_worker.max_running, late.max_running) == (5, 2)
         assert late.submitted
         asked = names_of([*elastic_worker.submitted, *late.submitted])
         assert sorted(asked) == sorted(response.response_id for response in result.generated)
@@ -182,7 +186,7 @@ def test_a_closed_round_waits_only_a_moment_for_an_elastic_worker() -> None:
 
     async def work() -> None:
         own, elastic_worker = WatchedEngine("engine-0"), HangingEngine("elastic-worker-0.g1")
-        door = Door(joined(elastic_worker, most_running=2))
+        door = Door(joined(elastic_worker, max_running=2))
         asyncio.get_running_loop().call_at(0.1, setattr, elastic_worker, "hangs", True)
         accepted: list[Group] = []
         result = await play(SHORT, [own], elastic_workers=door, accepted=accepted)
@@ -291,7 +295,7 @@ def test_what_was_stopped_while_it_waited_is_asked_of_nobody() -> None:
 
     async def work() -> None:
         elastic_worker = WatchedEngine("elastic-worker-0.g1")
-        result = await play(SHORT, [], elastic_workers=Door(joined(elastic_worker, most_running=1)))
+        result = await play(SHORT, [], elastic_workers=Door(joined(elastic_worker, max_running=1)))
         assert len(result.groups) == 6
         asked = names_of(elastic_worker.submitted)
         assert len(asked) == len(set(asked)) < 40

@@ -14,7 +14,7 @@ from artifacts.reports.timeline import bubble_shares, device_times, visiting_tim
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.metrics.step_metrics import step_metrics
 from tasks.rounds.report import close_round, read_round, round_report
-from tasks.run.plan import store_of
+from tasks.run.run_context import store_of
 from tasks.scheduling.queue_state import QueueState
 
 PLAN = make_plan(domains=("a",) * 6, accept_per_prompt=4)

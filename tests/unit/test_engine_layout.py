@@ -26,11 +26,10 @@ from tasks.cluster.devices import engine_members
 from tasks.metrics.report import StepReport
 from tasks.metrics.step_metrics import step_metrics
 from tasks.rounds.report import RolloutReport
-from tasks.run.plan import StepPlan
-from tasks.run.run_context import RunContext
+from tasks.run.run_context import RunContext, StepPlan
+from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.scheduling.parallelism import LayoutState, PlannerState
 from tasks.scheduling.queue_state import QueueState
-from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan, span
 
 

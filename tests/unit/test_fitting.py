@@ -23,12 +23,11 @@ from flows.run import _fitting, _left_out
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.engine_config import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
-from tasks.run.prompt_checks import Examination
-from tasks.run.prompts import dataset_of
+from tasks.run.prompts import Examination, dataset_of
 from tasks.run.run_context import RunContext
-from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import Carried, QueueState, without_unfit
+from tasks.scheduling.staleness import Dispatched
 
 NUM_ROWS = 40
 ROOM = 128  # what the tiny preset leaves for a prompt

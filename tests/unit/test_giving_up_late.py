@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from artifacts.records import Outcome
-from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.asynchronous_round import AtDeadline
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
@@ -24,6 +23,7 @@ from tasks.scheduling.events import (
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import Carried, QueueState
+from tasks.scheduling.staleness import Dispatched
 
 OLD, MIDDLE, NEW = "0/0", "0/1", "0/2"  # dispatched at versions 0, 1 and 2
 STEP = 4

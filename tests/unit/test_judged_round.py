@@ -23,15 +23,13 @@ from tasks.rewards.maths.math_answer import MathAnswerConfig
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.scoring import RewardReport, score_round
-from tasks.run.plan import StepPlan
 from tasks.run.prompts import dataset_of
-from tasks.run.run_context import RunContext
+from tasks.run.run_context import RunContext, StepPlan
 from tasks.run.sample_buffer import GENERATED, SCORED, SampleBuffer
 from tasks.run.sample_stream import (
     CAPACITIES,
     LocalBuffer,
     SampleStream,
-    StreamDelivery,
     round_key,
 )
 from tasks.scheduling.events import PromptRef, RoundPlan
@@ -96,9 +94,7 @@ async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardRe
     await stream.put(GENERATED, answers)
     pool = RewardPool({"*": MathAnswerConfig()}, 1, MeasuredTimes())
     desk = JudgeBatcher([judge], JudgementCache(), max_batch=64)
-    scoring = asyncio.create_task(
-        score_round(scoring_inputs(plan), StreamDelivery(stream), journal, pool, desk)
-    )
+    scoring = asyncio.create_task(score_round(scoring_inputs(plan), stream, journal, pool, desk))
     for _ in answers:
         await stream.take(SCORED, max_items=1, wait_s=10)
     await stream.close(GENERATED)

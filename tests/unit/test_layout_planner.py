@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tasks.scheduling.batch import BatchConfig, round_shape
-from tasks.scheduling.layout_planner import LayoutPlanner, expected_demand, seen_demand
+from tasks.scheduling.layout_planner import (
+    LayoutPlanner,
+    ThroughputPoint,
+    ThroughputProfile,
+    expected_demand,
+    seen_demand,
+)
 from tasks.scheduling.parallelism import LayoutState, PlannerState, RoundReading
-from tasks.scheduling.throughput import ThroughputPoint, ThroughputProfile
 
 SHAPE = round_shape("long", BatchConfig(prompts_per_step=8, responses_per_prompt=8))
 # twice the devices: alone a response is twice as fast, of many two small replicas make more

@@ -5,7 +5,7 @@ from __future__ import annotations
 from record_factories import make_request
 
 from artifacts.records import Request
-from tasks.rounds.pending_requests import PendingRequests
+from tasks.rounds.engine_pool import PendingRequests
 
 FIRST, SECOND, THIRD = (make_request(prompt_id=f"p{place}") for place in range(3))
 

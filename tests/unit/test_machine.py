@@ -11,7 +11,7 @@ from record_factories import make_request
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.scheduling.throughput import Demand, ThroughputProfile
+from tasks.scheduling.layout_planner import Demand, ThroughputProfile
 from tasks.simulation.hardware import DEVICES
 from tasks.simulation.machine import ROLLPACKER, Machine, TrainingCost
 from tasks.simulation.shapes import MODELS

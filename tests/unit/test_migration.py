@@ -19,11 +19,11 @@ from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.migration import Migration
 from tasks.rounds.records import RoundResult
-from tasks.scheduling.device_groups import DeviceGroup
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.ledger import account_tokens
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 from tasks.scheduling.stream_training import (
+    DeviceGroup,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,

@@ -27,7 +27,7 @@ from flows.results import RunResults
 from flows.run import OpenRun
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import AccumulateReport, CriticReport, Skipped, update_figures
-from tasks.metrics.nothing_learned import NothingLearned, nothing_learned
+from tasks.metrics.monitors import NothingLearned, nothing_learned
 from tasks.metrics.report import StepReport
 from tasks.metrics.step_metrics import running_totals, step_metrics
 from tasks.scheduling.queue_state import QueueState

@@ -22,7 +22,7 @@ from flows.run_record import record_beginning
 from flows.train import evaluations_until
 from tasks.learner.split import read_split
 from tasks.run import prompts
-from tasks.run.plan import EVALUATION
+from tasks.run.run_context import EVALUATION
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 
 

@@ -20,9 +20,9 @@ from tasks.metrics.step_metrics import step_metrics
 from tasks.rounds.figures import unclaimed
 from tasks.rounds.records import InFlight, RoundResult
 from tasks.rounds.report import close_round, read_round, round_report
-from tasks.scheduling.admission import Admission
 from tasks.scheduling.events import Carry
 from tasks.scheduling.queue_state import QueueState
+from tasks.scheduling.staleness import Admission
 
 ADMISSION = Admission(async_ratio=2, prompts_per_step=1, num_steps=9, num_before=0, version=2)
 

@@ -25,8 +25,8 @@ from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardCo
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.progress import ProgressReporter
 from tasks.rounds.report import RolloutReport, read_round
-from tasks.run.plan import StepPlan, journal_of, store_of
 from tasks.run.prompts import HELDOUT
+from tasks.run.run_context import StepPlan, journal_of, store_of
 from tasks.run.sample_buffer import GENERATED, GROUPED, SCORED, SampleBuffer
 from tasks.run.sample_stream import CAPACITIES, LocalBuffer, SampleStream, round_key
 from tasks.scheduling.batch import BatchConfig

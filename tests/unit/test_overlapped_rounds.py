@@ -297,7 +297,7 @@ def test_what_an_elastic_worker_has_not_heard_of_yet_is_asked_again_by_the_next_
         )
         elastic_worker = SlowEngine("elastic-worker-0.g1")
         engines.append(elastic_worker)
-        house.join(elastic_worker, most_running=1)
+        house.join(elastic_worker, max_running=1)
         rounds = await play_all(run)
         assert [len(played.result.groups) for played in rounds] == [4] * 6
         trained = Counter(name for played in rounds for name in played.result.accepted)
@@ -333,7 +333,7 @@ def test_what_a_round_was_told_of_what_it_left_the_next_one_goes_on_with(
         return replace(
             inputs_of(run, plan),
             report_tokens=8,
-            on_told=log.write,
+            on_new_tokens=log.write,
             begun=begun,
         )
 

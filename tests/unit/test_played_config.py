@@ -6,6 +6,7 @@ import pytest
 
 from flows.config.run_config import RunConfig
 from flows.played_config import played_run
+from research.ablations.policies import ComparedConfig
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.simulation.plain import PlainMachine, PlainWorkload
 from tasks.simulation.simulated_run import SimulatedRun
@@ -38,7 +39,7 @@ def test_running_responses_are_shared_out_as_the_configuration_says() -> None:
 
     def num_migrated(**balancing: object) -> int:
         policy = {"kind": "longest_first", "under_way": 1.0}
-        config = RunConfig.model_validate(
+        config = ComparedConfig.model_validate(
             {
                 "preset": "tiny-sync",
                 "scheduling": policy,

@@ -27,7 +27,7 @@ def assert_undisturbed(result: RoundResult) -> None:
 
 
 async def with_late_elastic_worker(
-    balancing: BalancingConfig, most_running: int | None = None
+    balancing: BalancingConfig, max_running: int | None = None
 ) -> tuple[RoundResult, WatchedEngine, float]:
     """One engine has all responses when an elastic worker joins."""
     own, elastic_worker, door = (
@@ -35,7 +35,7 @@ async def with_late_elastic_worker(
         WatchedEngine("late.g1", BUSY),
         Door(),
     )
-    door.tell_at(3.0, joined(elastic_worker, most_running=most_running))
+    door.tell_at(3.0, joined(elastic_worker, max_running=max_running))
     result = await play(PLAN, [own], elastic_workers=door, balancing=balancing)
     assert_undisturbed(result)
     return result, elastic_worker, asyncio.get_running_loop().time()
@@ -53,8 +53,8 @@ def test_an_elastic_worker_that_joins_late_takes_running_responses_and_the_round
 
 
 def test_an_elastic_worker_takes_no_more_running_responses_than_it_has_room_for() -> None:
-    _, elastic_worker, _ = run_virtual(with_late_elastic_worker(BalancingConfig(), most_running=2))
-    assert elastic_worker.most_running == 2
+    _, elastic_worker, _ = run_virtual(with_late_elastic_worker(BalancingConfig(), max_running=2))
+    assert elastic_worker.max_running == 2
 
 
 def test_the_same_late_elastic_worker_takes_the_same_responses() -> None:
@@ -112,7 +112,7 @@ def test_engines_with_a_limit_leave_the_rest_to_whoever_joins() -> None:
         limited = BalancingConfig(most_running=4, enabled=False)
         result = await play(PLAN, [own], elastic_workers=door, balancing=limited)
         assert_undisturbed(result)
-        assert own.most_running == 4
+        assert own.max_running == 4
         assert len(elastic_worker.submitted) > 12
         assert result.migrated == ()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.remaining_room import GrowingResponse, RemainingRoom
+from tasks.scheduling.stream_training import GrowingResponse, RemainingRoom
 
 
 def response(prompt: int = 10, tokens: int = 5, bound: int = 100) -> GrowingResponse:

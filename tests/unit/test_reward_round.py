@@ -25,9 +25,8 @@ from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.pool import RewardPool
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.scoring import RewardReport, score_round
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import GENERATED, SCORED
-from tasks.run.sample_stream import StreamDelivery
 from tests.unit.judge_factories import make_generated, make_prompt
 from tests.unit.test_judged_round import opened_stream, round_over
 
@@ -75,7 +74,7 @@ async def decided(
     await stream.put(GENERATED, answers)
     journal = Journal(Store.open(plan.run.artifact_root))
     scoring = asyncio.create_task(
-        score_round(scoring_inputs(plan), StreamDelivery(stream), journal, pool, no_judges())
+        score_round(scoring_inputs(plan), stream, journal, pool, no_judges())
     )
     heard: list[Score] = []
     if answers:

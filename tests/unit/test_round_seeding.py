@@ -6,10 +6,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from tasks.rounds.window_record import WindowRecord
-from tasks.run.round_seeding import with_record, with_window
-from tasks.scheduling.seeding import PlannedWindow
-from tasks.scheduling.seeding_window import SeedingWindow
+from tasks.rollout import with_record, with_window
+from tasks.rounds.report import WindowRecord
+from tasks.scheduling.seeding import PlannedWindow, SeedingWindow
 from tasks.scheduling.stream_training import Reading, StreamTrainer, StreamTrainerConfig
 from tests.unit.plan_factories import make_report, make_step_plan
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from record_factories import make_request
 
 from artifacts.records import Request
-from tasks.rounds.pending_requests import PendingRequests
+from tasks.rounds.engine_pool import PendingRequests
 from tasks.rounds.router import Router
 
 
@@ -70,8 +70,8 @@ def test_a_long_prompt_that_is_answered_counts_no_more() -> None:
 
 
 def test_a_replica_has_no_more_than_its_limit_and_the_next_request_waits() -> None:
-    router = Router(["a"], most_running=2)
-    router.add("b", most_running=1)
+    router = Router(["a"], max_running=2)
+    router.add("b", max_running=1)
     assert [router.assign(request(prompt)) for prompt in range(4)] == ["a", "b", "a", None]
     assert (router.room("a"), router.room("b")) == (0, 0)
     router.finish("p1:0")
@@ -83,7 +83,7 @@ def test_a_replica_has_no_more_than_its_limit_and_the_next_request_waits() -> No
 
 def test_a_wanted_replica_is_taken_if_it_can_be_had() -> None:
     router = Router(["a"])
-    router.add("b", most_running=1)
+    router.add("b", max_running=1)
     assert router.assign(request(0), wanted="b") == "b"
     assert router.assign(request(1), wanted="b") == "a"
     assert router.assign(request(2), wanted="gone") == "a"
@@ -132,7 +132,7 @@ def test_a_retired_replica_comes_back_when_no_other_is_left() -> None:
 
 
 def test_a_request_goes_to_no_replica_whose_weights_are_too_old_for_it() -> None:
-    router = Router(["own"], most_running=1)
+    router = Router(["own"], max_running=1)
     router.add("elastic", version=3)
     new = [replace(request(place), oldest_version=4) for place in range(2)]
     assert router.assign(new[0], "elastic") == "own"

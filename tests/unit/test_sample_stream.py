@@ -18,8 +18,6 @@ from tasks.run.sample_stream import (
     CAPACITIES,
     BufferActor,
     SampleStream,
-    StreamDelivery,
-    StreamFeed,
     root_cause,
     round_key,
 )
@@ -101,10 +99,10 @@ async def test_coordinators_in_other_threads_reach_the_buffer_of_their_process()
     await buffer.open_round(round_key(plan))
 
     async def tell() -> None:
-        await StreamDelivery(SampleStream.connect(plan)).tell(SCORE)
+        await SampleStream.connect(plan).tell(SCORE)
 
     await asyncio.to_thread(lambda: asyncio.run(tell()))
-    assert await StreamFeed(SampleStream.connect(plan)).scored(1.0) == [SCORE]
+    assert await SampleStream.connect(plan).scored(1.0) == [SCORE]
     await buffer.close()
     with pytest.raises(ActorLost, match="not in this process"):
         SampleStream.connect(plan)

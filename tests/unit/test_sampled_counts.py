@@ -29,7 +29,7 @@ from artifacts.reports.answers import questions_of
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.metrics.length_bias import length_figures
+from tasks.metrics.step_metrics import length_figures
 from tasks.rounds.engine_pool import EnginePool
 from tasks.rounds.figures import lengths_of_decided
 from tasks.rounds.records import RoundResult
@@ -159,7 +159,7 @@ def test_observations_that_older_weights_read_make_no_response_stale() -> None:
 def test_an_engine_sampled_what_was_not_kept_of_an_episode() -> None:
     """Three of five sampled tokens came from another engine, in two turns with four given ones."""
     engine = TalkingEngine("engine-0", ENGINE)
-    dispatch = EnginePool([engine])
+    pool = EnginePool([engine])
     generated = as_episode(said((3, 5)), (((9,), 2), ((9,) * 3, 1), ((9,), 2)))
     request = make_request(
         prompt_id="p0",
@@ -171,10 +171,10 @@ def test_an_engine_sampled_what_was_not_kept_of_an_episode() -> None:
         kept_episode=Episode(turns=(turn(1, 2), turn(3, 1)), ending=None),
     )
     assert request.num_kept == 3
-    run_virtual(dispatch.submit([request]))
-    assert dispatch.num_new("engine-0", generated) == 2
+    run_virtual(pool.submit([request]))
+    assert pool.num_new("engine-0", generated) == 2
     again = replace(generated.episode, num_forgotten=3) if generated.episode else None
-    assert dispatch.num_new("engine-0", replace(generated, episode=again)) == 5
+    assert pool.num_new("engine-0", replace(generated, episode=again)) == 5
     assert replace(request, kept_episode=None).num_kept == 7
 
 

@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 from round_factories import Ended, plan_round
 
-from tasks.scheduling.admission import Dispatched
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
@@ -17,6 +16,7 @@ from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
 from tasks.scheduling.queue_state import Carried, QueueState, finish_round
+from tasks.scheduling.staleness import Dispatched
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 TAIL = TailBatchingConfig(response_overprovision=1.25)

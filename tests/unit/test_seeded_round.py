@@ -13,7 +13,7 @@ from tasks import rollout
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.report import RolloutReport
-from tasks.run.plan import StepPlan, journal_of
+from tasks.run.run_context import StepPlan, journal_of
 from tasks.run.sample_buffer import GROUPED
 from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.policies.sync import SyncConfig

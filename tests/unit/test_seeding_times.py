@@ -19,9 +19,8 @@ from tasks.elastic.worker_events import AdmittedWorker
 from tasks.learner.stage_reports import GradientReport
 from tasks.metrics.report import StepReport
 from tasks.metrics.seeding_times import seeding_times
-from tasks.rounds.report import close_round, read_round
-from tasks.rounds.window_record import WindowRecord
-from tasks.run.plan import StepPlan
+from tasks.rounds.report import WindowRecord, close_round, read_round
+from tasks.run.run_context import StepPlan
 from tasks.scheduling.seeding import PlannedWindow, SeedingTimes
 from tests.unit.member_factories import make_elastic_worker
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan

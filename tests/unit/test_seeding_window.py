@@ -11,9 +11,9 @@ from test_elastic_workers import NUM_RESPONSES, assert_undisturbed
 
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.elastic_engines import EngineGone
-from tasks.scheduling.device_groups import DeviceGroup
-from tasks.scheduling.seeding_window import Closing, SeedingWindow
+from tasks.scheduling.seeding import Closing, SeedingWindow
 from tasks.scheduling.stream_training import (
+    DeviceGroup,
     Reading,
     ScaleDown,
     StreamTrainer,

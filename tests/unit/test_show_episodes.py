@@ -21,7 +21,7 @@ from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.commands import episodes
 from flows.run import OpenRun
-from tasks.run.plan import EVALUATION
+from tasks.run.run_context import EVALUATION
 
 ROWS = [
     make_episode_row("0/1", LOST, Outcome.WRONG, step=2),

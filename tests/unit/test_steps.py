@@ -18,10 +18,10 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.metrics.report import StepReport
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import RolloutReport
-from tasks.run.plan import StepPlan
+from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import RoundAborted
-from tasks.scheduling.admission import Admission
 from tasks.scheduling.queue_state import QueueState
+from tasks.scheduling.staleness import Admission
 
 ADMISSION = Admission(async_ratio=1, prompts_per_step=1, num_steps=9, num_before=0, version=0)
 LEFT = (InFlight(engine="engine-0", prompt_id="0/0", index=0, attempt=1, num_kept=0),)

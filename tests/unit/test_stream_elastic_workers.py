@@ -22,7 +22,7 @@ FIRST, SECOND = RoundKey(1), RoundKey(2)
 
 
 async def tell(buffer: SampleBuffer, told: WorkerNotice) -> None:
-    await buffer.tell_elastic_worker(told)
+    await buffer.announce_worker(told)
 
 
 async def heard(buffer: SampleBuffer, key: RoundKey) -> list[object]:
@@ -84,11 +84,11 @@ def connect(name: str) -> SimulatedEngine:
 
 async def test_a_round_gets_a_handle_on_who_joined_and_hears_who_goes() -> None:
     stream = Told(JOINED, LEAVING, GONE)
-    elastic_workers = StreamWorkers(stream, connect, unheard, most_running=8)  # type: ignore[arg-type]
+    elastic_workers = StreamWorkers(stream, connect, unheard, max_running=8)  # type: ignore[arg-type]
     joined, leaving, gone = await elastic_workers.news(0.0)
     assert isinstance(joined, EngineJoined)
     assert joined.engine.name == "spot.g1"
-    assert (joined.devices, joined.version, joined.most_running) == (("spot/cpu",), 3, 8)
+    assert (joined.devices, joined.version, joined.max_running) == (("spot/cpu",), 3, 8)
     assert leaving == EngineLeaving(name="spot.g1")
     assert gone == EngineGone(name="spot.g1", reason="its worker is away")
 
@@ -127,7 +127,7 @@ class Giving:
         self.told: list[WorkerNotice] = []
         self._failures = list(failures)
 
-    async def tell_elastic_worker(self, told: WorkerNotice) -> None:
+    async def announce_worker(self, told: WorkerNotice) -> None:
         if self._failures:
             raise self._failures.pop()
         self.told.append(told)

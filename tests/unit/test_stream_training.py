@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.device_groups import DeviceGroup
-from tasks.scheduling.remaining_room import RemainingRoom
 from tasks.scheduling.stream_training import (
+    DeviceGroup,
     Moment,
     Reading,
+    RemainingRoom,
     RunningRequest,
     ScaleDown,
     StreamTrainer,

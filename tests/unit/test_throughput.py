@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.throughput import (
+from tasks.scheduling.layout_planner import (
     Demand,
     ThroughputPoint,
     ThroughputProfile,

@@ -22,7 +22,7 @@ from tasks.metrics.report import reward_exposed_s, stage_times
 from tasks.rounds.figures import reward_waits, rollout_spans
 from tasks.rounds.records import RoundResult
 from tasks.rounds.report import close_round, read_round
-from tasks.run.plan import store_of
+from tasks.run.run_context import store_of
 from tasks.scheduling.events import RoundPlan
 
 GROUP = make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0])

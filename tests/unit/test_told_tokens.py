@@ -171,9 +171,11 @@ def test_the_next_attempt_goes_on_from_what_the_last_one_was_told(
         first, second = Watched("engine-0", 8), Watched("engine-0", 8)
         asyncio.get_running_loop().call_later(lost_s, first.fail)
         with pytest.raises(EngineLost):
-            await play([first], report_tokens=8, on_told=log.write, begun=begun, attempt=4001)
+            await play([first], report_tokens=8, on_new_tokens=log.write, begun=begun, attempt=4001)
         return (
-            await play([second], report_tokens=8, on_told=log.write, begun=begun, attempt=4002),
+            await play(
+                [second], report_tokens=8, on_new_tokens=log.write, begun=begun, attempt=4002
+            ),
             first,
             second,
         )

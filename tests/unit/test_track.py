@@ -29,7 +29,7 @@ from flows.results import RunResults
 from flows.run import OpenRun
 from flows.run_record import record_beginning
 from tasks.rounds.report import close_round
-from tasks.run.plan import EVALUATION
+from tasks.run.run_context import EVALUATION
 
 NUM_STEPS = 14
 NOBODY = 4_194_305  # above the largest process id that Linux gives

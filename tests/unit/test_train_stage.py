@@ -30,7 +30,7 @@ from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.split import one_shot, read_split, write_split
 from tasks.learner.stage_reports import GradientReport
 from tasks.learner.weight_check import WeightCheckFailed
-from tasks.run.plan import StepPlan, store_of
+from tasks.run.run_context import StepPlan, store_of
 from tasks.run.sample_buffer import GROUPED, RoundAborted
 from tasks.run.sample_stream import (
     CAPACITIES,

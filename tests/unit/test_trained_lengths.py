@@ -10,8 +10,7 @@ from learner_factories import make_group
 from plan_factories import make_report
 
 from artifacts.records import Generated
-from tasks.metrics.length_bias import lengths_so_far
-from tasks.metrics.step_metrics import running_totals, step_metrics
+from tasks.metrics.step_metrics import lengths_so_far, running_totals, step_metrics
 from tasks.rounds.figures import lengths_of_decided
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.queue_state import QueueState

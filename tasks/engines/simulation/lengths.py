@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 
 
 class Lengths(Protocol):

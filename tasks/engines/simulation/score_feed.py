@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Outcome, Score
 from tasks.engines.mailbox import Mailbox
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 
 
 class SimulatedRewardConfig(BaseModel):

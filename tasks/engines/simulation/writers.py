@@ -20,7 +20,7 @@ from artifacts.datasets.chain_sum import demonstration
 from artifacts.records import Request
 from tasks.engines.chat_tokens import chat_tokens
 from tasks.engines.simulation.lengths import Lengths
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 
 BLANK = 1  # the token that a blank response repeats
 

@@ -28,7 +28,7 @@ from tasks.engines.base import ReplicaConfig
 from tasks.engines.model_files import check_model_directory
 from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
-from tasks.scheduling.throughput import ThroughputPoint
+from tasks.scheduling.layout_planner import ThroughputPoint
 
 SEED = 11
 # begins the lines that carry an answer; vLLM's libraries print lines of their own

@@ -30,7 +30,7 @@ from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import Bridge
 from tasks.environments.episodes.episode import STOPPED, End, EpisodeSoFar
 from tasks.environments.episodes.resumed_environment import ResumedEnvironment
-from tasks.scheduling.seeds import derive_seed
+from tasks.scheduling.prompt_stream import derive_seed
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Running
-from tasks.scheduling.admission import Admission
 from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
@@ -31,6 +30,7 @@ from tasks.scheduling.policies.base import (
     RESPONSE_OVERPROVISION,
     PlanningInputs,
 )
+from tasks.scheduling.staleness import Admission
 from tasks.scheduling.wait_for_all import WaitForAll
 
 ASYNCHRONOUS, RETURNED = "asynchronous", "returned"

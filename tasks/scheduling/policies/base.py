@@ -1,4 +1,5 @@
-"""The seam of a scheduling policy: what every step plays.
+"""The seam of a scheduling policy, and the rounds that several policies plan: over new prompts or
+over some that wait, and the drain.
 
     config.scheduling ── algebra(batch) ──▶ explain, planner, checks before a run
           │
@@ -9,20 +10,22 @@
 A policy is one file of this folder and one line of `registry`. It is its own configuration: a
 frozen pydantic model with a `kind`, chosen under `scheduling.kind`. What it remembers from step to
 step is where the prompts are (`QueueState`), so that planning twice from the state of a commit
-gives the same round. Everybody else reads what the plan and the algebra say of a round, and never
+gives the same round. All other code reads what the plan and the algebra say of a round, and never
 asks which policy made them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tasks.scheduling.batch import BatchAlgebra, BatchConfig
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.prompt_stream import draw_places, draw_prompts
 from tasks.scheduling.queue_state import QueueState
+from tasks.scheduling.quotas import domain_quotas
 
 DYNAMIC_SAMPLING = (
     "Further prompts that a round may ask in place of groups whose rewards all agree, per prompt"
@@ -116,3 +119,55 @@ class Policy(Protocol):
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """Who decides within a round that it planned."""
         ...
+
+
+SHORT, LONG, DRAIN = "short", "long", "drain"
+
+
+def queue_round(
+    turn: PlanningInputs,
+    shape: RoundShape,
+    waiting: tuple[PromptRef, ...],
+    num_reserve: int,
+    *,
+    chooses: bool,
+) -> RoundPlan:
+    """A round of this shape over prompts that wait and, for the rest, new ones. chooses: whether it
+    keeps the first to finish, of every domain its share."""
+    num_new = shape.launch_prompts - len(waiting)
+    upcoming = turn.upcoming(num_new + num_reserve)
+    prompts = (*waiting, *upcoming[:num_new])
+    return RoundPlan(
+        step=turn.step,
+        kind=shape.kind,
+        layout=shape.kind,
+        prompts=prompts,
+        num_queued=len(waiting),
+        launch_per_prompt=shape.launch_per_prompt,
+        accept_prompts=shape.accept_prompts,
+        accept_per_prompt=shape.accept_per_prompt,
+        quotas=domain_quotas(prompts, shape.accept_prompts) if chooses else (),
+        reserve=upcoming[num_new:],
+        places=turn.places(len(upcoming)),
+    )
+
+
+def drain_round(turn: PlanningInputs, queue: tuple[PromptRef, ...]) -> RoundPlan:
+    """The next of as few rounds as possible over this order of the queue, all of about the same
+    size: a tiny last one would make a noisy update. It loads the engines like a long one.
+
+    Without a reserve: nothing new is drawn, groups whose rewards agree are trained as they are.
+    """
+    num_rounds = math.ceil(len(queue) / turn.batch.prompts_per_step)
+    prompts = queue[: math.ceil(len(queue) / num_rounds)]
+    return RoundPlan(
+        step=turn.step,
+        kind=DRAIN,
+        layout=LONG,
+        prompts=prompts,
+        num_queued=len(prompts),
+        is_drain=True,
+        launch_per_prompt=turn.batch.responses_per_prompt,
+        accept_prompts=len(prompts),
+        accept_per_prompt=turn.batch.responses_per_prompt,
+    )

@@ -26,8 +26,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs
-from tasks.scheduling.policies.queue_rounds import LONG, SHORT, drain_round, queue_round
+from tasks.scheduling.policies.base import (
+    DYNAMIC_SAMPLING,
+    LONG,
+    SHORT,
+    PlanningInputs,
+    drain_round,
+    queue_round,
+)
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 

@@ -7,18 +7,14 @@ from typing import Annotated, get_args
 from pydantic import BaseModel, Field
 
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.scheduling.policies.longest_first import LongestFirstConfig
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
-from tasks.scheduling.policies.over_sampling import OverSamplingConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 
 SchedulingConfig = Annotated[
     SyncConfig  # every step waits for all that it launched
     | AsynchronousConfig  # rounds that overlap the training of earlier steps
-    | LongestFirstConfig  # synchronous steps that begin with what may take longest: to compare with
     | MultilevelBatchingConfig  # tail batching with a queue for each level of length
-    | OverSamplingConfig  # keeps the first to finish and drops the rest: to compare with
     | TailBatchingConfig,  # short rounds that keep the first to finish, long ones for the rest
     Field(discriminator="kind"),
 ]

@@ -22,15 +22,17 @@ from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
+    LONG,
     RESPONSE_OVERPROVISION,
     REWARD_TIMING,
+    SHORT,
     STREAMING_NEEDS_VERDICTS,
     PlanningInputs,
     RewardTiming,
+    drain_round,
+    queue_round,
 )
-from tasks.scheduling.policies.queue_rounds import LONG, SHORT, drain_round, queue_round
-from tasks.scheduling.scored_last import ScoredLast
-from tasks.scheduling.short_round import ShortRoundScheduler
+from tasks.scheduling.short_round import ScoredLast, ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
 

@@ -11,7 +11,8 @@ from round_factories import Ended, make_engines, make_plan, plan_round, play, si
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
-from flows.config.run_config import RunConfig
+from research.ablations.longest_first import LongestFirst, LongestFirstConfig
+from research.ablations.policies import ComparedConfig
 from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -29,8 +30,6 @@ from tasks.scheduling.events import (
     RoundPlan,
     Scored,
 )
-from tasks.scheduling.longest_first import LongestFirst
-from tasks.scheduling.policies.longest_first import LongestFirstConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
@@ -204,14 +203,14 @@ def test_what_runs_moves_to_where_there_is_less_to_do() -> None:
 
 def test_explain_says_how_many_an_engine_has_at_a_time() -> None:
     values = assemble("tiny-sync", "", ["scheduling.kind=longest_first"])
-    rows = dict(algebra_rows(RunConfig.model_validate(values)))
+    rows = dict(algebra_rows(ComparedConfig.model_validate(values)))
     assert rows["requests per engine"] == "32 on each of 2, the others wait for their turn"
 
 
 def test_it_is_refused_with_what_frees_devices_in_mid_round() -> None:
     values = assemble("tiny", "", ["scheduling.kind=longest_first", "stream_trainer.enabled=true"])
     with pytest.raises(ValidationError, match="what waits for its turn would find its engine gone"):
-        RunConfig.model_validate(values)
+        ComparedConfig.model_validate(values)
     with pytest.raises(ValidationError, match="under_way"):
         LongestFirstConfig(under_way=0)
 

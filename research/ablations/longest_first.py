@@ -1,14 +1,22 @@
-"""Hands a round's responses out a few at a time, those that may take longest first (Seer, section
-4; RhymeRL's and SortedRL's order).
+"""Longest first, to compare with: synchronous steps whose responses wait for their turn, so that
+those that may take longest do not begin last (Seer, section 4; RhymeRL's and SortedRL's order).
 
-    scheduler ── launches ──▶ waiting ── a place is free ──▶ engines ── finished, lost ─▶ a place
+    turn ── the next P0 prompts x R0 responses ──▶ a few at a time ──▶ all trained
+    under_way     how many: what the caches hold without preempting any
+    moves_running divided rollouts (Seer): what runs goes on wherever there is less to do
+
+The rivals that order a step instead of choosing within it: Seer goes by a prompt's first answer,
+RhymeRL and SortedRL by what it took in an earlier epoch; both are known here once they are there.
+On-policy, without a bias: every step trains exactly what it launches. Leaves out Seer's drafts from
+the siblings of a response.
+
+    scheduler ── launches ──▶ waiting ── a slot is free ──▶ engines ── finished, lost ─▶ a slot
                                  ▲                              │
                                  └── the longest answer so far ─┘
 
 What comes next is a first response of a prompt of which nothing is known, in launch order, and then
 a response of the prompt whose longest answer is longest: of the round, or of an earlier epoch
-(`expected_tokens`). A prompt whose first response still runs counts as the longest. Wraps any
-scheduler, which decides as it would alone: to it, what waits runs. Pure.
+(`expected_tokens`). A prompt whose first response still runs counts as the longest. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +24,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import (
     Abort,
     CloseRound,
@@ -28,10 +41,75 @@ from tasks.scheduling.events import (
     RoundPlan,
     RoundScheduler,
 )
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs
+from tasks.scheduling.policies.sync import SyncConfig
+from tasks.scheduling.wait_for_all import WaitForAll
+
+ORDERED = "ordered"
+
+
+class LongestFirstConfig(BaseModel):
+    """Synchronous steps that ask a few responses at a time, of long prompts first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["longest_first"] = Field(
+        "longest_first",
+        description=(
+            "Synchronous steps whose responses wait for their turn, those of long prompts first."
+        ),
+    )
+    under_way: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description=(
+            "Share of a step's responses that are asked at a time; 1 asks all at once, long prompts"
+            " first: an engine begins what it is asked in that order."
+        ),
+    )
+    moves_running: bool = Field(
+        True,
+        description="Move running responses to engines that have less to do (`balancing`).",
+    )
+    dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
+
+    def algebra(self, batch: BatchConfig) -> BatchAlgebra:
+        """One kind of round, which trains what it launches."""
+        return BatchAlgebra(
+            rounds=(round_shape(ORDERED, batch),),
+            reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
+            under_way=self.under_way,
+            streaming_needs=(
+                "a scheduling.kind that asks all of a round at once, got 'longest_first': what"
+                " waits for its turn would find its engine gone"
+            ),
+        )
+
+    def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
+        """New prompts in every step, with what earlier epochs know of them."""
+        plan = SyncConfig(dynamic_sampling=self.dynamic_sampling).plan_round(turn)
+        if plan is None:
+            return None
+        known = turn.state.answer_tokens
+        expected = tuple(known.get(ref.row, 0) for ref in plan.candidates)
+        return replace(
+            plan,
+            kind=ORDERED,
+            layout=ORDERED,
+            expected_tokens=expected,
+            balances=self.moves_running,
+        )
+
+    def scheduler(self, plan: RoundPlan) -> RoundScheduler:
+        """Everything launched is waited for, and most of it waits itself."""
+        num_responses = len(plan.prompts) * plan.launch_per_prompt
+        return LongestFirst(WaitForAll(plan), plan, times(self.under_way, num_responses))
 
 
 class LongestFirst:
-    """A scheduler of which at most so many responses are under way."""
+    """A scheduler of which at most so many responses are under way. Wraps any scheduler, which
+    decides as it would alone: to it, what waits runs."""
 
     def __init__(self, scheduler: RoundScheduler, plan: RoundPlan, most_under_way: int) -> None:
         assert most_under_way > 0, "a round of which nothing may be asked would not end"

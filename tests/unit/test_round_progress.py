@@ -51,8 +51,8 @@ class Round:
         self.decisions = self.watched.start()
 
     @property
-    def filling(self) -> RoundProgress:
-        return self.watched.filling
+    def progress(self) -> RoundProgress:
+        return self.watched.progress
 
     def finish(self, place: int, index: int) -> None:
         name = self.plan.candidates[place].prompt_id
@@ -77,15 +77,15 @@ class Round:
 
 def test_responses_run_then_wait_for_a_verdict_then_make_a_group() -> None:
     played = Round(ratio=1.0)
-    begun = played.filling
+    begun = played.progress
     assert (begun.num_wanted, begun.num_undecided, begun.num_running) == (2, 4, 8)
     assert begun.does_learner_wait  # nothing is there to train yet
     played.finish(0, 0)
-    assert (played.filling.num_running, played.filling.num_unscored) == (7, 1)
+    assert (played.progress.num_running, played.progress.num_unscored) == (7, 1)
     played.score(0, 0)
     played.finish(0, 1)
     played.score(0, 1)
-    taken = played.filling
+    taken = played.progress
     assert (taken.num_accepted, taken.num_undecided) == (1, 3)
     assert (taken.num_running, taken.num_unscored, taken.num_complete) == (6, 0, 0)
 
@@ -94,14 +94,14 @@ def test_a_lost_response_that_is_launched_again_runs_on() -> None:
     played = Round(ratio=1.0)
     name = played.plan.candidates[0].prompt_id
     played.watched.handle(Lost(prompt_id=name, index=0))
-    assert played.filling.num_running == 8
+    assert played.progress.num_running == 8
 
 
 def test_a_full_round_has_nothing_under_way_and_nobody_waits_for_it() -> None:
     played = Round(ratio=1.0)
     played.complete(0)
     played.complete(1)
-    full = played.filling
+    full = played.progress
     assert (full.num_accepted, full.num_undecided, full.num_running) == (2, 0, 0)
     assert full.is_full
     assert not full.does_learner_wait
@@ -113,11 +113,11 @@ def test_a_group_whose_slot_is_anothers_is_complete_and_waits() -> None:
     first.complete(0)
     first.complete(1)
     played = Round(ratio=1.0, step=2, state=first.after())
-    assert (played.filling.num_carried, played.filling.num_undecided) == (2, 2)
-    assert not played.filling.does_learner_wait  # step 1 still trains
+    assert (played.progress.num_carried, played.progress.num_undecided) == (2, 2)
+    assert not played.progress.does_learner_wait  # step 1 still trains
     played.decisions += played.watched.publish(Published(version=1))
     played.complete(2)  # its deadline is a step later than that of the carried ones
-    waiting = played.filling
+    waiting = played.progress
     assert (waiting.num_accepted, waiting.num_complete, waiting.num_carried) == (0, 1, 2)
     assert (waiting.version, waiting.does_learner_wait) == (1, True)
 
@@ -127,11 +127,11 @@ def test_engines_wait_where_only_newer_weights_help() -> None:
     first.complete(0)
     first.complete(1)
     played = Round(ratio=0.25, step=2, state=first.after())
-    assert played.filling.do_engines_wait
-    assert not played.filling.does_learner_wait
+    assert played.progress.do_engines_wait
+    assert not played.progress.does_learner_wait
     played.watched.publish(Published(version=1))
-    assert not played.filling.do_engines_wait
-    assert played.filling.num_running == 4
+    assert not played.progress.do_engines_wait
+    assert played.progress.num_running == 4
 
 
 def test_every_round_of_a_run_ends_full_and_empty() -> None:
@@ -157,7 +157,7 @@ def test_every_round_of_a_run_ends_full_and_empty() -> None:
         return [len(played.result.groups) async for played in play_overlapped(run)]
 
     num_groups = run_virtual(play())
-    assert [one.filling.num_accepted for one in watched] == num_groups == [2] * 6
+    assert [one.progress.num_accepted for one in watched] == num_groups == [2] * 6
     for one in watched:
-        assert one.filling.is_full
-        assert (one.filling.num_running, one.filling.num_undecided) == (0, 0)
+        assert one.progress.is_full
+        assert (one.progress.num_running, one.progress.num_undecided) == (0, 0)

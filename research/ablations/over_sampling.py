@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
-from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs
-from tasks.scheduling.policies.queue_rounds import queue_round
+from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs, queue_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 
 OVERSAMPLED = "oversampled"

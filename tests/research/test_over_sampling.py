@@ -10,7 +10,8 @@ from round_factories import Ended, make_engines, make_plan, plan_round, simulate
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
-from flows.config.run_config import RunConfig
+from research.ablations.over_sampling import OverSamplingConfig
+from research.ablations.policies import ComparedConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
@@ -21,7 +22,6 @@ from tasks.scheduling.events import (
     Drop,
     RoundPlan,
 )
-from tasks.scheduling.policies.over_sampling import OverSamplingConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
@@ -113,5 +113,5 @@ def test_it_has_no_use_without_a_factor_and_says_what_is_lost() -> None:
     with pytest.raises(ValidationError, match="prompt_overprovision"):
         OverSamplingConfig(prompt_overprovision=1.0)
     values = assemble("tiny", "", ["scheduling.kind=over_sampling"])
-    rows = dict(algebra_rows(RunConfig.model_validate(values)))
+    rows = dict(algebra_rows(ComparedConfig.model_validate(values)))
     assert "those that finish last: short answers are favoured" in rows["prompts lost per step"]
