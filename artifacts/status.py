@@ -64,15 +64,7 @@ def pulse(store: Store) -> Iterator[None]:
     An Exception is a failure; anything else that ends the block (Ctrl-C, a cancelled flow)
     interrupts the run. A store that cannot take the file costs a line in the log, never the run.
     """
-    own = RunStatus(
-        state="running",
-        why="",
-        host=socket.gethostname(),
-        machine=this_machine(),
-        pid=os.getpid(),
-        process_started_s=psutil.Process().create_time(),
-        beat_s=time.time(),
-    )
+    own = own_status()
     over = threading.Event()
 
     def beat() -> None:
@@ -94,6 +86,19 @@ def pulse(store: Store) -> Iterator[None]:
         over.set()
         beating.join()
         _write(store, replace(own, state=state, why=why, beat_s=time.time()))
+
+
+def own_status() -> RunStatus:
+    """The status of a run that this process has just begun."""
+    return RunStatus(
+        state="running",
+        why="",
+        host=socket.gethostname(),
+        machine=this_machine(),
+        pid=os.getpid(),
+        process_started_s=psutil.Process().create_time(),
+        beat_s=time.time(),
+    )
 
 
 def read_status(store: Store) -> RunStatus | None:

@@ -10,8 +10,8 @@ from transcript_factories import HOSTILE
 from artifacts.episodes import Ending
 from artifacts.printable import (
     LINE_CHARACTERS,
-    MOST_CHARACTERS,
-    MOST_LINES,
+    MAX_CHARACTERS,
+    MAX_LINES,
     printable,
     printable_line,
 )
@@ -28,13 +28,13 @@ def test_nothing_invisible_is_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "left"), [("x" * (MOST_CHARACTERS + 1234), 1234), ("x\n" * (MOST_LINES + 5), 11)]
+    ("text", "left"), [("x" * (MAX_CHARACTERS + 1234), 1234), ("x\n" * (MAX_LINES + 5), 11)]
 )
 def test_a_long_text_is_cut_and_says_by_how_much(text: str, left: int) -> None:
     shown = printable(text)
     assert shown.endswith(f" … {left:,} more characters")
-    assert len(shown) < MOST_CHARACTERS + 40
-    assert shown.count("\n") < MOST_LINES
+    assert len(shown) < MAX_CHARACTERS + 40
+    assert shown.count("\n") < MAX_LINES
     assert printable(text[: len(text) - left]) == shown.rpartition(" … ")[0]
 
 

@@ -20,7 +20,7 @@ from artifacts.reports.figures import figures_of, write_figures
 from artifacts.reports.mlflow_client import open_client
 from artifacts.reports.summary import markdown
 from artifacts.reports.tracking import NOTE_TAG, RunTracker
-from artifacts.status import State, _own_status, pulse
+from artifacts.status import State, own_status, pulse
 from artifacts.store import Store
 from flows import run as opening
 from flows.commands.track import main
@@ -78,7 +78,7 @@ def end(root: Path, how: State) -> Store:
 
 def kill(root: Path) -> None:
     """As `kill -9` leaves it: its last word is that it runs."""
-    status = replace(_own_status(), pid=NOBODY)
+    status = replace(own_status(), pid=NOBODY)
     Store.open(str(root)).child("away").write(layout.STATUS, json.dumps(asdict(status)).encode())
 
 
