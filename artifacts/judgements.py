@@ -12,7 +12,7 @@ in a run's life. Leaves out the judges, and the reward of a verdict.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -66,15 +66,6 @@ SCHEMA = pa.schema(
         ("detail", pa.string()),
     ]
 )
-
-
-def judgements_to_parquet(judgements: Sequence[Judgement]) -> bytes:
-    """A file of judgements."""
-    schema = SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})
-    sink = io.BytesIO()
-    rows = pa.Table.from_pylist([*map(asdict, judgements)], schema=schema)
-    pq.write_table(rows, sink, compression="zstd")
-    return sink.getvalue()
 
 
 def judgements_from_parquet(data: bytes) -> list[Judgement]:
@@ -132,7 +123,11 @@ class JudgementCache:
         unsaved, self._unsaved = self._unsaved, []
         if not unsaved:
             return
-        data = judgements_to_parquet(unsaved)
+        schema = SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})
+        sink = io.BytesIO()
+        rows = pa.Table.from_pylist([*map(asdict, unsaved)], schema=schema)
+        pq.write_table(rows, sink, compression="zstd")
+        data = sink.getvalue()
         part = len(store.list(judgements_dir(step)))
         while True:
             try:

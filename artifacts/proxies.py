@@ -21,7 +21,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # as clients name this machine
 
 
-def ask_directly(hosts: Iterable[str] = ()) -> None:
+def bypass_proxies(hosts: Iterable[str] = ()) -> None:
     """Have the clients of this process, and of processes that it starts from now on, ask this
     machine and these hosts without a proxy."""
     os.environ.update(direct(os.environ, (*own_hosts(), *hosts)))

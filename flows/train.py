@@ -24,7 +24,7 @@ from prefect.states import Completed
 
 from artifacts import layout
 from artifacts.private_files import private_files
-from artifacts.proxies import ask_directly
+from artifacts.proxies import bypass_proxies
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
@@ -70,7 +70,7 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
     if told := nothing_left(config):
         say(told)
         return Completed(message=told)
-    ask_directly()  # the run's workers inherit it
+    bypass_proxies()  # the run's workers inherit it
     with ExitStack() as stack:
         stop = stack.enter_context(stoppable(logger.info if is_bound() else say))
         stack.enter_context(private_files())

@@ -40,8 +40,13 @@ def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of a
     if pa.types.is_map(kind):
         return [_dictionary(item) if item.is_valid else None for item in array]
     if pa.types.is_nested(kind):
-        return _lists(array)
-    return _times(array) if pa.types.is_temporal(kind) else _decimals(array)
+        values = iter(values_of(pc.list_flatten(array)))
+        lengths = pc.list_value_length(array).to_pylist()
+        return [None if length is None else list(islice(values, length)) for length in lengths]
+    if pa.types.is_temporal(kind):
+        return _times(array)
+    narrow = np.float16 if pa.types.is_float16(kind) else np.float32
+    return [None if value is None else float(str(narrow(value))) for value in array.to_pylist()]
 
 
 def _needs_no_care(kind: Any) -> bool:  # Any: pyarrow is untyped
@@ -54,12 +59,6 @@ def _needs_no_care(kind: Any) -> bool:  # Any: pyarrow is untyped
         return _needs_no_care(kind.value_type)
     parts = (kind.field(number).type for number in range(kind.num_fields))
     return not pa.types.is_temporal(kind) and all(map(_needs_no_care, parts))
-
-
-def _lists(array: Any) -> list[Any]:  # Any: as values_of
-    values = iter(values_of(pc.list_flatten(array)))
-    lengths = pc.list_value_length(array).to_pylist()
-    return [None if length is None else list(islice(values, length)) for length in lengths]
 
 
 def _dictionary(item: Any) -> dict[str, Any]:  # Any: a map of Arrow, and as values_of
@@ -75,12 +74,6 @@ def _structs(array: Any) -> list[Any]:  # Any: as values_of
         dict(zip(names, values, strict=True)) if is_valid else None
         for is_valid, values in zip(array.is_valid().to_pylist(), rows, strict=True)
     ]
-
-
-def _decimals(array: Any) -> list[float | None]:  # Any: pyarrow is untyped
-    """Floats of 16 or 32 bits."""
-    narrow = np.float16 if pa.types.is_float16(array.type) else np.float32
-    return [None if value is None else float(str(narrow(value))) for value in array.to_pylist()]
 
 
 def _times(array: Any) -> list[Any]:  # Any: as values_of

@@ -26,7 +26,7 @@ from fsspec.utils import infer_compression
 from pydantic import Field
 
 from artifacts.datasets.arrow_values import rows_of
-from artifacts.datasets.row_fields import Fields, column_of
+from artifacts.datasets.row_fields import Fields
 from artifacts.datasets.row_mapping import MappedConfig, wanted_row
 from artifacts.datasets.row_table import RowTable, RowTableWriter, Sides
 from artifacts.datasets.rows import Dataset
@@ -230,14 +230,15 @@ def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
 
 def _columns(paths: Sequence[str], names: list[str], name: str) -> list[str]:
     """The columns in which the paths begin. ValueError for a path that begins in none."""
-    found = {path: column_of(path, names) for path in paths}
-    missing = [path for path, column in found.items() if column is None]
+    # a column whose own name has dots counts by its whole name
+    found = {path: path if path in names else path.partition(".")[0] for path in paths}
+    missing = [path for path, column in found.items() if column not in names]
     if missing:
         raise ValueError(
             f"{name}: field {missing[0]!r} is missing, the file has"
             f" {', '.join(map(repr, names))}; name the right field in the task's config"
         )
-    return sorted({column for column in found.values() if column is not None})
+    return sorted(set(found.values()))
 
 
 def _json_lines(file: IO[bytes], name: str) -> Iterator[Record]:

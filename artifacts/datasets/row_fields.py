@@ -61,14 +61,6 @@ def text_of(fields: Fields, path: str, where: str) -> str:
     return str(value)
 
 
-def column_of(path: str, columns: list[str]) -> str | None:
-    """The column in which a path begins; None if it begins in no column."""
-    if path in columns:
-        return path
-    head = path.partition(".")[0]
-    return head if head in columns else None
-
-
 def _parsed(value: Any, path: str, where: str) -> Any:  # Any: JSON
     if not isinstance(value, str):
         return value

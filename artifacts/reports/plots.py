@@ -171,32 +171,6 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> F
     return figure
 
 
-def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> Figure:
-    """Estimates with their intervals, a panel per quantity and a row per label; the first panel's
-    labels are the rows of all."""
-    rows = list(next(iter(panels.values()), {}))
-    figure = Figure(
-        figsize=(4.0 + 3.5 * len(panels), 1.2 + 0.42 * max(1, len(rows))),
-        dpi=DOTS_PER_INCH,
-        layout="constrained",
-    )
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-    columns = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
-    for axes, (quantity, found) in zip(columns, panels.items(), strict=False):
-        for place, label in enumerate(rows):
-            if label in found:
-                axes.plot(
-                    [found[label].low, found[label].high], [place, place], color=FAINT, linewidth=2
-                )
-                axes.plot(
-                    [found[label].mean], [place], color=RUN_COLOURS[0], marker="o", markersize=5
-                )
-        axes.set(xlabel=quantity, ylim=(len(rows) - 0.5, -0.5))
-        axes.set_yticks(range(len(rows)), rows)
-        plain(axes)
-    return figure
-
-
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
     """Centred mean over up to `window` values, fewer at both ends. Does not shift the curve in
     time."""

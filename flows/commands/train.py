@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts.private_files import private_files
-from artifacts.proxies import ask_directly
+from artifacts.proxies import bypass_proxies
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
 from flows.output import Output, divert, say
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     begin_as_workers_do()
-    ask_directly()
+    bypass_proxies()
     stop_when_hung_up()
     output = divert()
     try:

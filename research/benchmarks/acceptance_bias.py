@@ -19,14 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.records import Fate
-from artifacts.reports.canvas import png
-from artifacts.reports.plots import estimates
+from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, plain, png
+from artifacts.reports.plots import RUN_COLOURS
 from artifacts.reports.summary import Estimate, mean_interval
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
@@ -243,6 +244,32 @@ def picture(found: Mapping[str, Sequence[RoundPart]]) -> bytes:
         },
     )
     return png(figure)
+
+
+def estimates(title: str, panels: Mapping[str, Mapping[str, Estimate]]) -> Figure:
+    """Estimates with their intervals, a panel per quantity and a row per label; the first panel's
+    labels are the rows of all."""
+    rows = list(next(iter(panels.values()), {}))
+    figure = Figure(
+        figsize=(4.0 + 3.5 * len(panels), 1.2 + 0.42 * max(1, len(rows))),
+        dpi=DOTS_PER_INCH,
+        layout="constrained",
+    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    columns = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
+    for axes, (quantity, found) in zip(columns, panels.items(), strict=False):
+        for place, label in enumerate(rows):
+            if label in found:
+                axes.plot(
+                    [found[label].low, found[label].high], [place, place], color=FAINT, linewidth=2
+                )
+                axes.plot(
+                    [found[label].mean], [place], color=RUN_COLOURS[0], marker="o", markersize=5
+                )
+        axes.set(xlabel=quantity, ylim=(len(rows) - 0.5, -0.5))
+        axes.set_yticks(range(len(rows)), rows)
+        plain(axes)
+    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

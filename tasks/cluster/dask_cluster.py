@@ -23,7 +23,7 @@ from distributed.versions import error_message
 
 from artifacts.layout import CERTIFICATE
 from artifacts.private_files import keep_private
-from artifacts.proxies import ask_directly, own_hosts
+from artifacts.proxies import bypass_proxies, own_hosts
 from tasks.cluster.certificate import TlsFiles, make_certificate, tls_settings
 from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
@@ -175,7 +175,7 @@ class AsksDirectly(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
         self._hosts = own_hosts()  # the flow's
 
     def setup(self, worker: Worker) -> None:
-        ask_directly(self._hosts)
+        bypass_proxies(self._hosts)
 
 
 def _tls_files(config: ClusterConfig, certificate: Path) -> TlsFiles | None:

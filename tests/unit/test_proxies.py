@@ -17,7 +17,7 @@ import httpx
 import pytest
 import requests
 
-from artifacts.proxies import ask_directly, direct, own_hosts
+from artifacts.proxies import bypass_proxies, direct, own_hosts
 from flows.commands.local_stack import prefect_environment, wait_until_served
 from tasks.cluster.ports import LOOPBACK
 
@@ -120,7 +120,7 @@ def test_every_client_asks_this_machine_directly(
     environment: Callable[[Mapping[str, str]], None],
 ) -> None:
     environment({name: proxy})
-    ask_directly()
+    bypass_proxies()
     assert client(meant) == 200
 
 
@@ -136,7 +136,7 @@ def test_what_the_user_asks_directly_stays(
     environment: Callable[[Mapping[str, str]], None],
 ) -> None:
     environment({"http_proxy": proxy, name: kept})
-    ask_directly()
+    bypass_proxies()
     assert client(meant) == 200
     told = os.environ["no_proxy"]
     assert os.environ["NO_PROXY"] == told
@@ -151,14 +151,14 @@ def test_a_socks_proxy_that_no_client_here_can_use_is_none(
 ) -> None:
     """httpx raises for one before it asks anybody."""
     environment({"ALL_PROXY": "socks5h://127.0.0.1:9", "all_proxy": "socks5://127.0.0.1:9"})
-    ask_directly()
+    bypass_proxies()
     assert client(meant) == 200
 
 
 def test_other_hosts_are_asked_by_the_users_proxy(proxy: str) -> None:
     """In a process of its own: nothing of the variables is remembered from another test."""
     script = (
-        "import httpx, requests; from artifacts.proxies import ask_directly; ask_directly();"
+        "import httpx, requests; from artifacts.proxies import bypass_proxies; bypass_proxies();"
         " url = 'http://rows.example/data';"
         " print(httpx.get(url).status_code, requests.get(url).status_code)"
     )
