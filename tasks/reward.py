@@ -35,22 +35,17 @@ from tasks.run.sample_stream import SampleStream, aborting
 def score_responses(plan: StepPlan) -> RewardReport:
     """Score the round's responses until its rollout ends."""
     stream = SampleStream.connect(plan)
-    return asyncio.run(aborting(stream, "reward", _score(plan, stream)))
 
+    async def score() -> RewardReport:
+        pool, batcher = pool_for(plan.run), batcher_of(plan)
+        return await score_round(scoring_inputs(plan), stream, journal_of(plan), pool, batcher)
 
-async def _score(plan: StepPlan, stream: SampleStream) -> RewardReport:
-    return await score_round(
-        scoring_inputs(plan),
-        stream,
-        journal_of(plan),
-        pool_for(plan.run),
-        batcher_of(plan),
-    )
+    return asyncio.run(aborting(stream, "reward", score()))
 
 
 def scoring_inputs(plan: StepPlan) -> ScoringInputs:
-    """What the round is scored with. One that is read back may have asked what does not fit any
-    more: nothing of that comes to be scored."""
+    """The inputs of the reward stage. A round that is read back may have launched prompts that do
+    not fit any more: none of their responses is scored."""
     run, asked = plan.run, plan.round.candidates
     if not plan.is_evaluation:
         asked = tuple(ref for ref in asked if ref.row not in run.unfit)
@@ -66,8 +61,8 @@ def scoring_inputs(plan: StepPlan) -> ScoringInputs:
 
 
 def pool_for(run: RunContext) -> RewardPool:
-    """The run's reward workers in this process; a fresh process begins with what the committed
-    steps tell of running times."""
+    """The run's reward workers in this process; a fresh process begins with the running times of
+    the committed steps."""
 
     def make() -> RewardPool:
         book = MeasuredTimes()
@@ -95,8 +90,8 @@ def cache_of(run: RunContext) -> JudgementCache:
 
 @asynccontextmanager
 async def batcher_of(plan: StepPlan) -> AsyncIterator[JudgeBatcher]:
-    """The desk of a round; what judges said is kept when it closes. Without judges it has none and
-    is never asked."""
+    """The judge batcher of a round; its judgements are kept when it closes. Without judges it is
+    never called."""
     run = plan.run
     engine = judge_engine_of(run.rewards)
     if engine is None:
@@ -105,7 +100,7 @@ async def batcher_of(plan: StepPlan) -> AsyncIterator[JudgeBatcher]:
     cache = cache_of(run).of_round()
     judges = [RemoteJudge.connect(run.run_id, name, engine.call_deadline_s) for name in run.judges]
     try:
-        async with JudgeBatcher(judges, cache, max_batch=engine.max_num_seqs) as desk:
-            yield desk
+        async with JudgeBatcher(judges, cache, max_batch=engine.max_num_seqs) as batcher:
+            yield batcher
     finally:
         cache.save(store_of(plan), plan.step)

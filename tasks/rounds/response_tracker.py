@@ -156,7 +156,7 @@ class ResponseTracker:
     @property
     def due_in_s(self) -> float:
         """Seconds until freeing devices may be due though nothing happens."""
-        due_s = self._inputs.stream_trainer.next_look_s
+        due_s = self._inputs.stream_trainer.next_due_s
         left_s = due_s - self.elapsed_s if due_s is not None else 0.0
         return left_s if left_s > TIMER_S and not self.is_closed else math.inf
 

@@ -65,10 +65,11 @@ class Fleet:
         self._start_s = run.deadlines.start_s
         self._are_joined = False  # the learners, in one group
         self._making = asyncio.Lock()  # one change of actors at a time
-        self.book = WorkerHistory(
-            run.open_store(), self.members, self._knocks
-        )  # of the elastic workers
-        self.elastic_workers = keeper_of(client, run, self.book, self._announce_worker)
+        # of the elastic workers
+        self.book = WorkerHistory(run.open_store(), self.members, self._denied_requests)
+        self.elastic_workers = keeper_of(
+            client, run, self.book, lambda notice: self._buffer().announce_worker(notice)
+        )
         self._keeper = PoolKeeper(
             run.environment_workers,
             self._lost_pools,
@@ -121,7 +122,7 @@ class Fleet:
         """The elastic workers that came in this attempt at the run."""
         return () if self.elastic_workers is None else self.elastic_workers.elastic_workers
 
-    def _knocks(self) -> tuple[DeniedRequest, ...]:
+    def _denied_requests(self) -> tuple[DeniedRequest, ...]:
         return () if self.elastic_workers is None else self.elastic_workers.knocks
 
     async def abort_rounds(self, reason: str) -> None:
@@ -130,7 +131,7 @@ class Fleet:
             await self._buffer().abort(reason)
 
     async def replace_lost(self) -> tuple[str, ...]:
-        """Make every actor anew that is lost; the names that were replaced. All learners count as
+        """Make every lost actor anew; returns the names that were replaced. All learners count as
         one.
 
         Raises ClusterLost when the scheduler is gone: then there is nothing to make them on.
@@ -177,17 +178,11 @@ class Fleet:
         in time.
         """
         async with self._making:
-            await self._relayout(members)
-
-    async def _relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
-        await self._close_all(self.run.engines)
-        workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
-        await asyncio.to_thread(self._registry.restart, workers, self._start_s)
-        self.run = self.run.with_engines(members)
-        await asyncio.to_thread(self._create, tuple(members))
-
-    async def _announce_worker(self, told: WorkerNotice) -> None:
-        await self._buffer().announce_worker(told)
+            await self._close_all(self.run.engines)
+            workers = [spec.name for spec in self._specs.values() if spec.role == "rollout"]
+            await asyncio.to_thread(self._registry.restart, workers, self._start_s)
+            self.run = self.run.with_engines(members)
+            await asyncio.to_thread(self._create, tuple(members))
 
     async def _start_keepers(self) -> None:
         self._keeper.start()
@@ -196,7 +191,7 @@ class Fleet:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The actors that there should be."""
+        """The names of all actors of the run."""
         run = self.run
         return BUFFER, *run.learners, *run.engines, *run.judges, *run.environment_workers
 
@@ -205,13 +200,20 @@ class Fleet:
         new."""
         await asyncio.to_thread(self._create, names)
         pools = [name for name in names if name in self.run.environment_workers]
-        await asyncio.gather(*map(self._warm, pools))
+        remotes = map(self._registry.remote, pools)
+        await asyncio.gather(*(remote.call("warm", deadline_s=self._start_s) for remote in remotes))
         if not self._are_joined:
-            await self._join_learners()
+            learners = [
+                RemoteLearner(self._registry.remote(name), self.run.deadlines.learner_call_s)
+                for name in self.run.learners
+            ]
+            meeting_point = await learners[0].rendezvous()
+            joining = (learner.join(meeting_point, self._start_s) for learner in learners)
+            await asyncio.gather(*joining)
             self._are_joined = True
 
     async def _lost_pools(self, names: Collection[str]) -> tuple[str, ...]:
-        """Those of these that do not answer or are not there, by name."""
+        """The pools of environments that do not answer or are not there, by name."""
         missing = set(names) - self._registry.names
         return tuple(sorted(missing | set(await self._registry.lost(names))))
 
@@ -222,9 +224,6 @@ class Fleet:
             await asyncio.to_thread(self._registry.restart_living, lost, self._start_s)
             await self._make(lost)
 
-    async def _warm(self, name: str) -> None:
-        await self._registry.remote(name).call("warm", deadline_s=self._start_s)
-
     def _create(self, names: Sequence[str]) -> None:
         workers = {name: "control" if name == BUFFER else name for name in names}
         actors = {name: self._recipe(name) for name in names}
@@ -234,21 +233,12 @@ class Fleet:
         read = partial(self._registry.environment, deadline_s=self._start_s)
         return recipe_of(self.run, name, self._specs, read)
 
-    async def _join_learners(self) -> None:
-        learners = [
-            RemoteLearner(self._registry.remote(name), self.run.deadlines.learner_call_s)
-            for name in self.run.learners
-        ]
-        meeting_point = await learners[0].rendezvous()
-        joining = (learner.join(meeting_point, self._start_s) for learner in learners)
-        await asyncio.gather(*joining)
-
     def _buffer(self) -> RemoteBuffer:
         return RemoteBuffer(self._registry.remote(BUFFER), OPEN_S)
 
     async def _end(self) -> None:
-        """Wake whoever waits, then free the devices, leave the learners' group and end the
-        processes of the rewards."""
+        """End all waits, then free the devices, leave the learners' group and end the processes of
+        the rewards."""
         with suppress(ActorLost, TimeoutError):  # without a buffer nobody waits
             await self._buffer().abort("the run ends", LEAVE_S)
         learners = (self._close(name, LEAVE_S) for name in self.run.learners)
@@ -259,7 +249,7 @@ class Fleet:
         await asyncio.gather(*(self._close(name) for name in names))
 
     async def _close(self, name: str, deadline_s: float = CLOSE_S) -> None:
-        """Close it if it is there. One that fails to keeps no other from closing."""
+        """Close an actor if it is there. A failure keeps no other from closing."""
         if name not in self._registry.names:
             return
         try:
@@ -268,14 +258,14 @@ class Fleet:
             logger.warning("actor did not close name=%s reason=%s", name, error)
 
 
-# what an environment variable is on each of these workers
+# reads an environment variable on each of these workers
 ReadVariable = Callable[[Sequence[str], str], tuple[str, ...]]
 
 
 def recipe_of(
     run: RunContext, name: str, specs: Mapping[str, WorkerSpec], read_variable: ReadVariable
 ) -> Recipe:
-    """Of the actor of this name. specs: of the workers, by name."""
+    """The class and the arguments of an actor. specs: the run's workers, by name."""
     if name == BUFFER:
         return BufferActor, (CAPACITIES, run.run_id)
     if name in run.engines:

@@ -37,7 +37,7 @@ from tasks.scheduling.wait_for_all import WaitForAll
 
 
 class DeadlineConfig(BaseModel):
-    """How long a wait may last before the run says what it waited for."""
+    """Bounds on the waits of a run; a wait that exceeds one raises and says what it waited for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class DeadlineConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What stays the same through a run."""
+    """The parts of a run that all its tasks share."""
 
     run_id: str  # its folder under the artifact root
     artifact_root: str  # fsspec URL
@@ -115,7 +115,7 @@ class RunContext:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """What the engines' context leaves for the prompt."""
+        """Tokens of the longest prompt that the engines' context leaves room for."""
         return self.engine.max_model_len - self.sampling.max_response_tokens
 
     @property
@@ -136,7 +136,7 @@ class RunContext:
     def spans(
         self, kind: str, busy: Mapping[str, Sequence[tuple[float, float]]]
     ) -> tuple[Span, ...]:
-        """What these actors did, from their own clocks: Unix seconds, (start, end)."""
+        """Spans of these actors' work, from their own clocks: Unix seconds, (start, end)."""
         return tuple(
             Span(device=device, actor=actor, kind=kind, start_s=start_s, end_s=end_s)
             for actor, times in busy.items()
@@ -182,22 +182,22 @@ class StepPlan:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the engines generate while other steps train."""
+        """True if the engines generate while other steps train."""
         return self.round.overlaps
 
     def scheduler(self) -> RoundScheduler:
-        """Who decides within the round; an evaluation waits for all that it asks."""
+        """The scheduler of the round; an evaluation waits for all its responses."""
         if self.is_evaluation:
             return WaitForAll(self.round)
         return self.run.scheduling.scheduler(self.round)
 
 
 def store_of(plan: StepPlan) -> Store:
-    """Where this step's records lie; those of evaluations lie apart."""
+    """The store of this step's records; evaluations have one of their own."""
     store = plan.run.open_store()
     return store.child(EVALUATION) if plan.is_evaluation else store
 
 
 def journal_of(plan: StepPlan) -> Journal:
-    """Where the responses of this step are recorded."""
+    """The journal of this step's responses."""
     return Journal(store_of(plan))

@@ -1,5 +1,5 @@
-"""The elastic workers of a run as a round sees them: what the keeper told the sample buffer, with a
-handle on each engine that joined."""
+"""The elastic workers of a round: the keeper's notices in the sample buffer, with a handle on each
+engine that joined."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class AsynchronousScheduler:
         return [*group.close(), Drop(prompt_id=group.ref.prompt_id)]
 
     def _settle(self) -> list[Decision]:
-        """Accept what has a slot, and close the round when nothing more can come."""
+        """Accept the groups that have a slot, and close the round when no more can come."""
         if self._is_closed:
             return []
         decisions: list[Decision] = []
@@ -174,7 +174,8 @@ class AsynchronousScheduler:
         return decisions if self._num_free and can_come else [*decisions, *self._close()]
 
     def _next_to_accept(self) -> str | None:
-        """The first complete group that takes no slot which another will need."""
+        """The earliest-deadline complete group whose acceptance still leaves a slot for every group
+        that is due."""
         if not (self._num_free and self._complete):
             return None
         num_due: Counter[int] = Counter()
@@ -184,7 +185,8 @@ class AsynchronousScheduler:
         return next((name for name in by_deadline if self._may_accept(name, num_due)), None)
 
     def _may_be_in_time(self) -> bool:
-        """Whether a slot is kept for what would be given up, too: while earlier steps train."""
+        """True if slots are kept for groups that would be given up, too: while earlier steps
+        train."""
         return self._gives_up and self._version < self._plan.step - 1
 
     def _may_accept(self, name: str, num_due: Counter[int]) -> bool:
@@ -202,13 +204,13 @@ class AsynchronousScheduler:
         return [accepted, *group.close()]
 
     def _decide(self, name: str) -> _Undecided:
-        """Keep it no longer."""
+        """Remove a group that is accepted or given up."""
         decided = self._undecided.pop(name)
         self._counts[decided.deadline, decided.is_due] -= 1
         return decided
 
     def _close(self) -> list[Decision]:
-        """Give up what is too late, and carry the rest: first what is complete."""
+        """Close the round: give late groups up and carry the others, complete ones first."""
         self._is_closed = True
         names = [*self._complete, *(name for name in self._undecided if name not in self._complete)]
         decisions = [decision for name in names for decision in self._leave(self._undecided[name])]

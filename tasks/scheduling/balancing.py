@@ -72,11 +72,11 @@ class MovableResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine has to do."""
+    """The work of an engine."""
 
     engine: str  # name of the replica
-    remaining_tokens: int  # of all that it was asked, up to the bounds
-    responses: tuple[MovableResponse, ...]  # what of that may move
+    remaining_tokens: int  # of all its requests, up to their bounds
+    responses: tuple[MovableResponse, ...]  # those that may move
     room: int | None  # further requests that it takes; None for any number
     tokens_per_s: float | None  # of a full batch; None as long as it is not known
 
@@ -92,7 +92,7 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class _Shared:
-    """An engine as the moves that are decided leave it."""
+    """An engine after the moves that are decided."""
 
     name: str
     tokens: int
@@ -102,16 +102,16 @@ class _Shared:
 
     @property
     def seconds(self) -> float:
-        """How long it has to do."""
+        """Seconds of its work."""
         return self.tokens / self.speed
 
     def seconds_with(self, response: MovableResponse) -> float:
-        """How long it would have to do with this response."""
+        """Seconds of its work with this response."""
         return (self.tokens + response.remaining_tokens) / self.speed
 
 
 def balance(config: BalancingConfig, loads: Sequence[EngineLoad]) -> list[Move]:
-    """What moves now, in the order in which it was decided. An engine whose speed is not known
+    """Decide the moves that follow from these loads, in order. An engine whose speed is not known
     counts as fast as the others on average."""
     if not config.enabled:
         return []
@@ -133,7 +133,7 @@ def balance(config: BalancingConfig, loads: Sequence[EngineLoad]) -> list[Move]:
 def _worthwhile(
     config: BalancingConfig, engines: Sequence[_Shared]
 ) -> Iterator[tuple[_Shared, _Shared, MovableResponse]]:
-    """Moves that are worth it, from the busiest engine to the idlest first."""
+    """Moves worth their cost, from the busiest engine to the idlest first."""
     by_load = sorted(engines, key=lambda engine: (engine.seconds, engine.name))
     for source in reversed(by_load):
         if len(source.responses) <= config.keep_running:

@@ -34,7 +34,7 @@ TELLING_VERDICTS = 2  # fewer of a group say nothing about whether its rewards a
 
 
 class Reserve:
-    """The further prompts that a round may ask, some of them asked early."""
+    """The further prompts that a round may launch, some of them early."""
 
     def __init__(self, plan: RoundPlan) -> None:
         self._plan = plan
@@ -42,7 +42,7 @@ class Reserve:
         self._standing_by: list[GroupProgress] = []  # asked early, in the order of the reserve
 
     def replacement(self, group: GroupProgress) -> GroupProgress | None:
-        """What comes instead of this complete group, begun or not; None if it is to be trained."""
+        """The group that replaces this complete one, begun or not; None if it is to be trained."""
         if not self.filters(group):
             return None
         for stand_in in self._standing_by:
@@ -52,12 +52,12 @@ class Reserve:
         return self._next(group.ref.domain)
 
     def filters(self, group: GroupProgress) -> bool:
-        """Whether the round has no use for this group."""
+        """True if the round filters this group."""
         return bool(self._plan.reserve) and group.is_flat
 
     def handle(self, event: Event) -> list[Decision]:
-        """Note what happened to a stand-in, and abort what a complete one has too many of; events
-        of what is none any more change nothing."""
+        """Take an event of a stand-in, and abort the surplus responses of a complete one; events of
+        other groups change nothing."""
         for stand_in in self._standing_by:
             if stand_in.ref.prompt_id == event.prompt_id:
                 launches = stand_in.handle(event)
@@ -65,8 +65,8 @@ class Reserve:
         return []
 
     def foresee(self, undecided: Collection[GroupProgress]) -> list[Decision]:
-        """Ask early what these undecided groups will probably need, and give up what none of them
-        can need any more."""
+        """Launch the stand-ins early that these undecided groups will probably need, and give up
+        those that none of them can need any more."""
         if not self._plan.reserve or self._plan.scores_last:
             return []
         return [*self._give_up(undecided), *self._ask_early(undecided)]
@@ -95,14 +95,14 @@ class Reserve:
         return decisions
 
     def _has_room(self, undecided: Collection[GroupProgress]) -> bool:
-        """Whether a further prompt leaves no more requests active than the round began with."""
+        """True if a further prompt leaves no more requests active than the round began with."""
         running = sum(group.num_running for group in (*undecided, *self._standing_by))
         most = len(self._plan.prompts) * self._plan.launch_per_prompt
         return running + self._plan.launch_per_prompt <= most
 
     def _is_needed(self, domain: str, undecided: Collection[GroupProgress]) -> bool:
-        """Whether the domain will probably need one more stand-in than it has: if as many of its
-        undecided groups and its stand-ins agree."""
+        """True if the domain will probably need one more stand-in than it has, because so many of
+        its undecided groups and its stand-ins will have equal rewards."""
         stand_ins = _of(domain, self._standing_by)
         groups = (*_of(domain, undecided), *stand_ins)
         return _chance_of(len(stand_ins) + 1, map(self._chance_to_agree, groups)) > ASK_ABOVE

@@ -43,8 +43,8 @@ class GroupProgress:
         self._valid: dict[int, float] = {}  # rewards, in the order in which they came
 
     def begin(self) -> list[Launch]:
-        """Start the responses that the round launches of every prompt; nothing if they were started
-        before."""
+        """Start the responses that the round launches of every prompt; no effect if they were
+        started before."""
         return [] if self._next_index else self.launch(self._at_first)
 
     def launch(self, num_responses: int) -> list[Launch]:
@@ -52,14 +52,14 @@ class GroupProgress:
         return self.go_on(range(self._next_index, self._next_index + num_responses))
 
     def go_on(self, indices: Sequence[int], num_used: int = 0) -> list[Launch]:
-        """Start these responses, which are all that is left of the group; those that may follow get
-        larger indices, and none of so many that were used before."""
+        """Start these responses, the only ones left of the group; later ones get larger indices
+        than these and than num_used."""
         self._next_index = max(num_used, max(indices) + 1)
         self._running.update(dict.fromkeys(indices))
         return [self._launched(index) for index in indices]
 
     def handle(self, event: Event) -> list[Launch]:
-        """Note the event; answers with the launches that make up for what it took away. Repeated
+        """Take an event; returns the launches that replace a lost or unscored response. Repeated
         events change nothing."""
         match event:
             case Finished(index=index):
@@ -116,19 +116,18 @@ class GroupProgress:
 
     @property
     def may_be_flat(self) -> bool:
-        """Whether the rewards of the responses that it would be trained on are the same as far as
-        they are known."""
+        """True if the known rewards of the responses that would be trained are the same."""
         return len(set(islice(self._valid.values(), self._needed))) <= 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has as many verdicts as a trained group needs."""
+        """True if the group has as many verdicts as a trained group needs."""
         return len(self._valid) >= self._needed
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it cannot be completed any more because too many verdicts failed; never true of a
-        closed group."""
+        """True if the group cannot be completed any more because too many verdicts failed; never
+        true of a closed group."""
         return self.is_open and self._num_live() < self._needed
 
     def accepted_indices(self) -> tuple[int, ...]:
@@ -137,12 +136,11 @@ class GroupProgress:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it is complete and the rewards of the responses that it would be trained on are
-        all the same."""
+        """True if the group is complete and all rewards that would be trained are the same."""
         return self.is_complete and self.may_be_flat
 
     def close(self) -> list[Abort]:
-        """Want nothing more of it; answers with the abort of what still runs, if anything does."""
+        """Close the group; returns the abort of its running responses, if there are any."""
         self.is_open = False
         running = tuple(self._running)
         self._running = {}
@@ -156,7 +154,7 @@ class GroupProgress:
 
 
 def describe_missing(groups: Iterable[GroupProgress], num_missing: int, limit: int = 4) -> str:
-    """One sentence on the groups a round still waits for."""
+    """Describe the groups that a round still waits for, in one sentence."""
     waiting = [group.describe() for group in groups]
     more = f" and {len(waiting) - limit} more" if len(waiting) > limit else ""
     return f"{num_missing} groups are missing; undecided: {', '.join(waiting[:limit])}{more}"

@@ -148,7 +148,7 @@ class SeedingWindow:
         self._alone = alone
 
     @property
-    def next_look_s(self) -> float | None:
+    def next_due_s(self) -> float | None:
         return self.window_s if self.closing is None else None
 
     def start(self) -> list[ScaleDown]:

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """Engines and learners that can be told apart from the rest of the cluster: what is freed, is
-    freed whole."""
+    """Engines and learners that are separable from the rest of the cluster: a group is freed
+    whole."""
 
     engines: tuple[str, ...]  # rollout replicas on its devices
     learners: tuple[str, ...]  # learner ranks on its devices, whole communication groups
@@ -72,12 +72,12 @@ class GrowingResponse:
 
     @property
     def held_tokens(self) -> int:
-        """What it takes of a KV cache, and costs to compute again."""
+        """Tokens that it holds in a KV cache, and that would be computed again elsewhere."""
         return self.prompt_tokens + self.num_tokens
 
 
 class RemainingRoom:
-    """What the engines that stay can take."""
+    """The room of the engines that stay, for the responses that still run."""
 
     def __init__(self, max_running: int, kv_share: float, lengths: Iterable[int] = ()) -> None:
         """max_running: responses that an engine may decode. kv_share: of the KV caches that may be
@@ -88,7 +88,7 @@ class RemainingRoom:
         self._lengths = sorted(lengths)
 
     def fits(self, running: Sequence[GrowingResponse], capacity_tokens: Collection[int]) -> bool:
-        """Whether engines with KV caches of these sizes can take everything that runs."""
+        """True if engines with KV caches of these sizes can take all running responses."""
         if len(running) > self._max_running * len(capacity_tokens):
             return False
         return self.projected_peak_tokens(running) <= self._kv_share * sum(capacity_tokens)
@@ -252,7 +252,7 @@ class FreesDevices(Protocol):
     """Decides for one round. `start` once, then `handle` whenever `is_due`."""
 
     @property
-    def next_look_s(self) -> float | None:
+    def next_due_s(self) -> float | None:
         """When to ask again although nothing happened, in seconds of the round; None for never."""
         ...
 
@@ -272,7 +272,7 @@ class FreesDevices(Protocol):
 class StreamTrainer:
     """Frees what the requests that still run leave room for (`FreesDevices`)."""
 
-    next_look_s: float | None = None
+    next_due_s: float | None = None
 
     def __init__(
         self,

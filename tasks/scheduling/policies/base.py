@@ -70,24 +70,24 @@ class PlanningInputs:
 
     @property
     def is_after_last(self) -> bool:
-        """Whether all planned steps have been played, so that nothing new may be asked."""
+        """True if all planned steps have been played, so that no new prompt may be launched."""
         return self.step > self.num_steps
 
     def upcoming(self, num_prompts: int) -> tuple[PromptRef, ...]:
-        """The next prompts that were not asked yet: those that were skipped, then new ones."""
+        """The next prompts that were not launched yet: the skipped ones, then new ones."""
         num_new = max(0, num_prompts - len(self.state.skipped))
         drawn = draw_prompts(self.domains, self.seed, self.state.num_drawn, num_new, self.unfit)
         return (*self.state.skipped[:num_prompts], *drawn)
 
     def places(self, num_prompts: int) -> tuple[int, ...]:
-        """Where the new ones among them stand in the prompt stream, if it has unfit rows."""
+        """The places of the new ones among them in the prompt stream, if it has unfit rows."""
         if not self.unfit:
             return ()
         num_new = max(0, num_prompts - len(self.state.skipped))
         return draw_places(len(self.domains), self.seed, self.state.num_drawn, num_new, self.unfit)
 
     def check_rows(self, launch_prompts: int) -> None:
-        """ValueError if a round would ask the same row twice."""
+        """Raise ValueError if a round would launch the same row twice."""
         num_rows = len(self.domains) - len(self.unfit)
         if num_rows < launch_prompts:
             raise ValueError(
@@ -98,7 +98,7 @@ class PlanningInputs:
 
 
 class Policy(Protocol):
-    """How the rounds of a run are scheduled; pure, and compared with ``==``."""
+    """The schedule of a run's rounds; pure, and compared with ``==``."""
 
     @property
     def kind(self) -> str:
@@ -117,7 +117,7 @@ class Policy(Protocol):
         ...
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """Who decides within a round that it planned."""
+        """The scheduler of a round that the policy planned."""
         ...
 
 
