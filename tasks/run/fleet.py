@@ -25,7 +25,6 @@ from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
 from tasks.cluster.registry import ActorRegistry, Recipe
-from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.engines.remote import EngineActor
