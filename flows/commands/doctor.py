@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from flows.commands.local_stack import SERVERS
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK, refusal
 from tasks.engines.vllm.attention import attention_path, may_use_tiles
+from tasks.environments.base import EnvironmentFailed
 from tasks.environments.config import EnvironmentProcessConfig
-from tasks.environments.pools.pool import try_environment_pool
+from tasks.environments.games.guess import GuessConfig
+from tasks.environments.pools.pool import EnvironmentPool
 from tasks.environments.processes.walls import hidden_path
 from tasks.isolation.interpreter import below_tmp, own
 from tasks.isolation.isolation import CURES, Isolation
@@ -212,19 +215,37 @@ def check_environment_hosts() -> Iterator[Finding]:
         )
         return
     isolation = EnvironmentProcessConfig().isolation
-    reason, started = asyncio.run(try_environment_pool(Isolation(isolation)))
+    reason, (fork_server_s, process_s) = asyncio.run(_try_environments(Isolation(isolation)))
     if not reason:
-        found = f"{isolation}; fork server in {started.origin_s:.1f} s, a process in"
-        found += f" {1000 * started.host_s:.0f} ms"
+        found = f"{isolation}; fork server in {fork_server_s:.1f} s, a process in"
+        found += f" {1000 * process_s:.0f} ms"
         yield Finding(level="ok", what="environment hosts", found=found)
         return
-    weaker, _ = asyncio.run(try_environment_pool(Isolation.LANDLOCK))
+    weaker, _ = asyncio.run(_try_environments(Isolation.LANDLOCK))
     if weaker == reason:  # the walls are not to blame
         yield Finding(level="note", what="environment hosts", found=f"none ({reason})")
         return
     cure = "set episodes.hosts.isolation=landlock" if not weaker else CURES[Isolation.NAMESPACES]
     found = f"landlock only ({reason})" if not weaker else f"none ({reason}; landlock: {weaker})"
     yield Finding(level="note", what="environment hosts", found=found, cure=f"for episodes {cure}")
+
+
+async def _try_environments(isolation: Isolation) -> tuple[str, tuple[float, float]]:
+    """Why this machine cannot host environments, empty if it can; and the seconds that the start of
+    a fork server took, and those of a process with its first reset."""
+    game = GuessConfig()
+    pool = EnvironmentPool(EnvironmentProcessConfig(num_hosts=1, isolation=isolation.value), [game])
+    began_s = time.perf_counter()
+    warm_s, reason = 0.0, ""
+    try:
+        await pool.warm()
+        warm_s = time.perf_counter() - began_s
+        await pool.reset("self-test", game, 1)
+    except (EnvironmentFailed, ValueError) as error:
+        reason = str(error)
+    finally:
+        pool.close()
+    return reason, (warm_s, time.perf_counter() - began_s - warm_s)
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from tasks.isolation.frames import receive_frame
+from tasks.isolation.frames import GRACE_S, receive_frame
 from tasks.isolation.interrupt import Interrupt
 from tasks.isolation.isolation import Isolation
 from tasks.isolation.user_map import UserMap, is_needed
@@ -105,7 +105,6 @@ def _status(process: psutil.Process) -> str:
 
 
 OPEN_UMASK = 0o022  # what the set-up makes behind walls, as root perhaps, is for who runs there
-GRACE_S = 5.0  # for the rest of a greeting that has begun
 
 Command = Callable[[int, UserMap | None], Sequence[str]]  # the child's end of the socket, its users
 

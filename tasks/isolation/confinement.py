@@ -1,7 +1,13 @@
-"""What a forked process behind walls does to itself before it runs what nobody trusts. Runs inside:
-standard library only.
+"""How processes behind walls give up what they could do. Runs inside: standard library only.
 
-    private /tmp -> no capabilities -> streams -> limits -> ( filter of calls: `seccomp` )
+    fork server   namespaces: no user namespaces -> device read-only -> nobody, one capability
+                  Landlock:   nobody -> rules: read what an interpreter needs, write /dev/null
+    its child     ( pid namespace -> ) private /tmp -> no capabilities -> streams -> limits
+                  -> ( filter of system calls: `seccomp` )
+
+The one capability is for the namespaces of the children, which give it up themselves. Landlock is
+for machines without namespaces: its rules hold for the process and all its children; newer kernels
+also keep their signals in, and TCP out.
 """
 
 from __future__ import annotations
@@ -17,14 +23,44 @@ CLONE_NEWPID, REMOUNT_READ_ONLY = 0x20000000, 0x1 | 0x20 | 0x1000
 MOUNT_FLAGS = 0x2 | 0x4 | 0x8  # no set-uid, no devices, no execution: what was set stays set
 PR_SET_KEEPCAPS, CAP_SYS_ADMIN, CAPABILITY_VERSION = 8, 1 << 21, 0x20080522
 NAMESPACE_LIMIT = "/rollflow/max_user_namespaces"  # the kernel's, of our user namespace
-DEVICE = "/dev/null"
-_LIBC = ctypes.CDLL(None, use_errno=True)
+DEVICE = "/dev/null"  # the only file that Landlock leaves writable
 
+PR_SET_PDEATHSIG, SIGKILL, CLONE_NEWNS = 1, 9, 0x20000
+NOSUID, NODEV = 2, 4
+STACK_BYTES = 64 << 20
+NUM_INHERITED = 1 << 12  # descriptors of the fork server lie below
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every machine
+VERSION_FLAG, PATH_BENEATH, PR_SET_NO_NEW_PRIVS = 1, 1, 38
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+BIND_TCP, CONNECT_TCP, ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1, 1 << 0, 1 << 1
+SIZES_BY_ABI = ((6, 24), (4, 16), (1, 8))  # bytes of the rule set known from a version on
+# file rights known to the kernel's version of Landlock; 16 from 5 on
+NUM_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15}
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# Looked up before the fork: each page first touched after it costs.
+_PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount)
 Fork = Callable[[], int]  # as `os.fork`
 
 
+# --- the fork server -----------------------------------------------------------------------------
+
+
+def confine_fork_server(readable: Sequence[str], *, has_network: bool = False) -> Fork:
+    """Confine this process and all that it forks, by Landlock where readable paths are given;
+    returns how to fork. OSError if the kernel refuses any of it. has_network: TCP is left to it."""
+    if not readable:
+        settle()
+        return forking_apart()
+    become_nobody()
+    restrict_to_reading(readable, has_network=has_network)
+    return os.fork
+
+
 def settle() -> None:
-    """Close what the set-up left open, and be nobody. OSError if the kernel refuses any of it."""
+    """Close what bubblewrap's set-up left open, and be nobody. OSError if the kernel refuses any of
+    it."""
     Path(NAMESPACE_LIMIT).write_text("0")
     _checked(_LIBC.umount2(NAMESPACE_LIMIT.encode(), 0), "take the setting away")
     flags = REMOUNT_READ_ONLY | (os.statvfs(DEVICE).f_flag & MOUNT_FLAGS)
@@ -44,7 +80,7 @@ def become_nobody(capabilities: int = 0) -> None:
 
 
 def set_capabilities(capabilities: int) -> None:
-    """Give up all others. OSError if the process does not have them."""
+    """Give up all other capabilities. OSError if the process does not have these."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)(capabilities, capabilities)  # effective, permitted
     _checked(_LIBC.capset(header, sets), "change capabilities")
@@ -64,67 +100,7 @@ def forking_apart() -> Fork:
     return fork
 
 
-PR_SET_PDEATHSIG, SIGKILL, CLONE_NEWNS = 1, 9, 0x20000
-NOSUID, NODEV = 2, 4
-STACK_BYTES = 64 << 20
-NUM_INHERITED = 1 << 12  # descriptors of the fork server lie below
-# Looked up before the fork: each page first touched after it costs.
-_PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount)
-
-
-def confine(tmp_bytes: int) -> None:
-    """A private /tmp, no capabilities, a group of its own, and an end with the fork server's.
-    OSError if the kernel refuses any of it."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    os.setsid()
-    if tmp_bytes:
-        options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
-        if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(
-            b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options
-        ):
-            raise OSError(ctypes.get_errno(), "no private /tmp")
-        os.chdir("/tmp")
-    set_capabilities(0)
-
-
-def connect(streams: Sequence[int]) -> None:
-    """These descriptors at the places 0, 1, ..., everything else closed, the control socket above
-    all."""
-    first = max(*streams, len(streams)) + 1
-    for place, descriptor in enumerate(streams):
-        os.dup2(descriptor, first + place)
-    for place in range(len(streams)):
-        os.dup2(first + place, place)
-    os.closerange(len(streams), NUM_INHERITED)
-
-
-def limit(*, memory_bytes: int, file_bytes: int, num_files: int, cpu_s: int) -> None:
-    """Bounds that the kernel holds it to: address space, the longest file, open files, processor
-    time. Neither core dumps nor locked memory."""
-    limits = {
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_STACK: STACK_BYTES,
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_FSIZE: file_bytes,
-        resource.RLIMIT_NOFILE: num_files,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-    }
-    for kind, value in limits.items():
-        resource.setrlimit(kind, (value, value))
-
-
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every machine
-VERSION_FLAG, PATH_BENEATH, PR_SET_NO_NEW_PRIVS = 1, 1, 38
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-BIND_TCP, CONNECT_TCP, ABSTRACT_SOCKETS, SIGNALS = 1 << 0, 1 << 1, 1 << 0, 1 << 1
-SIZES_BY_ABI = ((6, 24), (4, 16), (1, 8))  # bytes of the rule set known from a version on
-WRITABLE = "/dev/null"
-NUM_RIGHTS_BY_ABI = {
-    1: 13,
-    2: 14,
-    3: 15,
-}  # file rights known to the kernel's version of Landlock; 16 from 5 on
+# --- Landlock ------------------------------------------------------------------------------------
 
 
 class Ruleset(ctypes.Structure):
@@ -142,37 +118,34 @@ class PathRule(ctypes.Structure):
 
 def abi() -> int:
     """The kernel's version of Landlock, 0 without it."""
-    return max(
-        0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG))
-    )
+    return max(0, int(_LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG)))
 
 
 def restrict_to_reading(paths: Sequence[str], *, has_network: bool = False) -> None:
-    """From here on this process and its children may only read, and only beneath these paths.
+    """Let this process and its children only read, and only beneath these paths, from here on.
     OSError without Landlock. `has_network`: TCP is left to them."""
-    libc = ctypes.CDLL(None, use_errno=True)
     version = abi()
     if version < 1:
         raise OSError(0, "the kernel has no Landlock")
-    files = (1 << (NUM_RIGHTS_BY_ABI.get(version, 15 if version < 5 else 16))) - 1
+    files = (1 << NUM_RIGHTS_BY_ABI.get(version, 16)) - 1
     network = 0 if has_network else BIND_TCP | CONNECT_TCP
     rules = Ruleset(files, network, ABSTRACT_SOCKETS | SIGNALS)
     size = ctypes.c_size_t(next(size for since, size in SIZES_BY_ABI if version >= since))
-    created = libc.syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)
+    created = _LIBC.syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)
     ruleset = _checked(created, "create the rules")
     for path in filter(os.path.exists, paths):
         reading = READ_FILE | EXECUTE | (READ_DIRECTORY if os.path.isdir(path) else 0)
-        _allow(libc, ruleset, path, reading)
-    _allow(libc, ruleset, WRITABLE, READ_FILE | WRITE_FILE)
-    _checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
-    _checked(libc.syscall(RESTRICT_SELF, ruleset, 0), "apply the rules")
+        _allow(ruleset, path, reading)
+    _allow(ruleset, DEVICE, READ_FILE | WRITE_FILE)
+    _checked(_LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "give up new privileges")
+    _checked(_LIBC.syscall(RESTRICT_SELF, ruleset, 0), "apply the rules")
     os.close(ruleset)
 
 
-def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+def _allow(ruleset: int, path: str, rights: int) -> None:
     beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     rule = PathRule(rights, beneath)
-    _checked(libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0), f"allow {path}")
+    _checked(_LIBC.syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0), f"allow {path}")
     os.close(beneath)
 
 
@@ -180,3 +153,48 @@ def _checked(result: int, what: str) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), f"the kernel refused to {what}")
     return result
+
+
+# --- its children --------------------------------------------------------------------------------
+
+
+def confine(tmp_bytes: int) -> None:
+    """Take a private /tmp, no capabilities, a group of its own, and an end with the fork server's.
+    OSError if the kernel refuses any of it."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    os.setsid()
+    if tmp_bytes:
+        options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
+        if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(
+            b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options
+        ):
+            raise OSError(ctypes.get_errno(), "no private /tmp")
+        os.chdir("/tmp")
+    set_capabilities(0)
+
+
+def connect(streams: Sequence[int]) -> None:
+    """Put these descriptors at the places 0, 1, ..., and close everything else, the control socket
+    above all."""
+    first = max(*streams, len(streams)) + 1
+    for place, descriptor in enumerate(streams):
+        os.dup2(descriptor, first + place)
+    for place in range(len(streams)):
+        os.dup2(first + place, place)
+    os.closerange(len(streams), NUM_INHERITED)
+
+
+def limit(*, memory_bytes: int, file_bytes: int, num_files: int, cpu_s: int) -> None:
+    """Bound address space, the longest file, open files and processor time; neither core dumps nor
+    locked memory. The kernel holds the process to it."""
+    limits = {
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_STACK: STACK_BYTES,
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_FSIZE: file_bytes,
+        resource.RLIMIT_NOFILE: num_files,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for kind, value in limits.items():
+        resource.setrlimit(kind, (value, value))

@@ -1,12 +1,14 @@
-"""Length-prefixed JSON over a stream socket: how a worker and its parent talk.
+"""Messages between a process behind walls and its parent: a length, then as many bytes.
 
-JSON, not pickle: what the worker sends is never code to the parent. ASCII escapes carry lone
-surrogates unharmed.
+Over sockets the messages are JSON, not pickle: a worker's words are never code to the parent. ASCII
+escapes carry lone surrogates unharmed. Between descriptors they are bytes. Runs also inside:
+standard library only.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import time
@@ -15,7 +17,42 @@ from collections.abc import Mapping, Sequence
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 MAX_FRAME_BYTES = 16 << 20
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")  # before every message, both ways
+# what a fork server reports of a process that ended: its number, and its exit code as
+# `waitstatus_to_exitcode` has it
+ENDED = struct.Struct(">Ii")
+CONFINED = b""  # the first message of a forked process: its walls stand; else why they do not
+WALLS_S = 30.0  # from the order to fork to a process whose walls stand
+DYING_S = 0.5  # from the closing of a process's streams to the report of its end
+GRACE_S = 5.0  # for the report of the end of a killed process, or the rest of a greeting
+
+
+def framed(body: bytes) -> bytes:
+    """A message as it goes over the stream."""
+    return LENGTH.pack(len(body)) + body
+
+
+def write_message(descriptor: int, body: bytes) -> None:
+    """Write one message to a descriptor that blocks."""
+    left = memoryview(framed(body))
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def read_message(descriptor: int) -> bytes | None:
+    """Read one message from a descriptor that blocks; None at the end of the stream."""
+    header = _read_bytes(descriptor, LENGTH.size)
+    return None if header is None else _read_bytes(descriptor, LENGTH.unpack(header)[0])
+
+
+def _read_bytes(descriptor: int, count: int) -> bytes | None:
+    found = bytearray()
+    while len(found) < count:
+        chunk = os.read(descriptor, count - len(found))
+        if not chunk:
+            return None
+        found += chunk
+    return bytes(found)
 
 
 def send_frame(
@@ -25,17 +62,15 @@ def send_frame(
     peer is gone."""
     body = json.dumps(message).encode("ascii")
     stream.settimeout(_remaining(deadline_s))
-    stream.sendall(_LENGTH.pack(len(body)) + body)
+    stream.sendall(framed(body))
 
 
 def receive_frame(stream: socket.socket, deadline_s: float | None = None) -> dict[str, Json]:
     """Read one message; TimeoutError past the deadline, ConnectionError if the peer is gone or
-    talks nonsense."""
-    (length,) = _LENGTH.unpack(_read(stream, _LENGTH.size, deadline_s))
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    sends anything but a JSON object of at most MAX_FRAME_BYTES."""
+    body = receive_bytes(stream, MAX_FRAME_BYTES, deadline_s)
     try:
-        message = json.loads(_read(stream, length, deadline_s))
+        message = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ConnectionError("a frame that is not JSON") from error
     if not isinstance(message, dict):
@@ -43,7 +78,15 @@ def receive_frame(stream: socket.socket, deadline_s: float | None = None) -> dic
     return message
 
 
-def _read(stream: socket.socket, num_bytes: int, deadline_s: float | None) -> bytes:
+def receive_bytes(stream: socket.socket, max_bytes: int, deadline_s: float | None = None) -> bytes:
+    """Read one message as bytes; errors as `receive_frame`."""
+    (length,) = LENGTH.unpack(_receive(stream, LENGTH.size, deadline_s))
+    if length > max_bytes:
+        raise ConnectionError(f"a frame of {length} bytes, at most {max_bytes} are allowed")
+    return _receive(stream, length, deadline_s)
+
+
+def _receive(stream: socket.socket, num_bytes: int, deadline_s: float | None) -> bytes:
     chunks = bytearray()
     while len(chunks) < num_bytes:
         stream.settimeout(_remaining(deadline_s))

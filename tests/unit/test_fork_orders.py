@@ -14,9 +14,9 @@ from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.games.guess import GuessConfig
 from tasks.environments.processes.environment_process import EnvironmentProcess
 from tasks.environments.processes.fork_server import FORK, KILL, ORDER
-from tasks.environments.processes.fork_servers import ForkServerProcess
-from tasks.environments.processes.process_main import CONFINED, framed
+from tasks.environments.processes.fork_servers import ForkServerKey, ForkServerProcess
 from tasks.isolation.child_process import ChildProcess
+from tasks.isolation.frames import CONFINED, framed
 
 NUM_HOSTS = 400  # of which a socket does not hold the orders
 
@@ -26,7 +26,7 @@ def served() -> Iterator[tuple[ForkServerProcess, socket.socket]]:
     """A fork server, and where its orders come out."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    origin = ForkServerProcess(EnvironmentProcessConfig())
+    origin = ForkServerProcess(EnvironmentProcessConfig(), ForkServerKey("", has_network=False))
     origin._process = cast("ChildProcess", _Streamed(ours))
     with ours, theirs:
         yield origin, theirs

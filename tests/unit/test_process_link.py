@@ -11,7 +11,7 @@ import pytest
 
 from tasks.environments.processes.answers import BadAnswer
 from tasks.environments.processes.environment_process import LinkLost, ProcessLink, Unanswered
-from tasks.environments.processes.process_main import framed
+from tasks.isolation.frames import framed
 
 LONG_S = 60.0
 

@@ -1,95 +1,42 @@
-"""A pool of processes in which environments step: an episode has one of its own from `reset` to
-`end`.
+"""A pool of environment processes: an episode has a process of its own from `reset` to `end`.
 
     reset ─▶ (wait in order for a place) ─▶ a free process of equal settings, or a new one
     step, step, ... ─▶ end ─▶ free again; killed if it is in a call or failed
-    killed ─▶ told by its origin ─▶ its place is free
+    killed ─▶ its fork server reports its end ─▶ its place is free
 
-Everything happens in one event loop, without a thread per process. The processes are forked from
-one origin behind walls; a lost origin takes its processes with it and is replaced.
+Everything happens in one event loop, without a thread per process. The processes are forked behind
+walls; a lost fork server takes its processes with it and is replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import resource
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.config import EnvironmentProcessConfig
-from tasks.environments.games.guess import GuessConfig
-from tasks.environments.pools.pool_report import (
-    PoolLoad,
-    PoolReport,
-    ProcessSlots,
-    SlotRecord,
-    Tally,
-)
+from tasks.environments.pools.pool_report import PoolLoad, PoolReport, ProcessSlot, SlotRecord
 from tasks.environments.processes.environment_process import (
     EnvironmentProcess,
     ProcessState,
     end_text,
 )
 from tasks.environments.processes.fork_servers import ForkServerProcess, ForkServers
-from tasks.isolation.isolation import Isolation
+from tasks.isolation.frames import GRACE_S
 
-
-class AdmissionSlots:
-    """For the coroutines of one event loop."""
-
-    def __init__(self, num_places: int, wait_s: float) -> None:
-        """wait_s: for how long a place is waited for."""
-        self.num_waiting = 0
-        self._num_places = num_places
-        self._wait_s = wait_s
-        self._free = asyncio.Semaphore(num_places)
-
-    async def take(self) -> None:
-        """Wait for one. Raises EnvironmentFailed after the deadline."""
-        self.num_waiting += 1
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._free.acquire()
-        except TimeoutError as error:
-            raise EnvironmentFailed(
-                Ending.UNANSWERED,
-                f"no process was free for it within {self._wait_s:g} s,"
-                f" all {self._num_places} have episodes",
-            ) from error
-        finally:
-            self.num_waiting -= 1
-
-    def release(self) -> None:
-        """One is free for the next in order."""
-        self._free.release()
-
-
-SPARE = 256  # for everything else that its process has open
-
-
-def raise_descriptor_limit(num_hosts: int) -> None:
-    """Raise this process's soft limit as far as so many processes need. ValueError, with the cure,
-    where its hard limit is below that."""
-    wanted = num_hosts + SPARE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise ValueError(
-            f"a process that keeps num_hosts={num_hosts} environments must be allowed to open"
-            f" {wanted} files, its limit is {hard}; lower episodes.hosts.num_hosts, or raise the"
-            " hard limit (ulimit -Hn, LimitNOFILE of systemd)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+LOG = logging.getLogger(__name__)
+SPARE = 256  # descriptors for everything else that the pool's own process has open
+Answer = TypeVar("Answer")
 
 
 class Restarts:
-    """Failures without a success between them, of processes of equal settings.
+    """Counts failures in a row of processes of equal settings.
 
     Processes that ran side by side fail side by side: a failure counts only if its process was
     started after the last one that counted.
@@ -103,18 +50,18 @@ class Restarts:
         self._last = ""
 
     def succeeded(self) -> None:
-        """A reset or a step was answered."""
+        """Forget earlier failures: a reset or a step was answered."""
         self._num_failed = 0
 
     def failed(self, wave: int, detail: str) -> None:
-        """A process of this wave failed."""
+        """Count the failure of a process of this wave."""
         if wave == self.wave:
             self.wave += 1
             self._num_failed += 1
             self._last = detail
 
     def check(self) -> None:
-        """ValueError once there were too many."""
+        """Raise ValueError once there were too many failures."""
         if self._num_failed > self._max_restarts:
             kind = type(self.settings)
             raise ValueError(
@@ -126,196 +73,208 @@ class Restarts:
             )
 
 
-LOG = logging.getLogger(__name__)
-GRACE_S = 5.0  # for the origin to tell the end of a process that it was told to kill
-Answer = TypeVar("Answer")
-
-
 class EnvironmentPool:
-    """`EnvironmentProcesses` in processes. For the coroutines of one event loop."""
+    """`EnvironmentProcesses` in forked processes. For the coroutines of one event loop."""
 
     def __init__(
         self, config: EnvironmentProcessConfig, settings: Iterable[EnvironmentSettings] = ()
     ) -> None:
-        """`settings`: of environments that are to come; what they import slowly is imported once,
-        for all processes."""
+        """settings: of expected environments; their slow imports are made once for all."""
         self._config = config
-        self._places = AdmissionSlots(config.num_hosts, config.place_s)
-        self._alive: dict[
-            int, EnvironmentProcess
-        ] = {}  # by number, from the order to fork until the end
-        self._free: list[EnvironmentProcess] = []  # the one that is free for the longest time first
+        self._places = asyncio.Semaphore(config.num_hosts)
+        self._num_waiting = 0  # resets that wait for a place
+        self._alive: dict[int, EnvironmentProcess] = {}  # by number, from the order to fork on
+        self._free: list[EnvironmentProcess] = []  # the longest free one first
         self._episodes: dict[str, EnvironmentProcess] = {}
-        self._permitted: set[EnvironmentProcess] = (
-            set()
-        )  # whose end, or end of episode, frees a place
-        self._slots = ProcessSlots()
+        self._placed: set[EnvironmentProcess] = set()  # those that hold a place
+        self._slots: list[ProcessSlot] = []  # by number
         self._restarts: list[Restarts] = []
-        self._origins = ForkServers(config, settings, self._bury, self._bury_all)
-        self._tally = Tally()
+        self._fork_servers = ForkServers(config, settings, self._ended, self._all_ended)
+        self._report = PoolReport()
         self._num_started = 0
         self._is_closed = False
 
     async def warm(self) -> None:
-        """Have the origin running, so that no episode waits for it. ValueError, with the cure,
-        if the machine does not give the isolation, or not as many open files."""
+        """Start the fork servers, so that no episode waits for them. ValueError, with the cure, if
+        the machine does not give the isolation, or not as many open files."""
         raise_descriptor_limit(self._config.num_hosts)
-        await self._origins.warm()
+        await self._fork_servers.warm()
 
     async def reset(
         self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
     ) -> str | None:
         """Begin an episode, or go on from a state; one of the same id is ended before."""
         await self.end(episode_id)
-        self._tally.resets += 1
-        host = await self._take(settings)
-        self._episodes[episode_id] = host
-        host.enter(ProcessState.RESETTING, episode_id)
+        self._report.resets += 1
+        process = await self._take(settings)
+        self._episodes[episode_id] = process
+        process.enter(ProcessState.RESETTING, episode_id)
+
+        async def begin() -> str | None:
+            if not process.is_forked:
+                await process.start()
+            if state and await process.restore(state):
+                return None
+            return await process.reset(seed)
+
         started_s = time.perf_counter()
-        observation = await self._call(host, lambda: self._begin(host, seed, state))
-        self._tally.reset_took(time.perf_counter() - started_s)
+        observation = await self._call(process, begin)
+        self._report.reset_took(time.perf_counter() - started_s)
         return observation
 
     async def step(self, episode_id: str, text: str) -> Transition:
         """Take a turn."""
-        host = self._episodes.get(episode_id)
-        if host is None:
+        process = self._episodes.get(episode_id)
+        if process is None:
             raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
-        assert host.state in (ProcessState.THINKING, ProcessState.DEAD), "one call at a time"
-        self._tally.steps += 1
-        host.enter(ProcessState.STEPPING, episode_id)
+        assert process.state in (ProcessState.THINKING, ProcessState.DEAD), "one call at a time"
+        self._report.steps += 1
+        process.enter(ProcessState.STEPPING, episode_id)
         started_s = time.perf_counter()
-        transition = await self._call(host, lambda: host.step(text))
+        transition = await self._call(process, lambda: process.step(text))
         wall_s = time.perf_counter() - started_s
-        self._tally.step_took(wall_s)
-        self._slots.of(host).step_took(wall_s)
+        self._report.step_times.add(wall_s)
+        self._slot(process).step_took(wall_s)
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
-        """The episode's environment after its last step."""
-        host = self._episodes.get(episode_id)
-        return host.snapshot if host is not None else b""
+        """The episode's environment after its last step, pickled; empty without one."""
+        process = self._episodes.get(episode_id)
+        return process.snapshot if process is not None else b""
 
     async def end(self, episode_id: str) -> None:
         """Give the episode's process back."""
-        host = self._episodes.pop(episode_id, None)
-        if host is None:
+        process = self._episodes.pop(episode_id, None)
+        if process is None:
             return
-        if host.state is ProcessState.THINKING:
-            host.enter(ProcessState.FREE, "")
-            self._free.append(host)
-            self._release(host)
+        if process.state is ProcessState.THINKING:
+            process.enter(ProcessState.FREE, "")
+            self._free.append(process)
+            self._release(process)
         else:
-            self._kill(host)
+            self._kill(process)
 
     def close(self) -> None:
         """End every process; resets that wait, and all calls, fail."""
         self._is_closed = True
-        self._origins.close()
+        self._fork_servers.close()
         self._places.release()  # for a reset that waits, which hands it on
 
     def report(self) -> PoolReport:
-        """What happened so far."""
-        return self._tally.report()
+        """A copy of the counts so far."""
+        return copy.deepcopy(self._report)
 
     def records(self) -> tuple[SlotRecord, ...]:
-        """Every place that ever had a process, by number."""
-        return self._slots.records
+        """Every slot that ever had a process, by number."""
+        return tuple(slot.record for slot in self._slots)
 
     @property
     def load(self) -> PoolLoad:
-        """How full it is."""
+        """How full the pool is."""
         return PoolLoad(
             num_places=self._config.num_hosts,
-            num_episodes=len(self._permitted),
-            num_waiting=self._places.num_waiting,
+            num_episodes=len(self._placed),
+            num_waiting=self._num_waiting,
         )
 
-    async def _begin(self, host: EnvironmentProcess, seed: int, state: bytes) -> str | None:
-        if not host.is_forked:
-            await host.start()
-        if state and await host.restore(state):
-            return None
-        return await host.reset(seed)
-
     async def _call(
-        self, host: EnvironmentProcess, call: Callable[[], Awaitable[Answer]]
+        self, process: EnvironmentProcess, call: Callable[[], Awaitable[Answer]]
     ) -> Answer:
-        """A call of an episode: afterwards the model thinks, or the process is killed."""
-        restarts = self._restarts_of(host.settings)
+        """Make a call of an episode. Afterwards the model thinks, or the process is killed."""
+        restarts = self._restarts_of(process.settings)
         try:
             answer = await call()
-        except EnvironmentFailed as error:
-            is_ended = host.is_killed
-            self._drop(host)
-            if not is_ended:
-                restarts.failed(host.wave, error.detail)
-                self._slots.of(host).failed(error.detail)
-                self._tally.failures[error.ending] += 1
-            raise
-        except BaseException:
-            self._drop(host)
+        except BaseException as error:
+            is_ended = process.is_killed
+            if self._episodes.get(process.episode_id) is process:
+                del self._episodes[process.episode_id]
+            self._kill(process)
+            if isinstance(error, EnvironmentFailed) and not is_ended:
+                restarts.failed(process.wave, error.detail)
+                self._slot(process).failed(error.detail)
+                self._report.failed(error.ending)
             raise
         restarts.succeeded()
-        if host.number in self._alive:  # it may have ended since it answered
-            host.enter(ProcessState.THINKING, host.episode_id)
+        if process.number in self._alive:  # it may have ended since it answered
+            process.enter(ProcessState.THINKING, process.episode_id)
         return answer
+
+    # --- a process for an episode --------------------------------------------------------------
 
     async def _take(self, settings: EnvironmentSettings) -> EnvironmentProcess:
         """A process of these settings, free or not yet forked, in the order of the calls."""
-        await self._place()
+        await self._wait_for_place()
         try:
-            host = self._reused(settings) or await self._new(settings)
+            self._check(settings)
+            equal = [process for process in self._free if process.settings == settings]
+            if equal:
+                self._free.remove(equal[-1])
+                process = equal[-1]
+            else:
+                process = await self._new(settings)
         except BaseException:
             self._places.release()
             raise
-        self._permitted.add(host)
-        return host
+        self._placed.add(process)
+        return process
 
-    async def _place(self) -> None:
-        """Wait for a place; that none came free counts as a call that was not answered."""
+    async def _wait_for_place(self) -> None:
+        """Raise EnvironmentFailed after the deadline, which counts as a call without an answer."""
+        self._num_waiting += 1
         try:
-            await self._places.take()
-        except EnvironmentFailed as error:
-            self._tally.failures[error.ending] += 1
-            raise
-
-    def _reused(self, settings: EnvironmentSettings) -> EnvironmentProcess | None:
-        self._check(settings)
-        for host in reversed(self._free):
-            if host.settings == settings:
-                self._free.remove(host)
-                return host
-        return None
+            async with asyncio.timeout(self._config.place_s):
+                await self._places.acquire()
+        except TimeoutError as error:
+            self._report.failed(Ending.UNANSWERED)
+            raise EnvironmentFailed(
+                Ending.UNANSWERED,
+                f"no process was free for it within {self._config.place_s:g} s,"
+                f" all {self._config.num_hosts} have episodes",
+            ) from error
+        finally:
+            self._num_waiting -= 1
 
     async def _new(self, settings: EnvironmentSettings) -> EnvironmentProcess:
         while len(self._alive) >= self._config.num_hosts:
-            await asyncio.shield(self._unused().ended)
-        origin = await self._origins.get(settings)
+            await asyncio.shield(self._make_way().ended)
+        fork_server = await self._fork_servers.get(settings)
         self._check(settings)
         self._num_started += 1
-        host = EnvironmentProcess(
+        slot = self._empty_slot()
+        process = EnvironmentProcess(
             self._num_started,
             settings,
-            origin,
-            self._slots.empty(),
+            fork_server,
+            slot.number,
             self._config,
             wave=self._restarts_of(settings).wave,
-            late=self._tally.late_answer,
+            late=self._report.late_answer,
         )
-        self._alive[host.number] = host
-        self._tally.starts += 1
-        self._tally.restarts += self._slots.of(host).take(host)
-        return host
+        self._alive[process.number] = process
+        self._report.starts += 1
+        self._report.restarts += slot.take(process)
+        return process
 
-    def _unused(self) -> EnvironmentProcess:
-        """One that makes way: a free one, or what is about to end for a reset that was broken off.
-        There is one, because whoever waits in `_take` has a place and no process."""
+    def _make_way(self) -> EnvironmentProcess:
+        """The process that ends for another one: a free one, or one that is about to end for a
+        reset that was broken off. There is one, because the caller has a place and no process."""
         if not self._free:
-            return next(host for host in self._alive.values() if host not in self._permitted)
+            return next(process for process in self._alive.values() if process not in self._placed)
         unused = self._free.pop(0)
         self._kill(unused)
         return unused
+
+    def _empty_slot(self) -> ProcessSlot:
+        """A slot whose process is gone or about to be, first of those that must be refilled."""
+        slots = self._slots
+        empty = [slot for slot in slots if slot.process is None or slot.process.is_killed]
+        if not empty:
+            slots.append(ProcessSlot(len(slots) + 1))
+            return slots[-1]
+        return next((slot for slot in empty if slot.must_replace), empty[0])
+
+    def _slot(self, process: EnvironmentProcess) -> ProcessSlot:
+        return self._slots[process.slot - 1]
 
     def _check(self, settings: EnvironmentSettings) -> None:
         if self._is_closed:
@@ -329,84 +288,68 @@ class EnvironmentPool:
         self._restarts.append(Restarts(settings, self._config.max_restarts))
         return self._restarts[-1]
 
-    def _drop(self, host: EnvironmentProcess) -> None:
-        """Its episode is over, and nothing else can be asked of it."""
-        if self._episodes.get(host.episode_id) is host:
-            del self._episodes[host.episode_id]
-        self._kill(host)
+    # --- the end of a process ------------------------------------------------------------------
 
-    def _kill(self, host: EnvironmentProcess) -> None:
-        """Its place is free once its end is told."""
-        if host.number not in self._alive or host.is_killed:
+    def _kill(self, process: EnvironmentProcess) -> None:
+        """Kill a process; its place is free once its end is reported."""
+        if process.number not in self._alive or process.is_killed:
             return
-        self._tally.kills += 1
+        self._report.kills += 1
         # one that is free made way
-        self._slots.of(host).must_replace |= host in self._permitted
-        host.enter(ProcessState.DEAD, host.episode_id)
-        host.kill()
-        if not host.is_forked:
-            self._bury(host.number, None)
-            return
-        asyncio.get_running_loop().call_later(GRACE_S, self._end_silent_origin, host)
+        self._slot(process).must_replace |= process in self._placed
+        process.enter(ProcessState.DEAD, process.episode_id)
+        process.kill()
+        if process.is_forked:
+            asyncio.get_running_loop().call_later(GRACE_S, self._end_silent_server, process)
+        else:
+            self._ended(process.number, None)
 
-    def _end_silent_origin(self, host: EnvironmentProcess) -> None:
-        """An origin that does not tell an end is stopped or hangs."""
-        if host.number in self._alive:
+    def _end_silent_server(self, process: EnvironmentProcess) -> None:
+        """End a fork server that has not reported this process's end: it is stopped or hangs."""
+        if process.number in self._alive:
             LOG.warning("fork server of environments silent: limit_s=%g", GRACE_S)
-            self._origins.end(host.origin)
+            self._fork_servers.end(process.fork_server)
 
-    def _bury(self, number: int, code: int | None) -> None:
+    def _ended(self, number: int, code: int | None) -> None:
         """A process has ended, by our order or by itself."""
-        host = self._alive.pop(number, None)
-        if host is None:
+        process = self._alive.pop(number, None)
+        if process is None:
             return
-        host.bury(code)
-        host.enter(ProcessState.DEAD, host.episode_id)
-        slot = self._slots.of(host)
-        slot.leave(host)
-        if host in self._free:
-            self._free.remove(host)
+        process.bury(code)
+        process.enter(ProcessState.DEAD, process.episode_id)
+        slot = self._slot(process)
+        slot.leave(process)
+        if process in self._free:
+            self._free.remove(process)
             slot.failed(end_text(code))
-        if not host.is_killed:
-            slot.must_replace |= host in self._permitted
-        self._release(host)
+        if not process.is_killed:
+            slot.must_replace |= process in self._placed
+        self._release(process)
 
-    def _bury_all(self, origin: ForkServerProcess) -> None:
-        for host in [host for host in self._alive.values() if host.origin is origin]:
-            self._bury(host.number, None)
+    def _all_ended(self, fork_server: ForkServerProcess) -> None:
+        """A fork server is gone, and its processes with it."""
+        for process in tuple(self._alive.values()):
+            if process.fork_server is fork_server:
+                self._ended(process.number, None)
 
-    def _release(self, host: EnvironmentProcess) -> None:
-        """Its place is free for the next in order."""
-        if host in self._permitted:
-            self._permitted.remove(host)
+    def _release(self, process: EnvironmentProcess) -> None:
+        """Free its place for the next reset in order."""
+        if process in self._placed:
+            self._placed.remove(process)
             self._places.release()
 
 
-GAME = GuessConfig()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStart:
-    """What the first process of a pool takes."""
-
-    origin_s: float  # to start the fork server
-    host_s: float  # to fork a process, build an environment and reset it
-
-
-async def try_environment_pool(isolation: Isolation) -> tuple[str, PoolStart]:
-    """Why it cannot, empty if it can; and what the start took."""
-    pool = EnvironmentPool(
-        EnvironmentProcessConfig(num_hosts=1, isolation=isolation.value), (GAME,)
-    )
-    began_s = time.perf_counter()
-    origin_s = 0.0
-    try:
-        await pool.warm()
-        origin_s = time.perf_counter() - began_s
-        await pool.reset("self-test", GAME, 1)
-        reason = ""
-    except (EnvironmentFailed, ValueError) as error:
-        reason = str(error)
-    finally:
-        pool.close()
-    return reason, PoolStart(origin_s=origin_s, host_s=time.perf_counter() - began_s - origin_s)
+def raise_descriptor_limit(num_hosts: int) -> None:
+    """Raise this process's soft limit to a descriptor for the stream of each environment process.
+    ValueError, with the cure, where its hard limit is below that."""
+    wanted = num_hosts + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ValueError(
+            f"a process that keeps num_hosts={num_hosts} environments must be allowed to open"
+            f" {wanted} files, its limit is {hard}; lower episodes.hosts.num_hosts, or raise the"
+            " hard limit (ulimit -Hn, LimitNOFILE of systemd)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,10 +1,13 @@
-"""What a pool's processes did, and what they do now."""
+"""Counts of a pool of environment processes, and the state of each of its slots.
+
+A slot is a place for one process. Its counts go on when another process takes it.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 
 from artifacts.episodes import Ending
 from tasks.environments.processes.environment_process import EnvironmentProcess, ProcessState
@@ -14,17 +17,19 @@ FACTOR = 1.1  # between two bounds: a quantile is off by a twentieth at most
 NUM_BINS = 200  # up to half an hour
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class WallTimes:
-    """Durations, counted by size so that reports of many pools add up."""
+    """Histogram of durations, with logarithmic bins from SHORTEST_S on."""
 
-    counts: tuple[int, ...] = (0,) * NUM_BINS  # by size, from SHORTEST_S on
+    counts: list[int] = field(default_factory=lambda: [0] * NUM_BINS)
 
-    def __add__(self, other: WallTimes) -> WallTimes:
-        return WallTimes(counts=tuple(map(sum, zip(self.counts, other.counts, strict=True))))
+    def add(self, wall_s: float) -> None:
+        """Count a duration."""
+        place = round(math.log(max(wall_s, SHORTEST_S) / SHORTEST_S, FACTOR))
+        self.counts[min(place, NUM_BINS - 1)] += 1
 
     def quantile_s(self, share: float) -> float:
-        """The seconds that this share of all took at most, 0 if there are none."""
+        """The seconds that this share of all durations took at most, 0 without any."""
         wanted, seen = share * sum(self.counts), 0
         for place, count in enumerate(self.counts):
             seen += count
@@ -33,15 +38,9 @@ class WallTimes:
         return 0.0
 
 
-def bin_of(wall_s: float) -> int:
-    """Where `WallTimes` counts a duration."""
-    place = round(math.log(max(wall_s, SHORTEST_S) / SHORTEST_S, FACTOR))
-    return min(place, NUM_BINS - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PoolReport:
-    """Counts of one pool or, added up, of several."""
+    """Running counts of one pool."""
 
     episodes: int = 0  # that began: resets that were answered
     resets: int = 0  # that were asked for
@@ -52,17 +51,39 @@ class PoolReport:
     restarts: int = 0  # of these, in place of one that failed or was killed in a call
     kills: int = 0  # processes that were killed, an idle one for other settings included
     late_answers: int = 0  # that came after the end of their call
-    reset_times: WallTimes = WallTimes()  # of resets that were answered, a process's start included
-    step_times: WallTimes = WallTimes()  # of steps that were answered
+    # of resets that were answered, a process's start included
+    reset_times: WallTimes = field(default_factory=WallTimes)
+    step_times: WallTimes = field(default_factory=WallTimes)  # of steps that were answered
 
-    def __add__(self, other: PoolReport) -> PoolReport:
-        names = [field.name for field in fields(self)]
-        return PoolReport(**{name: getattr(self, name) + getattr(other, name) for name in names})
+    def reset_took(self, wall_s: float) -> None:
+        """Count a reset that was answered."""
+        self.episodes += 1
+        self.reset_times.add(wall_s)
+
+    def late_answer(self) -> None:
+        """Count an answer that came after the end of its call."""
+        self.late_answers += 1
+
+    def failed(self, ending: Ending) -> None:
+        """Count a call that ended in CRASHED or UNANSWERED."""
+        if ending is Ending.CRASHED:
+            self.crashed += 1
+        else:
+            self.unanswered += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLoad:
+    """How full a pool is."""
+
+    num_places: int  # processes at a time
+    num_episodes: int  # that have a place
+    num_waiting: int  # resets that wait for one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord:
-    """One place of a pool now, and what was counted of all its processes."""
+    """One slot of a pool now, and the counts of all its processes."""
 
     number: int  # from 1 on
     state: ProcessState
@@ -78,21 +99,12 @@ class SlotRecord:
     last_failure: str  # the reason in a few words, empty without one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLoad:
-    """How full a pool is."""
-
-    num_places: int  # processes at a time
-    num_episodes: int  # that have a place
-    num_waiting: int  # resets that wait for one
-
-
 class ProcessSlot:
-    """Holds one process, or none; counts go on when another one takes it."""
+    """Holds one process, or none."""
 
     def __init__(self, number: int) -> None:
         self.number = number  # from 1 on
-        self.host: EnvironmentProcess | None = None
+        self.process: EnvironmentProcess | None = None
         self.must_replace = False  # its last process failed, or was killed in a call
         self._empty_since_s = time.time()
         self._kind = ""
@@ -100,114 +112,47 @@ class ProcessSlot:
         self._num_failures = 0
         self._last_failure = ""
         self._steps_s = 0.0
-        self._step_counts = [0] * NUM_BINS
+        self._step_times = WallTimes()
 
-    def take(self, host: EnvironmentProcess) -> bool:
-        """Put a process here; whether in place of one that was lost."""
+    def take(self, process: EnvironmentProcess) -> bool:
+        """Put a process here; true if it replaces one that was lost."""
         is_restart, self.must_replace = self.must_replace, False
         self._num_restarts += is_restart
-        self._kind = host.kind
-        self.host = host
+        self._kind = process.kind
+        self.process = process
         return is_restart
 
-    def leave(self, host: EnvironmentProcess) -> None:
-        """This process has ended; another one may be here already."""
-        if self.host is host:
-            self.host = None
+    def leave(self, process: EnvironmentProcess) -> None:
+        """Remove a process that has ended; another one may be here already."""
+        if self.process is process:
+            self.process = None
             self._empty_since_s = time.time()
 
     def step_took(self, wall_s: float) -> None:
-        """A step was answered."""
+        """Count a step that was answered."""
         self._steps_s += wall_s
-        self._step_counts[bin_of(wall_s)] += 1
+        self._step_times.add(wall_s)
 
     def failed(self, detail: str) -> None:
-        """Its process failed: the reason in a few words."""
+        """Count a failure of its process. detail: the reason in a few words."""
         self._num_failures += 1
         self._last_failure = detail
 
     @property
     def record(self) -> SlotRecord:
-        """What there is now."""
-        host = self.host
-        times = WallTimes(counts=tuple(self._step_counts))
-        num_steps = sum(self._step_counts)
+        """State and counts now."""
+        process, num_steps = self.process, sum(self._step_times.counts)
         return SlotRecord(
             number=self.number,
-            state=host.state if host else ProcessState.DEAD,
-            since_s=host.since_s if host else self._empty_since_s,
-            started_s=host.started_s if host else None,
-            episode_id=host.episode_id if host else "",
+            state=process.state if process else ProcessState.DEAD,
+            since_s=process.since_s if process else self._empty_since_s,
+            started_s=process.started_s if process else None,
+            episode_id=process.episode_id if process else "",
             kind=self._kind,
             num_steps=num_steps,
             step_mean_s=self._steps_s / num_steps if num_steps else 0.0,
-            step_p95_s=times.quantile_s(0.95),
+            step_p95_s=self._step_times.quantile_s(0.95),
             num_restarts=self._num_restarts,
             num_failures=self._num_failures,
             last_failure=self._last_failure,
-        )
-
-
-class ProcessSlots:
-    """Those of a pool that ever had a process."""
-
-    def __init__(self) -> None:
-        self._slots: list[ProcessSlot] = []  # by number
-
-    def of(self, host: EnvironmentProcess) -> ProcessSlot:
-        """Where it is, or was."""
-        return self._slots[host.slot - 1]
-
-    def empty(self) -> int:
-        """The number of one whose process is gone or about to be, first of those where it must be
-        replaced."""
-        empty = [slot for slot in self._slots if slot.host is None or slot.host.is_killed]
-        if not empty:
-            self._slots.append(ProcessSlot(len(self._slots) + 1))
-            return len(self._slots)
-        return next((slot for slot in empty if slot.must_replace), empty[0]).number
-
-    @property
-    def records(self) -> tuple[SlotRecord, ...]:
-        """All of them now, by number."""
-        return tuple(slot.record for slot in self._slots)
-
-
-class Tally:
-    """Counted as it happens; `report` is a frozen copy."""
-
-    def __init__(self) -> None:
-        self.resets = self.steps = self.episodes = 0
-        self.starts = self.restarts = self.kills = self.late_answers = 0
-        self.failures = {Ending.CRASHED: 0, Ending.UNANSWERED: 0}
-        self._reset_counts = [0] * NUM_BINS
-        self._step_counts = [0] * NUM_BINS
-
-    def reset_took(self, wall_s: float) -> None:
-        """A reset was answered."""
-        self.episodes += 1
-        self._reset_counts[bin_of(wall_s)] += 1
-
-    def step_took(self, wall_s: float) -> None:
-        """A step was answered."""
-        self._step_counts[bin_of(wall_s)] += 1
-
-    def late_answer(self) -> None:
-        """An answer came after the end of its call."""
-        self.late_answers += 1
-
-    def report(self) -> PoolReport:
-        """What is counted so far."""
-        return PoolReport(
-            episodes=self.episodes,
-            resets=self.resets,
-            steps=self.steps,
-            crashed=self.failures[Ending.CRASHED],
-            unanswered=self.failures[Ending.UNANSWERED],
-            starts=self.starts,
-            restarts=self.restarts,
-            kills=self.kills,
-            late_answers=self.late_answers,
-            reset_times=WallTimes(counts=tuple(self._reset_counts)),
-            step_times=WallTimes(counts=tuple(self._step_counts)),
         )

@@ -1,5 +1,5 @@
-"""An environment in a process of its own, for a caller that waits: what `build` gives of one that
-this process cannot import.
+"""An environment in a process of its own, for a caller that waits: `build` gives one where this
+process cannot import the environment.
 
     build: fork ─▶ walls ─▶ make      reset, step: an order ─▶ its answer
 
@@ -27,8 +27,8 @@ from tasks.environments.processes.answers import (
     read_transition,
 )
 from tasks.environments.processes.environment_process import (
-    WALLS_S,
     as_crash,
+    check_confined,
     crashed,
     pickled_recipe,
 )
@@ -37,22 +37,13 @@ from tasks.environments.processes.fork_servers import (
     ForkServerProcess,
     fork_server_key,
     shared_imports,
-    start_fork_server,
 )
-from tasks.environments.processes.process_main import (
-    CONFINED,
-    LENGTH,
-    MAKE,
-    RECIPE,
-    RESET,
-    STEP,
-    framed,
-    split_state,
-)
+from tasks.environments.processes.process_main import MAKE, RECIPE, RESET, STEP, split_state
+from tasks.isolation.frames import WALLS_S, framed, receive_bytes
 
 CONFIG = EnvironmentProcessConfig()
 _numbers = itertools.count(1)
-_origins: dict[tuple[ForkServerKey, tuple[str, ...]], ForkServerProcess] = {}
+_servers: dict[tuple[ForkServerKey, tuple[str, ...]], ForkServerProcess] = {}
 
 
 class BlockingEnvironment:
@@ -63,10 +54,15 @@ class BlockingEnvironment:
         self._settings = settings
         self._seed, self._actions = 0, list[str]()
         try:
-            self._line = _Line(settings)
-            self._line.send(RECIPE + pickled_recipe(settings))
+            number = next(_numbers)
+            self._stream, theirs = socket.socketpair()
+            with theirs:
+                server = _forked(settings, number, theirs)
+            weakref.finalize(self, _end, server, number, self._stream)
+            check_confined(self._answer(WALLS_S))
+            self._send(RECIPE + pickled_recipe(settings))
             with as_crash():
-                read_made(self._line.ask(MAKE, CONFIG.reset_s))
+                read_made(self._ask(MAKE, CONFIG.reset_s))
         except EnvironmentFailed as error:
             raise ValueError(
                 f"an environment must be made without a failure, this one was not: {error}; correct"
@@ -75,21 +71,43 @@ class BlockingEnvironment:
 
     def reset(self, seed: int) -> str:
         self._seed, self._actions = seed, []
-        body = self._line.ask(RESET + str(seed).encode("ascii"), CONFIG.reset_s)
+        body = self._ask(RESET + str(seed).encode("ascii"), CONFIG.reset_s)
         with as_crash():
             return read_observation(body, CONFIG.max_observation_chars)
 
     def step(self, text: str) -> Transition:
         self._actions.append(text)
-        body = self._line.ask(STEP + text.encode("utf-8", "surrogatepass"), CONFIG.step_s)
+        body = self._ask(STEP + text.encode("utf-8", "surrogatepass"), CONFIG.step_s)
         with as_crash():
             return read_transition(split_state(body)[0], CONFIG.max_observation_chars)
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
-        return _led_back, (self._settings, self._seed, tuple(self._actions))
+        return _replayed, (self._settings, self._seed, tuple(self._actions))
+
+    def _ask(self, order: bytes, limit_s: float) -> bytes:
+        self._send(order)
+        return self._answer(limit_s)
+
+    def _send(self, order: bytes) -> None:
+        try:
+            self._stream.settimeout(None)
+            self._stream.sendall(framed(order))
+        except OSError as error:
+            raise crashed("its process closed the stream") from error
+
+    def _answer(self, limit_s: float) -> bytes:
+        max_bytes = max_answer_bytes(CONFIG.max_observation_chars)
+        try:
+            return receive_bytes(self._stream, max_bytes, time.monotonic() + limit_s)
+        except TimeoutError as error:
+            raise EnvironmentFailed(Ending.UNANSWERED, f"no answer within {limit_s:g} s") from error
+        except ConnectionResetError as error:
+            raise crashed("its process closed the stream") from error
+        except ConnectionError as error:
+            raise crashed(f"its process broke the protocol: {error}") from error
 
 
-def _led_back(
+def _replayed(
     settings: EnvironmentSettings, seed: int, actions: tuple[str, ...]
 ) -> BlockingEnvironment:
     environment = BlockingEnvironment(settings)
@@ -99,82 +117,31 @@ def _led_back(
     return environment
 
 
-class _Line:
-    """A process, and what is said to it. It ends with this object."""
-
-    def __init__(self, settings: EnvironmentSettings) -> None:
-        """ValueError, with the cure, if there can be no process of such walls."""
-        number = next(_numbers)
-        self._stream, theirs = socket.socketpair()
-        with theirs:
-            origin = _forked(settings, number, theirs)
-        weakref.finalize(self, _end, origin, number, self._stream)
-        if (told := self._answer(WALLS_S)) != CONFINED:
-            raise crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
-
-    def send(self, order: bytes) -> None:
-        """Give an order."""
-        try:
-            self._stream.sendall(framed(order))
-        except OSError as error:
-            raise crashed("its process closed the stream") from error
-
-    def ask(self, order: bytes, limit_s: float) -> bytes:
-        """The answer to an order."""
-        self.send(order)
-        return self._answer(limit_s)
-
-    def _answer(self, limit_s: float) -> bytes:
-        deadline_s = time.monotonic() + limit_s
-        try:
-            (length,) = LENGTH.unpack(self._received(LENGTH.size, deadline_s))
-            if length > max_answer_bytes(CONFIG.max_observation_chars):
-                raise crashed(f"an answer of {length} bytes is too long")
-            return self._received(length, deadline_s)
-        except TimeoutError as error:
-            raise EnvironmentFailed(Ending.UNANSWERED, f"no answer within {limit_s:g} s") from error
-        except OSError as error:
-            raise crashed("its process closed the stream") from error
-
-    def _received(self, count: int, deadline_s: float) -> bytes:
-        found = bytearray()
-        while len(found) < count:
-            self._stream.settimeout(max(deadline_s - time.monotonic(), 1e-6))
-            chunk = self._stream.recv(count - len(found))
-            if not chunk:
-                raise ConnectionResetError
-            found += chunk
-        self._stream.settimeout(None)
-        return bytes(found)
-
-
 def _forked(settings: EnvironmentSettings, number: int, stream: socket.socket) -> ForkServerProcess:
-    """The origin of the process at the other end of this stream; one for all of a kind."""
-    place, imports = fork_server_key(settings), shared_imports(settings)
-    origin = _origins.get((place, imports))
-    if origin is None:
-        origin = ForkServerProcess(
-            CONFIG, imports, has_network=place.has_network, interpreter=place.interpreter
-        )
-        start_fork_server(origin, CONFIG)
-        _origins[place, imports] = origin
+    """The fork server of the process at the other end of this stream; one for all of a kind."""
+    key, imports = fork_server_key(settings), shared_imports(settings)
+    server = _servers.get((key, imports))
+    if server is None:
+        server = ForkServerProcess(CONFIG, key, imports)
+        server.start()
+        _servers[key, imports] = server
     try:
-        origin.forget_ends()
-        origin.fork(number, stream)
+        server.forget_ends()
+        server.fork(number, stream)
     except OSError as error:
-        _origins.pop((place, imports)).close()
+        _servers.pop((key, imports)).close()
         raise crashed(f"no process could be forked: {error}") from error
-    return origin
+    return server
 
 
-def _end(origin: ForkServerProcess, number: int, stream: socket.socket) -> None:
+def _end(server: ForkServerProcess, number: int, stream: socket.socket) -> None:
     stream.close()
-    origin.kill(number)
+    server.kill(number)
 
 
 @atexit.register
 def close() -> None:
     """End every process."""
-    while _origins:
+    while _servers:
         with contextlib.suppress(OSError):
-            _origins.popitem()[1].close()
+            _servers.popitem()[1].close()

@@ -1,7 +1,8 @@
-"""One process in which environments step, as its pool sees it: calls, each within a limit, and its
-end.
+"""One environment process as its pool sees it: calls, each within a limit, and its end.
 
     start() -> reset() -> step(), ... -> reset(), ... -> kill() -> `ended`
+
+An answer that comes when its call is over is late: it is counted and dropped.
 """
 
 from __future__ import annotations
@@ -26,20 +27,12 @@ from tasks.environments.processes.answers import (
     read_transition,
 )
 from tasks.environments.processes.fork_servers import ForkServerProcess
-from tasks.environments.processes.process_main import (
-    CONFINED,
-    LENGTH,
-    RECIPE,
-    RESET,
-    RESTORE,
-    STEP,
-    framed,
-    split_state,
-)
+from tasks.environments.processes.process_main import RECIPE, RESET, RESTORE, STEP, split_state
+from tasks.isolation.frames import CONFINED, DYING_S, LENGTH, WALLS_S, framed
 
 
 class ProcessState(StrEnum):
-    """What a process is at."""
+    """The states of an environment process."""
 
     FREE = "free"  # no episode
     RESETTING = "resetting"  # starting and building included
@@ -57,7 +50,8 @@ class LinkLost(Exception):
 
 
 class ProcessLink(asyncio.Protocol):
-    """One call at a time. What the process sends is bounded before it is kept."""
+    """A pool's end of the stream to one process, for one call at a time. Messages of the process
+    are bounded before they are kept."""
 
     def __init__(self, max_answer_bytes: int, late: Callable[[], None]) -> None:
         """`late` is called at every answer after the end of its call."""
@@ -89,7 +83,7 @@ class ProcessLink(asyncio.Protocol):
                 self.disconnect()  # one that says more and more would have the loop to itself
 
     def expect(self) -> None:
-        """From here on the next message is the answer."""
+        """Take the next message for the answer."""
         assert self._answer is None, "one call at a time"
         self._answer = asyncio.get_running_loop().create_future()
         if self._fault is not None:
@@ -105,7 +99,8 @@ class ProcessLink(asyncio.Protocol):
         """The answer that is expected. Raises Unanswered, LinkLost or BadAnswer; nothing is
         answered after that."""
         assert self._answer is not None
-        clock = asyncio.get_running_loop().call_later(limit_s, self._give_up, limit_s)
+        overdue = Unanswered(f"no answer within {limit_s:g} s")
+        clock = asyncio.get_running_loop().call_later(limit_s, self._break, overdue)
         try:
             return await self._answer
         except BaseException:
@@ -116,7 +111,7 @@ class ProcessLink(asyncio.Protocol):
             self._answer = None
 
     def close(self) -> None:
-        """Nothing is asked any more; what arrives until the stream ends is late."""
+        """End the call, if there is one; answers until the stream ends are late."""
         self._break(LinkLost("its call was given up"))
 
     def disconnect(self) -> None:
@@ -126,9 +121,6 @@ class ProcessLink(asyncio.Protocol):
         if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
-    def _give_up(self, limit_s: float) -> None:
-        self._break(Unanswered(f"no answer within {limit_s:g} s"))
-
     def _break(self, fault: Exception) -> None:
         self._is_over = True
         self._fault = self._fault or fault
@@ -137,7 +129,7 @@ class ProcessLink(asyncio.Protocol):
     def _fail(self, fault: Exception) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(fault)
-            self._answer.exception()  # heard, even if nobody awaits it
+            self._answer.exception()  # retrieved, even if nobody awaits it
 
     def _next(self) -> bytes | None:
         """The next complete message; one that is too long breaks the link."""
@@ -158,18 +150,15 @@ class ProcessLink(asyncio.Protocol):
         return message
 
 
-WALLS_S = 30.0  # to a process whose walls stand
-DYING_S = 0.5  # between the closing of a process's stream and its end
-
-
 class EnvironmentProcess:
-    """Calls raise EnvironmentFailed; the process is of no use after that."""
+    """One process for one episode after the other. Calls raise EnvironmentFailed; the process is of
+    no use after that."""
 
     def __init__(
         self,
         number: int,
         settings: EnvironmentSettings,
-        origin: ForkServerProcess,
+        fork_server: ForkServerProcess,
         slot: int,
         config: EnvironmentProcessConfig,
         *,
@@ -183,7 +172,7 @@ class EnvironmentProcess:
         """
         self.number = number
         self.settings = settings
-        self.origin = origin
+        self.fork_server = fork_server
         self.slot = slot
         self.wave = wave
         self.episode_id = ""
@@ -204,34 +193,28 @@ class EnvironmentProcess:
         return f"{kind.__module__}.{kind.__qualname__}"
 
     def enter(self, state: ProcessState, episode_id: str) -> None:
-        """It is at something else from now on."""
+        """Record a new state and its episode."""
         self.state, self.episode_id, self.since_s = state, episode_id, time.time()
 
     async def start(self) -> None:
-        """Fork it, and hear that its walls stand."""
-        async with self.origin.forking:
-            told = await self._forked()
-        if told != CONFINED:
-            raise crashed(f"its walls do not stand: {told.decode('utf-8', 'replace')}")
+        """Fork the process, and wait until its walls stand."""
+        async with self.fork_server.forking:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                ours.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.create_connection(lambda: self._link, sock=ours)
+                self._link.expect()
+                try:
+                    if self.is_killed:
+                        raise ConnectionAbortedError("its episode was ended")
+                    self.fork_server.fork(self.number, theirs)
+                except OSError as error:
+                    self._link.disconnect()
+                    raise crashed(f"no process could be forked: {error}") from error
+                self.is_forked = True
+            check_confined(await self._answer(WALLS_S))
         self._link.send(framed(RECIPE + self._pickled))
-
-    async def _forked(self) -> bytes:
-        """Its first words."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: self._link, sock=ours)
-            self._link.expect()
-            try:
-                if self.is_killed:
-                    raise ConnectionAbortedError("its episode was ended")
-                self.origin.fork(self.number, theirs)
-            except OSError as error:
-                self._link.disconnect()
-                raise crashed(f"no process could be forked: {error}") from error
-            self.is_forked = True
-        return await self._answer(WALLS_S)
 
     async def reset(self, seed: int) -> str:
         """Begin an episode. ValueError, with the cure, for an environment that cannot work."""
@@ -241,7 +224,7 @@ class EnvironmentProcess:
             return read_observation(body, self._config.max_observation_chars)
 
     async def restore(self, state: bytes) -> bool:
-        """Whether its environment goes on from this state."""
+        """Go on from this state; false if the environment does not."""
         body = await self._ask(RESTORE + state, self._config.reset_s)
         with as_crash():
             is_restored = read_restored(body)
@@ -251,20 +234,21 @@ class EnvironmentProcess:
     async def step(self, text: str) -> Transition:
         """Take a turn."""
         self.snapshot = b""
-        told = STEP + text.encode("utf-8", "surrogatepass")
-        body, self.snapshot = split_state(await self._ask(told, self._config.step_s))
+        order = STEP + text.encode("utf-8", "surrogatepass")
+        body, self.snapshot = split_state(await self._ask(order, self._config.step_s))
         with as_crash():
             return read_transition(body, self._config.max_observation_chars)
 
     def kill(self) -> None:
-        """Have it killed with all it started, without waiting; harmless once it has ended."""
+        """Have the process killed with all it started, without waiting; harmless once it has
+        ended."""
         self.is_killed = True
         self._link.close()
         if self.is_forked:
-            self.origin.kill(self.number)
+            self.fork_server.kill(self.number)
 
     def bury(self, code: int | None) -> None:
-        """It has ended, with this exit code where that is known."""
+        """Record its end, with its exit code where that is known."""
         if not self.ended.done():
             self.ended.set_result(code)
         if code is None:
@@ -285,7 +269,7 @@ class EnvironmentProcess:
             raise crashed(await self._cause_of_death()) from error
 
     async def _cause_of_death(self) -> str:
-        """How it ended, as far as that is told soon."""
+        """How the process ended, as far as that is reported soon."""
         if self.is_killed:
             return "its episode was ended"
         await asyncio.wait((self.ended,), timeout=DYING_S)
@@ -295,13 +279,13 @@ class EnvironmentProcess:
 
 
 def end_text(code: int | None) -> str:
-    """How a process ended, in a few words; None: nobody is left to tell."""
+    """How a process ended, in a few words; None: its fork server is gone, too."""
     return "its fork server was lost" if code is None else f"its process {manner(code)}"
 
 
 def pickled_recipe(settings: EnvironmentSettings) -> bytes:
-    """What a process builds its environment from. ValueError, with the cure, for settings that
-    another process cannot have."""
+    """The pickled recipe of an environment for its process. ValueError, with the cure, for settings
+    that another process cannot have."""
     kind = type(settings)
     try:
         if kind.__module__ == "__main__":
@@ -314,6 +298,12 @@ def pickled_recipe(settings: EnvironmentSettings) -> bytes:
         ) from error
 
 
+def check_confined(message: bytes) -> None:
+    """Raise EnvironmentFailed unless the first message of a process is that its walls stand."""
+    if message != CONFINED:
+        raise crashed(f"its walls do not stand: {message.decode('utf-8', 'replace')}")
+
+
 def crashed(detail: str) -> EnvironmentFailed:
     """The failure of an environment whose process is of no use any more."""
     return EnvironmentFailed(Ending.CRASHED, detail)
@@ -321,7 +311,7 @@ def crashed(detail: str) -> EnvironmentFailed:
 
 @contextlib.contextmanager
 def as_crash() -> Iterator[None]:
-    """What no environment may answer is its crash."""
+    """Turn an answer that no environment may give into its crash."""
     try:
         yield
     except BadAnswer as error:

@@ -1,11 +1,11 @@
-"""The process that all hosts of a pool are forked from, with what they import in it already.
+"""The process that environment processes are forked from, their slow imports made already.
 
-    pool == a byte and a number, for a fork a stream with it ==> origin --fork--> host
-    pool == the stream =========================================================> host
-    pool <== number and exit code of each that ended === origin
+    pool == a byte and a number, for a fork a stream with it ==> fork server --fork--> process
+    pool == the stream ==============================================================> process
+    pool <== number and exit code of each that ended === fork server
 
-Runs behind the walls, maybe in another interpreter than the run's: standard library only. It never
-sees an order or an answer, and no environment is built in it.
+Runs behind the walls, maybe in another interpreter than the run's: standard library only. No order
+and no answer of an environment passes through the fork server, and no environment is built in it.
 """
 
 from __future__ import annotations
@@ -24,44 +24,33 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tasks.environments.processes.process_main import ProcessLimits, run_environment_process
-from tasks.isolation.confinement import (
-    Fork,
-    become_nobody,
-    forking_apart,
-    restrict_to_reading,
-    settle,
-)
-from tasks.isolation.frames import send_frame
+from tasks.isolation.confinement import Fork, confine_fork_server
+from tasks.isolation.frames import ENDED, send_frame
 from tasks.isolation.seccomp import SystemCallFilter
 
-FORK, KILL = b"F", b"K"  # a host for this stream; the host is to end
-ORDER = struct.Struct(">cI")  # one of these, and the host's number
-ENDED = struct.Struct(">Ii")  # a host's number, its exit code as `waitstatus_to_exitcode` has it
-NOT_FORKED = 71  # the exit code of a host that the kernel gave no process: EX_OSERR
+FORK, KILL = b"F", b"K"  # fork a process for this stream; kill the process
+ORDER = struct.Struct(">cI")  # one of these, and the process's number
+NOT_FORKED = 71  # the exit code where the kernel gave no process: EX_OSERR
 CLONE_VM = 0x100
 MAX_ADDRESS_BITS = 47
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOrders:
-    """What the origin is started with."""
+    """Arguments of a fork server, on its command line as JSON."""
 
     socket_fd: int
     search_path: Sequence[str]  # `sys.path`
     prefix: str  # `sys.prefix`
-    imports: Sequence[str]  # modules that all hosts share
-    memory_bytes: int  # of a host, beyond what it shares
-    tmp_bytes: int  # of a host's /tmp; 0 without namespaces
+    imports: Sequence[str]  # modules that all processes share
+    memory_bytes: int  # of a process, beyond what it shares
+    tmp_bytes: int  # of a process's /tmp; 0 without namespaces
     readable: Sequence[str]  # paths for Landlock; none under namespaces
     has_network: bool
     start_s: int  # to be ready in
-
-    def as_text(self) -> str:
-        """For the command line."""
-        return json.dumps(asdict(self))
 
 
 def main(text: str) -> None:
@@ -72,16 +61,15 @@ def main(text: str) -> None:
     try:
         _import(orders.imports)
         calls = SystemCallFilter(has_files=orders.tmp_bytes > 0, has_network=orders.has_network)
-        fork = _confined(orders)
+        fork = confine_fork_server(orders.readable, has_network=orders.has_network)
     except (OSError, ValueError, ImportError) as error:
         send_frame(control, {"unavailable": f"{type(error).__name__}: {error}"})
         return
     signal.alarm(0)
     gc.collect()
     gc.freeze()
-    memory_bytes = _address_space() + orders.memory_bytes
     bounds = ProcessLimits(
-        memory_bytes=memory_bytes,
+        memory_bytes=_address_space() + orders.memory_bytes,
         tmp_bytes=orders.tmp_bytes,
         calls=calls,
         keeps_state=not orders.has_network,
@@ -97,18 +85,18 @@ def main(text: str) -> None:
 
 
 class EnvironmentForkServer:
-    """Forks and buries hosts, any number at a time."""
+    """Forks environment processes and reports their ends, any number at a time."""
 
     def __init__(self, control: socket.socket, fork: Fork, run: Callable[[int], None]) -> None:
         self._control = control
         self._fork = fork
         self._run = run
-        self._hosts: dict[int, tuple[int, int]] = {}  # number and pid by the watched descriptor
+        self._processes: dict[int, tuple[int, int]] = {}  # number and pid by the watched descriptor
         self._ready = select.poll()
         self._ready.register(control.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Obey until the pool is gone; with this process all hosts end."""
+        """Obey until the pool is gone; with this process all others end."""
         while True:
             for descriptor, _ in self._ready.poll():
                 if descriptor != self._control.fileno():
@@ -117,7 +105,7 @@ class EnvironmentForkServer:
                     return
 
     def _obey(self) -> bool:
-        """One order; whether there was one."""
+        """Obey one order; false where the pool is gone."""
         order, streams, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
         if len(order) < ORDER.size:
             return False
@@ -125,7 +113,7 @@ class EnvironmentForkServer:
         if kind == FORK:
             self._start(number, streams[0])
         else:
-            for other, pid in self._hosts.values():
+            for other, pid in self._processes.values():
                 if other == number:
                     os.kill(pid, signal.SIGKILL)
         return True
@@ -135,28 +123,29 @@ class EnvironmentForkServer:
             pid = self._fork()
         except OSError:
             os.close(stream)
-            self._tell(number, NOT_FORKED)
+            self._report(number, NOT_FORKED)
             return
         if pid == 0:
             self._run(stream)
         os.close(stream)
         watched = os.pidfd_open(pid)
-        self._hosts[watched] = number, pid
+        self._processes[watched] = number, pid
         self._ready.register(watched, select.POLLIN)
 
     def _bury(self, watched: int) -> None:
-        number, pid = self._hosts.pop(watched)
+        number, pid = self._processes.pop(watched)
         self._ready.unregister(watched)
         os.close(watched)
-        self._tell(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        self._report(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
-    def _tell(self, number: int, code: int) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # heard at the next order
+    def _report(self, number: int, code: int) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # noticed at the next order
             self._control.sendall(ENDED.pack(number, code))
 
 
 def _import(modules: Sequence[str]) -> None:
-    """ImportError for a module that cannot be imported, or after which nobody may fork."""
+    """Import these modules. ImportError for one that fails, or that starts threads: nobody may fork
+    after that."""
     for name in modules:
         try:
             importlib.import_module(name)
@@ -166,32 +155,17 @@ def _import(modules: Sequence[str]) -> None:
             raise ImportError(f"{name} starts threads")
 
 
-def _confined(orders: ForkOrders) -> Fork:
-    """Confine this process and all that it forks; how to fork."""
-    if orders.readable:
-        become_nobody()
-        restrict_to_reading(orders.readable, has_network=orders.has_network)
-        return os.fork
-    settle()
-    return forking_apart()
-
-
 def _address_space() -> int:
     """Bytes of this process's address space, found by trying limits: there is no /proc here."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     low, high = 0, 1 << MAX_ADDRESS_BITS
     while high - low > mmap.PAGESIZE:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fits(middle, before[1]) else (middle, high)
+        resource.setrlimit(resource.RLIMIT_AS, (middle, before[1]))
+        try:
+            mmap.mmap(-1, mmap.PAGESIZE).close()
+            high = middle  # another page could be had
+        except (OSError, MemoryError):
+            low = middle
     resource.setrlimit(resource.RLIMIT_AS, before)
     return high
-
-
-def _fits(limit: int, hard: int) -> bool:
-    """Whether another page could be had under this limit."""
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        mmap.mmap(-1, mmap.PAGESIZE).close()
-    except (OSError, MemoryError):
-        return False
-    return True

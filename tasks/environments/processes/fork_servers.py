@@ -1,5 +1,8 @@
-"""The origins of a pool: one for each interpreter, with a network and without, started when it is
-wanted first and again when it was lost."""
+"""The fork servers of a pool: one for each interpreter, with a network and without, started at its
+first use and again when it was lost.
+
+    start() -> attach(ended, lost) -> fork(number, stream), kill(number), ... -> close()
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,49 @@ from typing import NamedTuple
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
 from tasks.environments.config import EnvironmentProcessConfig
-from tasks.environments.processes.fork_server import ENDED, FORK, KILL, ORDER
+from tasks.environments.processes.fork_server import FORK, KILL, ORDER
 from tasks.environments.processes.walls import ENVIRONMENT, START_S, closed_to_nobody, command
 from tasks.isolation.child_process import ChildProcess, NotStarted, start_walled
+from tasks.isolation.frames import ENDED
 from tasks.isolation.interpreter import Interpreter, at, own
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import CURES, Isolation
 
 LOG = logging.getLogger(__name__)
-MAX_FORKING = 64  # hosts at a time: of a few hundred orders its stream would be full
+MAX_FORKING = 64  # processes at a time: a few hundred orders would fill the stream
 AGAIN_S = 0.01  # between two tries to give an order that finds the stream full
-Ended = Callable[[int, int], None]  # a host's number and its exit code
+Ended = Callable[[int, int], None]  # a process's number and its exit code
+
+
+class ForkServerKey(NamedTuple):
+    """Traits that environments of one fork server have in common."""
+
+    interpreter: str  # path of the Python that it runs with; empty: the run's own
+    has_network: bool
+
+
+def fork_server_key(settings: EnvironmentSettings) -> ForkServerKey:
+    """The traits of an environment's fork server."""
+    return ForkServerKey(settings.interpreter, settings.needs_network)
+
+
+def shared_imports(settings: EnvironmentSettings) -> tuple[str, ...]:
+    """The modules that processes of an environment share."""
+    return (type(settings.recipe()).__module__, *settings.slow_imports)
 
 
 class ForkServerProcess:
-    """One origin, from its start to its end; a lost one is replaced by another."""
+    """One fork server, from its start to its end."""
 
     def __init__(
         self,
         config: EnvironmentProcessConfig,
+        key: ForkServerKey,
         imports: Sequence[str] = (),
-        *,
-        has_network: bool = False,
-        interpreter: str = "",
     ) -> None:
-        """`interpreter`: absolute path of the Python that it runs with; empty: this one's."""
         self._config = config
-        self._python = interpreter
+        self._key = key
         self._imports = tuple(imports)
-        self._has_network = has_network
         self.forking = asyncio.Semaphore(MAX_FORKING)  # from the order until the walls stand
         self._interrupt = Interrupt()
         self._process: ChildProcess | None = None
@@ -55,50 +72,76 @@ class ForkServerProcess:
         """Process id of the outermost process, None when there is none."""
         return self._process.popen.pid if self._process else None
 
-    @property
-    def interpreter(self) -> Interpreter:
-        """What it runs with; the first call may take a second. ValueError, with the cure, for one
-        that cannot be used."""
-        return at(self._python) if self._python else own()
-
     def start(self) -> None:
-        """Have it running, which takes about a second. NotStarted if it cannot, and what
-        `interpreter` raises.
+        """Start the process, which takes about a second. Interrupted; ValueError, with the cure, if
+        the machine does not give the isolation or the interpreter.
 
-        Where a shared import fails, hangs or starts threads, each host imports for itself.
+        Where a shared import fails, hangs or starts threads, each process imports for itself.
         """
+        isolation = Isolation(self._config.isolation)
+        # asking another interpreter may take a second
+        interpreter = at(self._key.interpreter) if self._key.interpreter else own()
         try:
-            self._process = self._started(self._imports)
+            if isolation is Isolation.LANDLOCK and (closed := closed_to_nobody(interpreter)):
+                raise NotStarted(f"could not read Python, {closed} is closed to others")
+            try:
+                self._process = self._started(self._imports, isolation, interpreter)
+            except NotStarted as error:
+                if not self._imports:
+                    raise
+                LOG.warning("hosts import for themselves: modules=%s %s", self._imports, error)
+                self._process = self._started((), isolation, interpreter)
         except NotStarted as error:
-            if not self._imports:
-                raise
-            LOG.warning("hosts import for themselves: modules=%s %s", self._imports, error)
-            self._process = self._started(())
+            raise ValueError(
+                f"environments need the isolation {self._config.isolation!r}, this machine does not"
+                f" give it: the fork server of their processes {error}; {CURES[isolation]}"
+            ) from error
+
+    def _started(
+        self, imports: Sequence[str], isolation: Isolation, interpreter: Interpreter
+    ) -> ChildProcess:
+        return start_walled(
+            lambda socket_fd, users: command(
+                self._config,
+                socket_fd,
+                users,
+                imports=imports,
+                has_network=self._key.has_network,
+                interpreter=interpreter,
+            ),
+            isolation,
+            env=ENVIRONMENT if isolation is Isolation.LANDLOCK else {},
+            limit_s=START_S,
+            interrupt=self._interrupt,
+        )
 
     def attach(self, ended: Ended, lost: Callable[[], None]) -> None:
-        """Hear of ends in the running event loop; `lost` is to close it when it is gone."""
+        """Report ends to the running event loop; `lost` is to close this fork server when its
+        process is gone."""
         assert self._process is not None
         self._ended, self._lost = ended, lost
         self._process.stream.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._process.stream.fileno(), self._hear)
+        self._loop.add_reader(self._process.stream.fileno(), self._read_ends)
 
     def fork(self, number: int, stream: socket.socket) -> None:
-        """Ask for a host at the other end of this stream. OSError if the origin is gone."""
+        """Order a process at the other end of this stream. OSError if the fork server is gone."""
         self._send(FORK, number, stream)
 
     def kill(self, number: int) -> None:
-        """Have a host killed with all it started; its end is told. Harmless when it has ended."""
+        """Have a process killed with all it started; its end is reported. Harmless when it has
+        ended."""
         try:
             self._send(KILL, number)
         except BlockingIOError:
             if self._loop is not None:
                 self._loop.call_later(AGAIN_S, self.kill, number)
-        except OSError:  # an origin that is gone has ended it
+        except OSError:  # a fork server that is gone has ended it
             return
 
     def forget_ends(self) -> None:
-        """For a caller that does not attach: an origin whose words nobody reads says no more."""
+        """Drop the reports so far, for a caller that does not attach: with a full stream a fork
+        server would stand still."""
         assert self._process is not None
         self._process.stream.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -110,7 +153,7 @@ class ForkServerProcess:
         self._interrupt.set()
 
     def close(self) -> None:
-        """End it and every host; harmless without a process."""
+        """End the fork server and every process of it; harmless without one."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -118,56 +161,32 @@ class ForkServerProcess:
             self._loop.remove_reader(process.stream.fileno())
         process.kill()
 
-    def _started(self, imports: Sequence[str]) -> ChildProcess:
-        isolation, interpreter = Isolation(self._config.isolation), self.interpreter
-        return start_walled(
-            lambda socket_fd, users: command(
-                self._config,
-                socket_fd,
-                users,
-                imports=imports,
-                has_network=self._has_network,
-                interpreter=interpreter,
-            ),
-            isolation,
-            env=ENVIRONMENT if isolation is Isolation.LANDLOCK else {},
-            limit_s=START_S,
-            interrupt=self._interrupt,
-        )
-
     def _send(self, order: bytes, number: int, stream: socket.socket | None = None) -> None:
         if self._process is None:
             raise ConnectionResetError("the fork server is gone")
         descriptors = [] if stream is None else [stream.fileno()]
         socket.send_fds(self._process.stream, [ORDER.pack(order, number)], descriptors)
 
-    def _hear(self) -> None:
+    def _read_ends(self) -> None:
         assert self._process is not None
         try:
-            told = self._process.stream.recv(1 << 16)
+            received = self._process.stream.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
-            told = b""
-        if not told:
+            received = b""
+        if not received:
             self._lost()
             return
-        self._received += told
+        self._received += received
         while len(self._received) >= ENDED.size:
             number, code = ENDED.unpack_from(self._received)
             del self._received[: ENDED.size]
             self._ended(number, code)
 
 
-class ForkServerKey(NamedTuple):
-    """What environments have in common that share an origin."""
-
-    interpreter: str  # its path; empty: the run's own
-    has_network: bool
-
-
 class ForkServers:
-    """For the coroutines of one event loop."""
+    """The fork servers of one pool. For the coroutines of one event loop."""
 
     def __init__(
         self,
@@ -176,100 +195,68 @@ class ForkServers:
         ended: Ended,
         lost: Callable[[ForkServerProcess], None],
     ) -> None:
-        """`ended` hears of hosts, `lost` of an origin that is gone with its hosts."""
+        """settings: of expected environments. ended: called at the end of a process. lost: called
+        when a fork server is gone with its processes."""
         self._config = config
-        self._imports = _slow_imports(settings)
         self._ended, self._lost = ended, lost
+        self._imports: dict[ForkServerKey, tuple[str, ...]] = {}
+        for expected in settings:
+            key = fork_server_key(expected)
+            imports = (*self._imports.get(key, ()), *shared_imports(expected))
+            self._imports[key] = tuple(dict.fromkeys(imports))
         self._running: dict[ForkServerKey, ForkServerProcess] = {}
         self._starting: dict[ForkServerKey, asyncio.Task[ForkServerProcess]] = {}
         self._unborn: set[ForkServerProcess] = set()
 
     async def warm(self) -> None:
-        """Have those running that the settings want."""
-        for wanted in self._imports:
-            await self._get(wanted)
+        """Start the fork servers of the expected environments."""
+        for key in self._imports:
+            await self._get(key)
 
     async def get(self, settings: EnvironmentSettings) -> ForkServerProcess:
-        """One for such environments that runs, which takes a second if it must be started.
+        """A running fork server for such environments, which takes a second if it must be started.
 
         ValueError, with the cure, if the machine does not give the isolation or the interpreter.
         """
         return await self._get(fork_server_key(settings))
 
-    async def _get(self, wanted: ForkServerKey) -> ForkServerProcess:
-        if wanted in self._running:
-            return self._running[wanted]
-        if wanted not in self._starting:
-            self._starting[wanted] = asyncio.create_task(self._start(wanted))
-        return await asyncio.shield(self._starting[wanted])
+    async def _get(self, key: ForkServerKey) -> ForkServerProcess:
+        if key in self._running:
+            return self._running[key]
+        if key not in self._starting:
+            self._starting[key] = asyncio.create_task(self._start(key))
+        return await asyncio.shield(self._starting[key])
 
-    def end(self, origin: ForkServerProcess) -> None:
-        """End one and its hosts; harmless if it has ended."""
-        for place, running in list(self._running.items()):
-            if running is origin:
-                del self._running[place]
-                origin.close()
-                self._lost(origin)
-
-    def close(self) -> None:
-        """End all."""
-        for origin in self._unborn:
-            origin.interrupt()
-        for origin in list(self._running.values()):
-            self.end(origin)
-
-    def _give_up(self, origin: ForkServerProcess) -> None:
-        LOG.warning("fork server of environments lost: pid=%s", origin.pid)
-        self.end(origin)
-
-    async def _start(self, wanted: ForkServerKey) -> ForkServerProcess:
-        origin = ForkServerProcess(
-            self._config,
-            self._imports.get(wanted, ()),
-            has_network=wanted.has_network,
-            interpreter=wanted.interpreter,
-        )
-        self._unborn.add(origin)
+    async def _start(self, key: ForkServerKey) -> ForkServerProcess:
+        server = ForkServerProcess(self._config, key, self._imports.get(key, ()))
+        self._unborn.add(server)
         try:
-            await asyncio.to_thread(start_fork_server, origin, self._config)
+            await asyncio.to_thread(server.start)
         except Interrupted as error:
             raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed") from error
         finally:
-            self._unborn.discard(origin)
-            del self._starting[wanted]
-        origin.attach(self._ended, lambda: self._give_up(origin))
-        self._running[wanted] = origin
-        return origin
+            self._unborn.discard(server)
+            del self._starting[key]
 
+        def give_up() -> None:
+            LOG.warning("fork server of environments lost: pid=%s", server.pid)
+            self.end(server)
 
-def fork_server_key(settings: EnvironmentSettings) -> ForkServerKey:
-    """What an environment needs of its origin."""
-    return ForkServerKey(settings.interpreter, settings.needs_network)
+        server.attach(self._ended, give_up)
+        self._running[key] = server
+        return server
 
+    def end(self, server: ForkServerProcess) -> None:
+        """End a fork server and its processes; harmless if it has ended."""
+        for key, running in list(self._running.items()):
+            if running is server:
+                del self._running[key]
+                server.close()
+                self._lost(server)
 
-def start_fork_server(origin: ForkServerProcess, config: EnvironmentProcessConfig) -> None:
-    """Have it running. ValueError, with the cure, if the machine does not give the isolation or the
-    interpreter; Interrupted."""
-    try:
-        if config.isolation == "landlock" and (closed := closed_to_nobody(origin.interpreter)):
-            raise NotStarted(f"could not read Python, {closed} is closed to others")
-        origin.start()
-    except NotStarted as error:
-        raise ValueError(
-            f"environments need the isolation {config.isolation!r}, this machine does not give it:"
-            f" the fork server of their processes {error}; {CURES[Isolation(config.isolation)]}"
-        ) from error
-
-
-def shared_imports(settings: EnvironmentSettings) -> tuple[str, ...]:
-    """The modules that hosts of an environment share."""
-    return (type(settings.recipe()).__module__, *settings.slow_imports)
-
-
-def _slow_imports(settings: Iterable[EnvironmentSettings]) -> dict[ForkServerKey, tuple[str, ...]]:
-    """The modules that hosts share, by what else they have in common."""
-    found: dict[ForkServerKey, tuple[str, ...]] = {}
-    for one in settings:
-        place = fork_server_key(one)
-        found[place] = tuple(dict.fromkeys((*found.get(place, ()), *shared_imports(one))))
-    return found
+    def close(self) -> None:
+        """End all of them."""
+        for server in self._unborn:
+            server.interrupt()
+        for server in list(self._running.values()):
+            self.end(server)

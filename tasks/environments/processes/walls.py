@@ -9,9 +9,11 @@ isolation gives: no new processes or threads, no sockets but an environment's th
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pydantic
@@ -76,8 +78,7 @@ def command(
         has_network=has_network,
         start_s=int(START_S),
     )
-    python = [interpreter.executable, "-s", "-S", "-B", "-c", ENTRY]
-    python.append(orders.as_text())
+    python = [interpreter.executable, "-s", "-S", "-B", "-c", ENTRY, json.dumps(asdict(orders))]
     if not has_namespaces:
         return python
     view = View(paths=paths, has_packages=True, has_network=has_network, tmp_bytes=orders.tmp_bytes)

@@ -16,7 +16,6 @@ import builtins
 import io
 import json
 import os
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +24,7 @@ from typing import Any
 
 from artifacts.datasets.plain_values import from_json, to_json
 from tasks.isolation.confinement import confine, connect, limit
+from tasks.isolation.frames import CONFINED, read_message, write_message
 from tasks.isolation.seccomp import SystemCallFilter
 
 Message = dict[str, Any]  # Any: JSON values
@@ -37,8 +37,6 @@ NUM_FILES = 32
 # the longest file where there is no /tmp: the one that standard output is kept in
 OUTPUT_FILE_BYTES = 4 << 20
 CPU_S = 600  # the host's clock ends a program long before
-LENGTH = struct.Struct(">I")  # before every message, both ways
-CONFINED = b""  # the first message, before there is a program; why not, if it is not
 
 
 def run_program(
@@ -62,10 +60,10 @@ def run_program(
         )
         filter_calls.install()
     except BaseException as error:  # a half-built wall must not run a program
-        _write_bytes(replies, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
+        write_message(replies, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         os._exit(1)
     try:
-        _write_bytes(REPLIES, CONFINED)
+        write_message(REPLIES, CONFINED)
         start = _read(COMMANDS)
         if start is not None:
             _serve(start)
@@ -155,7 +153,7 @@ def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
     except BaseException as error:
         name, words = _name(error), _words(error)
         encoded = json.dumps({"raised": name, "message": words}).encode("ascii")
-    _write_bytes(REPLIES, encoded)
+    write_message(REPLIES, encoded)
 
 
 def _name(error: BaseException) -> str:
@@ -199,28 +197,9 @@ def _raised(name: str, words: str) -> Exception:
 
 def _read(descriptor: int) -> Message | None:
     """One message, or None at the end of the stream."""
-    header = _read_bytes(descriptor, LENGTH.size)
-    if header is None:
-        return None
-    body = _read_bytes(descriptor, LENGTH.unpack(header)[0])
+    body = read_message(descriptor)
     return None if body is None else dict(json.loads(body))
 
 
-def _read_bytes(descriptor: int, count: int) -> bytes | None:
-    found = bytearray()
-    while len(found) < count:
-        chunk = os.read(descriptor, count - len(found))
-        if not chunk:
-            return None
-        found += chunk
-    return bytes(found)
-
-
 def _write(descriptor: int, message: Message) -> None:
-    _write_bytes(descriptor, json.dumps(message).encode("ascii"))
-
-
-def _write_bytes(descriptor: int, body: bytes) -> None:
-    left = memoryview(LENGTH.pack(len(body)) + body)
-    while left:
-        left = left[os.write(descriptor, left) :]
+    write_message(descriptor, json.dumps(message).encode("ascii"))

@@ -21,10 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tasks.cluster.deaths import manner
-from tasks.isolation.frames import Json
+from tasks.isolation.frames import CONFINED, DYING_S, ENDED, GRACE_S, LENGTH, WALLS_S, Json
 from tasks.isolation.interrupt import Interrupt, Interrupted
-from tasks.rewards.programs.sandbox.candidate import CONFINED, LENGTH
-from tasks.rewards.programs.sandbox.fork_server import END, FORK, STATUS
+from tasks.rewards.programs.sandbox.fork_server import END, FORK
 from tasks.rewards.programs.sandbox.messages import (
     GOES_ON,
     MAX_REPLY_BYTES,
@@ -35,10 +34,7 @@ from tasks.rewards.programs.sandbox.messages import (
     read_reply,
 )
 
-WALLS_S = 30.0  # to a process whose walls stand
 WATCH_S = 0.1  # between two looks at an origin that is slow to fork
-DYING_S = 0.5  # between the closing of a process's pipes and its end
-GRACE_S = 5.0  # for the origin to tell an end
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
 
 
@@ -247,10 +243,10 @@ class CandidateProcess:
 
     def _hear_origin(self) -> None:
         """One end, told in full: this candidate's, or an earlier one's that nobody waited for."""
-        told = self._control.recv(STATUS.size, socket.MSG_WAITALL)
-        if len(told) < STATUS.size:
+        told = self._control.recv(ENDED.size, socket.MSG_WAITALL)
+        if len(told) < ENDED.size:
             raise ForkServerLost("the process that forks candidates is gone")
-        number, code = STATUS.unpack(told)
+        number, code = ENDED.unpack(told)
         if number == self._number:
             self._exit_code = code
 

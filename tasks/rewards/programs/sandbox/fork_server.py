@@ -18,18 +18,11 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 
-from tasks.isolation.confinement import (
-    Fork,
-    become_nobody,
-    forking_apart,
-    restrict_to_reading,
-    settle,
-)
-from tasks.isolation.frames import send_frame
+from tasks.isolation.confinement import Fork, confine_fork_server
+from tasks.isolation.frames import ENDED, send_frame
 from tasks.isolation.seccomp import SystemCallFilter
 from tasks.rewards.programs.sandbox.candidate import run_program
 
@@ -44,8 +37,6 @@ FORK, END = (
     b"F",
     b"E",
 )  # what a host says: a candidate for these four descriptors; the running one is to end
-# what it is told: number of a candidate from 1, its exit code as `waitstatus_to_exitcode` has it
-STATUS = struct.Struct(">Ii")
 NUM_STREAMS = 4  # standard input, standard output, commands, replies
 
 
@@ -65,7 +56,7 @@ def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], N
             run(tuple(streams))
         for descriptor in streams:
             os.close(descriptor)
-        control.sendall(STATUS.pack(number, _await_end(control, pid)))
+        control.sendall(ENDED.pack(number, _await_end(control, pid)))
 
 
 def _await_end(control: socket.socket, pid: int) -> int:
@@ -81,16 +72,6 @@ def _await_end(control: socket.socket, pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _confine(readable: list[str]) -> Fork:
-    """Confine this process and its children, by Landlock where paths are given; how to fork."""
-    if readable:
-        become_nobody()
-        restrict_to_reading(readable)
-        return os.fork
-    settle()
-    return forking_apart()
-
-
 def main() -> None:
     """`fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`: paths are given where
     there are no namespaces."""
@@ -100,7 +81,7 @@ def main() -> None:
         importlib.import_module(name)
     try:
         calls = SystemCallFilter(has_files=tmp_bytes > 0)
-        fork = _confine(sys.argv[4:])
+        fork = confine_fork_server(sys.argv[4:])
     except (OSError, ValueError) as error:
         send_frame(control, {"unavailable": str(error)})
         return

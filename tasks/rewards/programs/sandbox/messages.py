@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from artifacts.datasets.plain_values import check
-from tasks.isolation.frames import Json
-from tasks.rewards.programs.sandbox.candidate import LENGTH
+from tasks.isolation.frames import LENGTH, Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

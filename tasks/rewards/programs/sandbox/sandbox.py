@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tasks.isolation.child_process import ChildProcess, NotStarted, start_walled
-from tasks.isolation.frames import Json
+from tasks.isolation.frames import GRACE_S, Json
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import (
     INSIDE,
@@ -30,7 +30,7 @@ from tasks.isolation.isolation import (
 )
 from tasks.isolation.user_map import UserMap
 from tasks.rewards.base import RewardUnavailable
-from tasks.rewards.programs.sandbox.candidate_process import GRACE_S, CandidateProcess, Unconfined
+from tasks.rewards.programs.sandbox.candidate_process import CandidateProcess, Unconfined
 from tasks.rewards.programs.sandbox.messages import Command, CommandReply
 
 START_S = 30.0  # to a fork server that answers
