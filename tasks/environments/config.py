@@ -1,4 +1,4 @@
-"""How many processes environments step in, and what they may take."""
+"""Bounds of episodes, and the number and limits of environment processes."""
 
 from __future__ import annotations
 

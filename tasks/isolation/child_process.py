@@ -1,7 +1,7 @@
-"""A process in a group of its own that its parent talks to over a socket, and how all of it ends.
+"""A process in a group of its own that its parent talks to over a socket: its start, behind walls
+if wanted, and the end of the process and all that it started.
 
-Leaves out what the two say to each other (`frames`), and what the process may do (`isolation`, and
-its caller).
+Leaves out the messages between the two (`frames`), and the command line of the walls (`isolation`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class ChildProcess:
             self.popen.stderr.close()
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it, or a process that it started: it answers nobody."""
+        """True if a signal has stopped it, or a process that it started: it cannot answer."""
         return any(_status(process) in STOPPED for process in self._tree())
 
     def _tree(self) -> list[psutil.Process]:
-        """It and all that it started, nothing if it has ended."""
+        """The process and all that it started, nothing if it has ended."""
         try:
             first = psutil.Process(self.popen.pid)
             return [first, *first.children(recursive=True)]
@@ -110,7 +110,7 @@ Command = Callable[[int, UserMap | None], Sequence[str]]  # the child's end of t
 
 
 class NotStarted(Exception):
-    """It could not be started, or did not say in time that it is ready; nothing is left of it."""
+    """A process could not be started, or was not ready in time; nothing is left of it."""
 
 
 def start_walled(
@@ -121,9 +121,9 @@ def start_walled(
     limit_s: float,
     interrupt: Interrupt,
 ) -> ChildProcess:
-    """Start it with this environment and await its greeting, {"ready"} or {"unavailable": why}.
+    """Start a process behind walls and await its greeting, {"ready"} or {"unavailable": why}.
 
-    NotStarted with the reason, Interrupted once that is set.
+    NotStarted with the reason, Interrupted once that is set. env: all that the process gets.
     """
     try:
         process = _spawn(command, isolation, env, limit_s, interrupt)
@@ -162,7 +162,7 @@ def _spawn(
 
 
 def _problem(process: ChildProcess, limit_s: float, interrupt: Interrupt) -> str:
-    """Why it is not ready and was ended, an empty string when it is."""
+    """The reason why the process is not ready and was ended, empty when it is ready."""
     try:
         interrupt.wait(process.stream.fileno(), limit_s)
         greeting = receive_frame(process.stream, time.monotonic() + GRACE_S)
@@ -181,9 +181,9 @@ def _problem(process: ChildProcess, limit_s: float, interrupt: Interrupt) -> str
 
 
 def _last_words(process: ChildProcess) -> str:
-    """End all of its group, and the last line of what it wrote.
+    """End the process and its group; returns the last line of its standard error.
 
-    What bubblewrap leaves half built without itself waits forever, with our pipe in its hand.
+    A half-built child of a dead bubblewrap waits forever, and holds our pipe open.
     """
     assert process.popen.stderr is not None
     with os.fdopen(os.dup(process.popen.stderr.fileno()), errors="replace") as written:

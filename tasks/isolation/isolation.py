@@ -4,15 +4,15 @@ isolation. The weaker one is used only where the configuration names it.
 `namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it
 sees what its `View` says, read-only, and a private /tmp. `landlock`: an unprivileged user and
 Landlock rules: no other files can be read, nothing written, yet the pid and network views are the
-machine's. Leaves out what the process does inside: give up what it has (`namespaces`, `landlock`),
-bound itself (`confinement`) and filter its calls (`seccomp`).
+machine's. Leaves out what the process does inside: give up what it has and bound itself
+(`confinement`) and filter its calls (`seccomp`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import filterfalse
@@ -27,7 +27,7 @@ DEFAULT_MEMORY_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """Bounds that the kernel enforces on the process of one program; it can start no other."""
+    """Bounds that the kernel enforces on the process of one program, which can start no other."""
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES  # address space
     # its private /tmp, and the longest file; no file can be written without namespaces
@@ -46,7 +46,7 @@ NAMESPACE_SETTING = "/proc/sys/user/max_user_namespaces"
 
 
 class Isolation(StrEnum):
-    """What stands between a process and the machine."""
+    """The kinds of walls between a process and the machine."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
@@ -69,7 +69,7 @@ CURES: Mapping[Isolation, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a process behind walls of namespaces sees of the machine."""
+    """The part of the machine that a process behind walls of namespaces sees."""
 
     paths: tuple[str, ...]  # files and directories at their own places, read-only
     code: tuple[str, ...] = ()  # of these sources, read-only, beneath INSIDE
@@ -93,8 +93,8 @@ def bubblewrap() -> str:
 
 
 def interpreter_paths(interpreter: Interpreter | None = None) -> tuple[str, ...]:
-    """What an interpreter needs, this process's unless it is named: itself, its library, and the
-    system's."""
+    """Paths that an interpreter needs, this process's unless it is named: itself, its library, and
+    the system's libraries."""
     python = interpreter or own()
     libraries = (f"{python.base_prefix}/lib", f"{python.base_prefix}/lib64", *LIBRARIES)
     asked = dict.fromkeys((python.executable, *libraries))
@@ -108,14 +108,24 @@ def hidden_packages() -> list[str]:
 
 def without_packages(path: str) -> list[str]:
     """A path, or, where packages lie beneath it, all that lies beside them, links left out."""
-    return _without(path, _packages(path))
+    packages = _packages(path)
+
+    def without(part: str) -> list[str]:
+        if part in packages:
+            return []
+        if not any(directory.startswith(f"{part}/") for directory in packages):
+            return [part]
+        entries = sorted(entry for entry in Path(part).iterdir() if not entry.is_symlink())
+        return [found for entry in entries for found in without(str(entry))]
+
+    return without(path)
 
 
 def walls(users: UserMap | None, view: View) -> list[str]:
-    """The command line of bwrap. The fork server settles in by its capabilities, what it forks has
+    """The command line of bwrap. The fork server settles in by its capabilities, its children have
     none.
 
-    All stay in the group that the host kills: only forked processes get a session of their own.
+    All stay in the group that the parent kills: only forked processes get a session of their own.
     """
     nobody = users.arguments if users else ["--uid", str(NOBODY), "--gid", str(NOBODY)]
     names = ("SYS_ADMIN", "SYS_RESOURCE", *(("SETUID", "SETGID") if users else ()))
@@ -131,7 +141,7 @@ def walls(users: UserMap | None, view: View) -> list[str]:
 
 
 def variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Arguments of bwrap: these variables and no others."""
+    """Arguments of bwrap that set these environment variables and no others."""
     yield "--clearenv"
     for name, value in environment.items():
         yield from ("--setenv", name, value)
@@ -140,15 +150,6 @@ def variables(environment: Mapping[str, str]) -> Iterator[str]:
 def _packages(path: str) -> list[str]:
     """Directories of installed packages in a library."""
     return [str(found) for pattern in PACKAGES for found in sorted(Path(path).glob(pattern))]
-
-
-def _without(path: str, packages: Collection[str]) -> list[str]:
-    if path in packages:
-        return []
-    if not any(directory.startswith(f"{path}/") for directory in packages):
-        return [path]
-    entries = sorted(entry for entry in Path(path).iterdir() if not entry.is_symlink())
-    return [part for entry in entries for part in _without(str(entry), packages)]
 
 
 def _ways(view: View) -> Iterator[str]:

@@ -40,8 +40,8 @@ def test_without_any_reading_the_emptier_one_is_next() -> None:
 
 
 def test_episodes_of_other_engines_count() -> None:
-    told = view(0.1, own=1).told(PoolLoad(num_places=8, num_episodes=6, num_waiting=1))
-    assert (told.others, told.num_episodes, told.num_places) == (6, 7, 8)
+    told = view(0.1, own=1).loaded(PoolLoad(num_places=8, num_episodes=6, num_waiting=1))
+    assert (told.own, told.others, told.num_places) == (1, 6, 8)
     assert least_wait({"told": told, "empty": view(0.3)}) == "empty"
 
 

@@ -45,7 +45,7 @@ async def kept(workers: Workers, num_looks: int, max_remakes: int = 3) -> list[s
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_actor, "LOOK_S", 0.0)
+    monkeypatch.setattr(pool_actor, "CHECK_S", 0.0)
 
 
 async def test_the_lost_one_is_made_anew_once() -> None:

@@ -42,7 +42,7 @@ async def test_an_episode_that_is_given_up_while_another_is_ended_is_ended_too()
 
     worker = reached.worker = PoolWorker("environment-0", "engine-0:1", connect)
     worker.abandoned += ["early"]
-    assert await worker.look()
+    assert await worker.check()
     assert sorted(reached.ended) == ["early", "late"]
     assert not worker.abandoned
 
@@ -86,6 +86,6 @@ async def test_an_end_that_its_worker_may_not_have_heard_of_is_told_again(
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
-    assert await workers._workers["environment-0"].look()
+    assert await workers._workers["environment-0"].check()
     assert cut.ended == ["0/1:0#1"]
     await workers.close()

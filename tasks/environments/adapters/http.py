@@ -17,8 +17,9 @@ import json
 import urllib.error
 import urllib.request
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -65,7 +66,7 @@ class HttpConfig(AdapterConfig, TokenPlace):
 
 
 class HttpRecipe(NamedTuple):
-    """What the process of an environment gets to know."""
+    """The recipe of an environment behind a server, for its process."""
 
     config: HttpConfig
     authorization: dict[str, str]
@@ -73,46 +74,26 @@ class HttpRecipe(NamedTuple):
     def build(self) -> Environment:
         """An environment without its token, for its pickles are kept."""
         _authorizations[self.config.url] = self.authorization
-        shape: HttpShape = Gem(self.config) if self.config.shape == "gem" else OpenEnv(self.config)
-        return HttpEnvironment(shape, self.config.max_turns)
+        kind = GemEnvironment if self.config.shape == "gem" else OpenEnvEnvironment
+        return kind(self.config)
 
 
 # headers by server's URL, of this process
 _authorizations: dict[str, dict[str, str]] = {}
 
 
-class HttpShape(Protocol):
-    """How a server is asked."""
-
-    def reset(self, seed: int) -> Json:
-        """The answer to a reset."""
-        ...
-
-    def step(self, text: str) -> Json:
-        """The answer to a step."""
-        ...
-
-    def observed(self, answer: Json) -> object:
-        """What is observed, of an answer."""
-        ...
-
-    def end(self) -> None:
-        """The episode is over."""
-        ...
-
-
-class HttpEnvironment:
+class HttpEnvironment(ABC):
     """One episode at a server. A copy by pickle goes on with the same episode there."""
 
-    def __init__(self, shape: HttpShape, max_turns: int) -> None:
-        self._shape, self._max_turns = shape, max_turns
+    def __init__(self, config: HttpConfig) -> None:
+        self._config = config
 
     def reset(self, seed: int) -> str:
-        self._turns_left = self._max_turns
-        return self._text(self._shape.reset(seed))
+        self._turns_left = self._config.max_turns
+        return self._text(self._ask_reset(seed))
 
     def step(self, text: str) -> Transition:
-        answer = self._shape.step(text)
+        answer = self._ask_step(text)
         self._turns_left -= 1
         terminated = bool(answer.get("terminated", answer.get("done", False)))
         truncated = bool(answer.get("truncated", False))
@@ -120,7 +101,7 @@ class HttpEnvironment:
             terminated = bool(answer.get("terminated", False))
         is_cut = truncated or (self._turns_left <= 0 and not terminated)
         if terminated or is_cut:
-            self._shape.end()
+            self._end()
         info = answer.get("info") or answer.get("metadata") or {}
         return Transition(
             observation=self._text(answer),
@@ -131,7 +112,7 @@ class HttpEnvironment:
         )
 
     def _text(self, answer: Json) -> str:
-        observation = self._shape.observed(answer)
+        observation = self._observed(answer.get("observation"))
         if not isinstance(observation, str):
             raise ProtocolError(
                 f"an observation must be text, the server gave {observation!r:.100}; name the field"
@@ -139,51 +120,60 @@ class HttpEnvironment:
             )
         return observation
 
+    @abstractmethod
+    def _ask_reset(self, seed: int) -> Json:
+        """The server's answer to a reset."""
 
-class OpenEnv:
-    """Actions and observations are objects with fields."""
+    @abstractmethod
+    def _ask_step(self, text: str) -> Json:
+        """The server's answer to a step."""
 
-    def __init__(self, config: HttpConfig) -> None:
-        self._config, self._episode_id = config, ""
+    def _observed(self, observation: Json) -> object:
+        """The text in an answer's observation."""
+        return observation
 
-    def reset(self, seed: int) -> Json:
+    def _end(self) -> None:
+        """Tell the server that the episode is over, where it does not know by itself."""
+        return
+
+
+class OpenEnvEnvironment(HttpEnvironment):
+    """An environment of OpenEnv: actions and observations are objects with fields."""
+
+    def _ask_reset(self, seed: int) -> Json:
         self._episode_id = uuid.uuid4().hex
         return post(self._config, "reset", {"seed": seed, "episode_id": self._episode_id})
 
-    def step(self, text: str) -> Json:
+    def _ask_step(self, text: str) -> Json:
         action = {self._config.action_field: text}
         return post(self._config, "step", {"action": action, "episode_id": self._episode_id})
 
-    def observed(self, answer: Json) -> object:
-        observation = answer.get("observation")
+    def _observed(self, observation: Json) -> object:
         if isinstance(observation, Mapping):
             return observation.get(self._config.observation_field, observation)
         return observation
 
-    def end(self) -> None:
-        """The server knows by itself."""
 
-
-class Gem:
-    """Actions and observations are texts; an episode has a sandbox of its own."""
+class GemEnvironment(HttpEnvironment):
+    """An environment of ROCK (GEM): actions and observations are texts; an episode has a sandbox of
+    its own."""
 
     def __init__(self, config: HttpConfig) -> None:
-        self._config, self._sandbox_id = config, ""
+        super().__init__(config)
+        self._sandbox_id = ""
 
-    def reset(self, seed: int) -> Json:
-        self.end()
+    def _ask_reset(self, seed: int) -> Json:
+        self._end()
         made = post(self._config, "make", {"env_id": self._config.environment_id})
         self._sandbox_id = str(made.get("sandbox_id", ""))
         return post(self._config, "reset", {"sandbox_id": self._sandbox_id, "seed": seed})
 
-    def step(self, text: str) -> Json:
+    def _ask_step(self, text: str) -> Json:
         return post(self._config, "step", {"sandbox_id": self._sandbox_id, "action": text})
 
-    def observed(self, answer: Json) -> object:
-        return answer.get("observation")
-
-    def end(self) -> None:
-        """The server ends by itself what it cannot close, and may have done so."""
+    def _end(self) -> None:
+        """Close the sandbox. The server ends by itself the sandboxes that it cannot close, and may
+        have done so."""
         sandbox_id, self._sandbox_id = self._sandbox_id, ""
         if sandbox_id:
             with contextlib.suppress(RuntimeError):

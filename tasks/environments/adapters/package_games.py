@@ -1,8 +1,9 @@
-"""A game of another package, in the interpreter that has the package: standard library only.
+"""Games of GEM (gem-llm) and TextArena, in the interpreter that has the package: standard library
+only.
 
     package there? ─▶ recent enough? ─▶ id known? ─▶ made once ─▶ ( seeded, made anew ─▶ turns )*
 
-What is wrong with one of these is told once, as `Unusable`. The packages draw from the random
+A fault of one of these is raised once, as `Unusable`. The packages draw from the random
 sources that a whole process shares: they are seeded before every game, and a process has one game.
 """
 
@@ -129,7 +130,14 @@ SUFFIX = "suffix"  # of `info`: what is asked for after every observation
 
 
 class GemGame(PackageGame):
-    """One game of GEM."""
+    """One game of GEM.
+
+        reset(seed) -> (text, {"suffix"})
+        step(text) -> (text, reward, terminated, truncated, info)
+
+    GEM gives both flags for a question that is answered in one turn, and for a game that its bound
+    of turns cut: only the latter counts its turns.
+    """
 
     package = "gem"
     distribution = "gem-llm"
@@ -144,7 +152,9 @@ class GemGame(PackageGame):
     def act(self, game: Any, text: str) -> Transition:  # Any: likewise
         observation, reward, terminated, truncated, info = game.step(text)
         is_over = bool(terminated or truncated)
-        is_cut = bool(truncated) and (not terminated or is_at_bound(game))
+        bound = getattr(game, "max_turns", None)
+        is_at_bound = bound is not None and getattr(game, "turn_count", 0) >= bound
+        is_cut = bool(truncated) and (not terminated or is_at_bound)
         return Transition(
             observation=observation if is_over else observation_text(observation, info),
             reward=float(reward),
@@ -163,17 +173,20 @@ def observation_text(
     return f"{observation}{'' if observation.endswith(chr(10)) else chr(10)}{info[SUFFIX]}"
 
 
-def is_at_bound(game: Any) -> bool:  # Any: of the package
-    """Whether the game has counted as many turns as it gives."""
-    bound = getattr(game, "max_turns", None)
-    return bound is not None and getattr(game, "turn_count", 0) >= bound
-
-
 PLAYER = 0
 
 
 class TextArenaGame(PackageGame):
-    """One game of TextArena."""
+    """One game of TextArena for one player.
+
+        reset(num_players=1, seed)
+        get_observation() -> (player, messages)      step(text) -> (done, info)
+        close() -> (rewards, {player: {"reason", ...}}), when it is done
+
+    Its wrappers of observations repeat the whole game every turn. A model has read that already, so
+    an observation has the messages since the model's last turn, without its own; actions go through
+    the wrappers. The reward comes with the end.
+    """
 
     package = "textarena"
     distribution = "textarena"
@@ -194,11 +207,11 @@ class TextArenaGame(PackageGame):
     def begin(self, game: Any, seed: int) -> str:  # Any: of the package
         game.reset(num_players=1, seed=seed)
         self._bound = _Bound(game.state)
-        return "\n".join(said(game))
+        return "\n".join(messages_of(game))
 
     def act(self, game: Any, text: str) -> Transition:  # Any: likewise
         done, info = game.step(text)
-        messages = said(game)
+        messages = messages_of(game)
         if not done:
             return Transition("\n".join(messages), 0.0, False, False, info)
         rewards, infos = game.close()
@@ -214,7 +227,7 @@ class TextArenaGame(PackageGame):
 
 
 class _Bound:
-    """Hears whether a game that asks if its turns are used up is told so."""
+    """Records whether a game has found that its turns are used up."""
 
     def __init__(self, state: Any) -> None:  # Any: of the package
         self.was_met = False
@@ -228,8 +241,8 @@ class _Bound:
         state.check_turn_limit = check_turn_limit
 
 
-def said(game: Any) -> list[str]:  # Any: of the package
-    """What was said since the last call, by others than the player."""
+def messages_of(game: Any) -> list[str]:  # Any: of the package
+    """The messages since the last call, without those of the player."""
     while "env" in vars(game):  # a wrapper
         game = game.env
     player, messages = game.get_observation()
@@ -243,7 +256,7 @@ GAMES: Mapping[str, type[PackageGame]] = {"gem": GemGame, "textarena": TextArena
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageRecipe:
-    """Which game."""
+    """The recipe of one game, for a process of another interpreter."""
 
     package: str  # one of GAMES
     id: str

@@ -35,7 +35,6 @@ from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import Bridge, read_bridge
 from tasks.environments.episodes.play import Means, Play
 from tasks.environments.episodes.turn_batcher import TurnBatcher
-from tasks.environments.pools.pool import EnvironmentPool
 from tasks.environments.pools.remote_pools import RemotePools
 from tasks.environments.pools.status_board import ReportingPool
 from tasks.environments.registry import EnvironmentConfig
@@ -64,20 +63,20 @@ class EpisodeReplica(Replica):
         self._hosts = hosts
         self._max_model_len = max_model_len
         self._done = Mailbox[News]()
-        self._desk = TurnBatcher(inner, self._done.put, self._lose)
+        self._turns = TurnBatcher(inner, self._done.put, self._lose)
         self._lost: EngineLost | ValueError | None = None
         self._log = log
         self._plays: dict[str, tuple[Play, asyncio.Task[Generated]]] = {}  # by response id
         self._means = {
             domain: Means(
                 engine=inner.name,
-                ask=self._desk.turn,
+                ask=self._turns.turn,
                 settings=settings,
                 hosts=hosts,
                 bridge=bridges[domain],
                 config=config,
                 clock=clock,
-                write=log.write if log is not None else _forget,
+                write=log.write if log is not None else lambda generated, num_written: None,
             )
             for domain, settings in environments.items()
         }
@@ -89,7 +88,7 @@ class EpisodeReplica(Replica):
         self._check(episodes)
         plain = [request for request in requests if not request.environment]
         if plain:
-            await self._desk.pass_on(plain)
+            await self._turns.pass_on(plain)
         for request in episodes:
             play = Play(request, self._means[request.environment])
             task = asyncio.create_task(play.run())
@@ -103,8 +102,8 @@ class EpisodeReplica(Replica):
         return done
 
     async def abort(self, response_ids: Sequence[str]) -> None:
-        """An episode in the engine is stopped there; one that waits for its environment ends with
-        what it has, and its environment is killed."""
+        """Stop episodes: one that is in the engine stops there; one that waits for its environment
+        ends as far as it has come, and its environment is killed."""
         self._check_alive()
         if not response_ids:
             self._done.wake()
@@ -119,7 +118,7 @@ class EpisodeReplica(Replica):
                     in_engine.append(name)
                 else:
                     task.cancel()
-        await self._desk.abort(in_engine)
+        await self._turns.abort(in_engine)
 
     async def load_weights(
         self,
@@ -135,8 +134,8 @@ class EpisodeReplica(Replica):
         return attestation
 
     async def stats(self) -> EngineStats:
-        """The inner replica's; the progress of an episode is what it holds, given tokens included,
-        wherever it is."""
+        """The inner replica's reading. The progress of an episode is its number of tokens, given
+        ones included, wherever it is."""
         self._check_alive()
         reading = await self._inner.stats()
         begun = {
@@ -158,8 +157,7 @@ class EpisodeReplica(Replica):
     # --- episodes ------------------------------------------------------------------------------
 
     def _ended(self, play: Play, task: asyncio.Task[Generated]) -> None:
-        """Hand back what became of an episode. A task that is cancelled was stopped, or is nobody's
-        any more."""
+        """Hand back an episode that is over. A cancelled task was stopped, or dropped."""
         name = play.request.response_id
         del self._plays[name]
         if task.cancelled():
@@ -176,22 +174,21 @@ class EpisodeReplica(Replica):
             self._lose(EngineLost(f"the episode {name} died of {type(error).__name__}\n{cause}"))
 
     async def _drop(self) -> None:
-        """End every episode with its environment, and forget what nobody has collected."""
-        await self._desk.clear()
+        """End every episode with its environment, and forget uncollected responses."""
+        await self._turns.clear()
         plays = dict(self._plays)
         for play, task in plays.values():
             play.is_stopped = False  # nobody waits for it any more
             task.cancel()
         await asyncio.gather(*(task for _, task in plays.values()), return_exceptions=True)
-        await asyncio.gather(
-            *map(self._hosts.end, plays)
-        )  # where a second stop broke off the first
+        # once more, where a second stop broke off the first
+        await asyncio.gather(*map(self._hosts.end, plays))
         self._done.drop()
 
     def _lose(self, error: EngineLost | ValueError) -> None:
-        """Nothing can go on: callers hear of it, environments are ended."""
+        """Fail for good: callers get this error, environments are ended."""
         self._lost = self._lost or error
-        self._desk.close()
+        self._turns.close()
         for _, task in self._plays.values():
             task.cancel()
         self._done.drop()
@@ -201,7 +198,7 @@ class EpisodeReplica(Replica):
             raise type(self._lost)(str(self._lost))
 
     def _check(self, episodes: Sequence[Request]) -> None:
-        """ValueError for the first that cannot be played."""
+        """Raise ValueError for the first episode that cannot be played."""
         seen = {*self._plays}
         for request in episodes:
             name = request.response_id
@@ -227,10 +224,6 @@ class EpisodeReplica(Replica):
             seen.add(name)
 
 
-def _forget(generated: Generated, num_written: int) -> None:
-    """Keeps nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlayer:
     """Called with the replica that a process has built, it gives the one that callers see."""
@@ -246,7 +239,7 @@ class EpisodePlayer:
     def __call__(self, inner: Replica) -> Replica:
         return EpisodeReplica(
             inner,
-            ToolProcesses(self._hosts(inner.name), Isolation(self.config.hosts.isolation)),
+            ToolProcesses(self._processes(inner.name), Isolation(self.config.hosts.isolation)),
             self.environments,
             {
                 domain: bridge_of(self.model_path, settings.head())
@@ -257,13 +250,11 @@ class EpisodePlayer:
             log=TurnLog(self.turns_folder, inner.name) if self.turns_folder is not None else None,
         )
 
-    def _hosts(self, engine: str) -> EnvironmentProcesses:
+    def _processes(self, engine: str) -> EnvironmentProcesses:
         hosts = self.config.hosts
         if self.workers:
             return RemotePools.of(self.run_id, engine, self.workers, hosts)
-        return ReportingPool(
-            EnvironmentPool(hosts, self.environments.values()), self.run_id, engine
-        )
+        return ReportingPool(hosts, self.environments.values(), self.run_id, engine)
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""Questions answered in one turn: rows become token ids."""
+"""Rows become prompts: a question by the chat template, a seed as the head of every episode."""
 
 from __future__ import annotations
 

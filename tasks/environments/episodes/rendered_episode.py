@@ -1,9 +1,17 @@
-"""What a chat template makes of an episode: its parts, read off with markers in the places of
+"""An episode as a chat template renders it: its parts, read off with markers in the places of
 observations and actions.
 
-    head │ first observation │ ACTION1 │ what follows it, the next observation in it │ ACTION2 ...
+    head │ first observation │ ACTION1 │ all up to ACTION2, the next observation in it │ ACTION2 ...
 
-Leaves out token ids (`bridge`).
+Most templates of models that think take the thoughts out of earlier turns:
+
+    turn 1   head │ observation │ <think>...</think> 12
+    turn 2   head │ observation │ 12 │ observation │ <think>...</think> 17      no extension
+
+Such a turn is given the whole history anew, as the template renders it now (`Rewriting`). The
+record says what the model read, and its sampled tokens are trained in front of that: an episode of
+several paths instead of one. Where the template leaves all as it was, the path goes on. Leaves out
+token ids (`bridge`).
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ CURE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedEpisode:
-    """A rendered episode in its parts, with markers for what is said in it."""
+    """A rendered episode in its parts, with markers for observations and actions."""
 
     head: str  # the messages before the first observation
     first: str  # from there to the first action, the first observation's marker in it
@@ -36,7 +44,7 @@ class RenderedEpisode:
 
     @property
     def whole(self) -> str:
-        """All of it."""
+        """The parts together."""
         return self.head + self.first + ACTIONS[0] + self.next
 
 
@@ -96,7 +104,7 @@ def _start(tokens: ChatTokens, head: Sequence[Message]) -> str:
 
 
 def keeps_thoughts(tokens: ChatTokens, head: Sequence[Message]) -> bool:
-    """Whether the template leaves the thoughts of earlier turns where they are."""
+    """True if the template leaves the thoughts of earlier turns where they are."""
     try:
         render_episode(tokens, head, "", THOUGHTS)
     except ValueError:
@@ -118,7 +126,7 @@ Exchange = tuple[str, str]  # an observation, and the action that answered it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewriting:
-    """One template's, behind one head."""
+    """Renders the histories of episodes with one head anew."""
 
     head: tuple[Message, ...]  # what every episode begins with
     num_head_ids: int  # its tokens
@@ -134,5 +142,5 @@ class Rewriting:
         return self.tokens.ids(self.tokens.render(chat, asks=True))
 
     def history(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
-        """The same after the head."""
+        """The ids of `ids` after the head."""
         return self.ids(said, observation)[self.num_head_ids :]

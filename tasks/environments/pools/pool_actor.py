@@ -1,11 +1,12 @@
-"""A worker of the role environment: the Dask actor that holds one pool for all engines of a run.
+"""Workers of the role environment: the Dask actor that holds one pool for all engines of a run, and
+the keeper that replaces lost actors.
 
     engine-0, engine-1, ... ── reset, step, end ──▶ PoolActor ─▶ EnvironmentPool ─▶ processes
 
-An engine calls under a name that no later process of it has, and gives every reset another episode
-id. What an engine left behind that has not been heard of for a while is ended. Calls are coroutines
-on the worker's event loop, so that none waits behind another; of calls for one episode `end` may
-come before the `reset` that it breaks off.
+An engine calls under a name that no later process of that engine has, and gives every reset another
+episode id. The episodes of an engine that is silent for a while are ended. Calls are coroutines on
+the worker's event loop, so that none waits behind another; of calls for one episode `end` may come
+before the `reset` that it breaks off.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from artifacts.records import pack, unpack
 from tasks.cluster.actors import ActorLost
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.config import EnvironmentProcessConfig
-from tasks.environments.pools.pool import EnvironmentPool
 from tasks.environments.pools.pool_report import PoolLoad
 from tasks.environments.pools.status_board import ReportingPool
 
+logger = logging.getLogger(__name__)
+
 ENDED = "its episode was ended"
-SILENT_S = 120.0  # a caller that is not heard of for so long is gone
-SWEEP_S = 10.0  # between two looks for those
+SILENT_S = 120.0  # a caller without a call for so long is gone
+SWEEP_S = 10.0  # between two checks for silent callers
+CHECK_S = 2.0  # between two checks for lost workers
 NUM_ENDED = 1000  # episodes that are remembered because their end came first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What became of a call."""
+    """The result of a call to a `PoolActor`."""
 
     # None where the call failed, and of a reset that goes on from a state
     value: str | Transition | None = None
@@ -46,7 +49,7 @@ class CallResult:
 
 
 class PoolActor:
-    """Made by the flow; `warm` comes before the first episode."""
+    """The actor of one worker. Made by the flow; `warm` comes before the first episode."""
 
     def __init__(
         self,
@@ -55,62 +58,59 @@ class PoolActor:
         run_id: str,
         name: str,
     ) -> None:
-        """settings: of the environments that are to come. name: of the worker."""
-        self._pool = EnvironmentPool(config, settings)
-        self._hosts = ReportingPool(self._pool, run_id, name)
-        self._heard_s: dict[str, float] = {}  # when each caller was heard of last
+        """settings: of expected environments. name: of the worker."""
+        self._pool = ReportingPool(config, settings, run_id, name)
+        self._last_call_s: dict[str, float] = {}  # by caller, on the monotonic clock
         self._open: dict[str, set[str]] = {}  # episodes by caller
         self._calls: dict[str, asyncio.Future[str | Transition | None]] = {}  # that are made
         self._ended_first: deque[str] = deque(maxlen=NUM_ENDED)
         self._sweeping: asyncio.Task[None] | None = None
 
     async def ping(self) -> None:
-        """Answers as long as the process does."""
+        """Answer as long as the process lives."""
 
     async def warm(self) -> None:
-        """Have ready what no episode should wait for. ValueError, with the cure, where this machine
-        cannot host environments."""
-        await self._hosts.warm()
+        """Start the fork servers. ValueError, with the cure, where this machine cannot host
+        environments."""
+        await self._pool.warm()
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
 
-    async def hear(self, caller: str) -> bytes:
-        """A caller says that it goes on; how full the pool is."""
-        self._heard_s[caller] = time.monotonic()
+    async def keep_alive(self, caller: str) -> bytes:
+        """Take a sign of life from a caller. Returns a packed `PoolLoad`."""
+        self._last_call_s[caller] = time.monotonic()
         return pack(self._pool.load)
 
     async def reset(self, caller: str, episode_id: str, payload: bytes) -> bytes:
-        """Begin an episode or go on from a state; payload: its settings, seed and state. An
-        `CallResult`."""
+        """Begin an episode or go on from a state; payload: its settings, seed and state, packed.
+        Returns a packed `CallResult`."""
         settings, seed, state = unpack(payload)
-        self._heard_s[caller] = time.monotonic()
+        self._last_call_s[caller] = time.monotonic()
         name = _name(caller, episode_id)
         if name in self._ended_first:
             return pack(CallResult(ending=Ending.CRASHED, detail=ENDED, load=self._pool.load))
         self._open.setdefault(caller, set()).add(episode_id)
-        return await self._answer(
-            caller, episode_id, self._hosts.reset(name, settings, seed, state)
-        )
+        return await self._answer(caller, episode_id, self._pool.reset(name, settings, seed, state))
 
     async def step(self, caller: str, episode_id: str, text: str) -> bytes:
-        """Take a turn. An `CallResult`."""
-        self._heard_s[caller] = time.monotonic()
+        """Take a turn. Returns a packed `CallResult`."""
+        self._last_call_s[caller] = time.monotonic()
         if episode_id not in self._open.get(caller, ()):
             return pack(CallResult(is_unknown=True, load=self._pool.load))
-        step = self._hosts.step(_name(caller, episode_id), text)
+        step = self._pool.step(_name(caller, episode_id), text)
         return await self._answer(caller, episode_id, step)
 
     async def end(self, caller: str, episode_id: str) -> bytes:
-        """Nobody goes on with it; how full the pool is afterwards."""
-        self._heard_s[caller] = time.monotonic()
+        """End an episode. Returns a packed `PoolLoad`."""
+        self._last_call_s[caller] = time.monotonic()
         if episode_id not in self._open.get(caller, ()):
             self._ended_first.append(_name(caller, episode_id))
         await self._end(caller, episode_id)
         return pack(self._pool.load)
 
     async def leave(self, caller: str) -> None:
-        """The caller ends, and all its episodes with it."""
-        self._heard_s.pop(caller, None)
+        """End all episodes of a caller that ends."""
+        self._last_call_s.pop(caller, None)
         for episode_id in tuple(self._open.pop(caller, ())):
             await self._end(caller, episode_id)
 
@@ -118,7 +118,7 @@ class PoolActor:
         """End every process."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        self._hosts.close()
+        self._pool.close()
 
     async def _answer(
         self, caller: str, episode_id: str, work: Awaitable[str | Transition | None]
@@ -127,7 +127,7 @@ class PoolActor:
         name = _name(caller, episode_id)
         call = self._calls[name] = asyncio.ensure_future(work)
         try:
-            value, state = await call, self._hosts.snapshot(name)
+            value, state = await call, self._pool.snapshot(name)
             return pack(CallResult(value=value, state=state, load=self._pool.load))
         except EnvironmentFailed as error:
             ending, detail = error.ending, error.detail
@@ -145,15 +145,15 @@ class PoolActor:
         call = self._calls.pop(name, None)
         if call is not None:
             call.cancel()
-        await self._hosts.end(name)
+        await self._pool.end(name)
 
     async def _sweep(self) -> None:
-        """End what callers left behind that are not heard of any more."""
+        """End the episodes of silent callers, again and again."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
-            for caller, heard_s in tuple(self._heard_s.items()):
-                if now_s - heard_s > SILENT_S:
+            for caller, last_s in tuple(self._last_call_s.items()):
+                if now_s - last_s > SILENT_S:
                     await self.leave(caller)
 
 
@@ -162,13 +162,11 @@ def _name(caller: str, episode_id: str) -> str:
     return f"{caller}/{episode_id}"
 
 
-logger = logging.getLogger(__name__)
-
-LOOK_S = 2.0
-
-
 class PoolKeeper:
-    """Of a run's workers of environments. For the coroutines of one event loop."""
+    """Replaces lost workers of environments while rounds go on, so that no episode waits for a
+    recovery: they train nothing and hold nothing that a replay needs. A worker that is lost again
+    and again is given up; the others go on with its episodes. For one event loop.
+    """
 
     def __init__(
         self,
@@ -177,8 +175,8 @@ class PoolKeeper:
         make: Callable[[Sequence[str]], Awaitable[None]],
         max_remakes: int,
     ) -> None:
-        """lost: which of these do not answer. make: their actors anew, in new processes where the
-        old ones live. max_remakes: of each."""
+        """lost: returns those of some workers that do not answer. make: makes the actors of some
+        workers anew, in new processes where the old ones live. max_remakes: of each worker."""
         self._names = set(names)
         self._lost, self._make = lost, make
         self._max_remakes = max_remakes
@@ -186,19 +184,19 @@ class PoolKeeper:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look after them from now on; harmless when it does already, or where there are none."""
+        """Check from now on; harmless when it does already, or without workers."""
         if self._names and self._keeping is None:
             self._keeping = asyncio.create_task(self._keep())
 
     def stop(self) -> None:
-        """Make no more."""
+        """Check no more."""
         if self._keeping is not None:
             self._keeping.cancel()
             self._keeping = None
 
     async def _keep(self) -> None:
         while self._names:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
                 lost = await self._lost(self._names)
             except (RuntimeError, OSError) as error:  # of the connection, not of a worker

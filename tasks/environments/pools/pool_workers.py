@@ -1,8 +1,16 @@
-"""The workers of the role environment as one engine knows them: which of them answer, what it has
-there, and which is to have the next episode.
+"""The workers of the role environment as one engine knows them: their connections, their load, and
+the worker for the next episode, the one with the least expected wait.
 
-Every few seconds each is told that the engine goes on, and says how full it is; one that was lost
-is looked for until it is there again, with a new actor.
+    expected wait = seconds of a step there x (episodes there + 1)
+                  + seconds an episode holds its place x (places asked for beyond those there are)
+                    / places
+
+A worker that answers half as fast as another one gets half as many episodes; one that is full gets
+none as long as another has room and is not slower by more than the wait. A worker without readings
+counts as the mean of the others, so that all are tried.
+
+Every few seconds each worker gets a sign of life of the engine and answers with its load; the
+connection to a lost one is tried until it is there again, with a new actor.
 """
 
 from __future__ import annotations
@@ -19,12 +27,16 @@ from tasks.cluster.actors import ActorLost
 from tasks.environments.base import EnvironmentFailed
 from tasks.environments.pools.pool_report import PoolLoad
 
+LOG = logging.getLogger(__name__)
 WEIGHT = 0.2  # of a new reading in a running mean
+KEEP_ALIVE_S = 5.0  # between two signs of life to a worker
+RETRY_S = 1.0  # between two tries to connect to a lost one
+ANSWER_S = 20.0  # for a worker to answer a sign of life
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """What an engine knows of one worker of environments."""
+    """An engine's readings of one worker of environments."""
 
     step_s: float | None = None  # running mean of a step as the caller waits; None before the first
     held_s: float | None = None  # running mean of the time from an episode's reset to its end
@@ -32,35 +44,32 @@ class WorkerView:
     others: int = 0  # those of other engines, when it last answered
     num_places: int = 1  # processes there
 
-    @property
-    def num_episodes(self) -> int:
-        """All that are there, as far as known."""
-        return self.own + self.others
-
     def begun(self) -> WorkerView:
-        """This engine has sent one more episode there."""
+        """Count one more episode of this engine."""
         return replace(self, own=self.own + 1)
 
     def ended(self, held_s: float | None = None) -> WorkerView:
-        """One of this engine's episodes is there no more; held_s: how long, where it had begun."""
+        """Count one episode of this engine less; held_s: its duration, where it had begun."""
         known = self.held_s if held_s is None else _mean(self.held_s, held_s)
         return replace(self, own=self.own - 1, held_s=known)
 
     def stepped(self, wall_s: float) -> WorkerView:
-        """A step was answered."""
+        """Count a step that was answered."""
         return replace(self, step_s=_mean(self.step_s, wall_s))
 
-    def told(self, load: PoolLoad) -> WorkerView:
-        """It said how full it is."""
+    def loaded(self, load: PoolLoad) -> WorkerView:
+        """Take the load that the worker reports."""
         others = load.num_episodes + load.num_waiting - self.own
         return replace(self, others=max(0, others), num_places=load.num_places)
 
     def expected_wait_s(self, step_s: float, held_s: float) -> float:
-        """Of the next episode there; step_s, held_s: what to take where nothing is known of it."""
+        """Expected wait of the next episode there; step_s, held_s: the means to take where there
+        are none yet."""
         step_s = step_s if self.step_s is None else self.step_s
         held_s = held_s if self.held_s is None else self.held_s
-        excess = max(0, self.num_episodes + 1 - self.num_places)
-        return step_s * (self.num_episodes + 1) + held_s * excess / self.num_places
+        num_episodes = self.own + self.others + 1
+        excess = max(0, num_episodes - self.num_places)
+        return step_s * num_episodes + held_s * excess / self.num_places
 
 
 def least_wait(views: Mapping[str, WorkerView]) -> str:
@@ -79,14 +88,8 @@ def _known_mean(values: list[float | None]) -> float:
     return sum(known) / len(known) if known else 1.0
 
 
-LOG = logging.getLogger(__name__)
-HEAR_S = 5.0  # between two signs of life to a worker
-LOOK_S = 1.0  # between two looks for one that is lost
-HEAR_WITHIN_S = 20.0  # for a worker to answer a sign of life
-
-
 class WorkerLost(Exception):
-    """The worker does not answer: what was begun there is to go on elsewhere."""
+    """The worker does not answer: episodes that were begun there are to go on elsewhere."""
 
 
 class Connection(Protocol):
@@ -94,7 +97,7 @@ class Connection(Protocol):
 
     async def call(self, method: str, *args: object, deadline_s: float) -> Any:
         # Any: whatever the method returns
-        """Raises ActorLost when the worker is gone, TimeoutError after deadline_s."""
+        """Call a method. ActorLost when the worker is gone, TimeoutError after deadline_s."""
         ...
 
 
@@ -102,7 +105,7 @@ Connect = Callable[[str], Awaitable[Connection]]  # to a worker by name; raises 
 
 
 class PoolWorker:
-    """One worker."""
+    """The connection to one worker, and its view."""
 
     def __init__(self, name: str, caller: str, connect: Connect) -> None:
         self.name = name
@@ -114,7 +117,7 @@ class PoolWorker:
 
     @property
     def is_there(self) -> bool:
-        """Whether it answered last time."""
+        """True if it answered last time."""
         return self._connection is not None
 
     async def call(self, method: str, *args: object, deadline_s: float) -> Any:
@@ -131,26 +134,26 @@ class PoolWorker:
                 LOG.warning("worker=%s of environments lost: %s", self.name, error)
             raise WorkerLost(str(error)) from error
 
-    async def look(self) -> bool:
-        """Tell it that the engine goes on; whether it is there."""
+    async def check(self) -> bool:
+        """Send a sign of life, to a lost worker after a new connection; true if it answers."""
         if self._connection is None:
             try:
                 self._connection = await self._connect(self.name)
-            except Exception:  # whatever is said of an actor that is gone or not made yet
+            except Exception:  # of an actor that is gone or not made yet
                 return False
         try:
-            load = unpack(await self.call("hear", deadline_s=HEAR_WITHIN_S))
+            load = unpack(await self.call("keep_alive", deadline_s=ANSWER_S))
             while self.abandoned:
-                await self.call("end", self.abandoned[0], deadline_s=HEAR_WITHIN_S)
+                await self.call("end", self.abandoned[0], deadline_s=ANSWER_S)
                 del self.abandoned[0]  # more may have come behind it
         except WorkerLost:
             return False
-        self.view = self.view.told(load)
+        self.view = self.view.loaded(load)
         return True
 
 
 class PoolWorkers:
-    """All of them. For the coroutines of one event loop."""
+    """All workers. For the coroutines of one event loop."""
 
     def __init__(self, names: Sequence[str], caller: str, connect: Connect) -> None:
         """caller: a name that no other process has."""
@@ -159,11 +162,11 @@ class PoolWorkers:
         self._found = asyncio.Event()
 
     async def best(self, wait_s: float) -> PoolWorker:
-        """The one for the next episode. Raises EnvironmentFailed if none is there for wait_s."""
+        """The worker for the next episode. Raises EnvironmentFailed if none is there for wait_s."""
         self.watch()
         try:
             async with asyncio.timeout(wait_s):
-                while not (views := self._views()):
+                while not any(worker.is_there for worker in self._workers.values()):
                     self._found.clear()
                     await self._found.wait()
         except TimeoutError as error:
@@ -172,32 +175,26 @@ class PoolWorkers:
                 f"no worker of environments was there for {wait_s:g} s, neither of"
                 f" {', '.join(self._workers)}",
             ) from error
-        return self._workers[least_wait(views)]
+        there = {name: worker for name, worker in self._workers.items() if worker.is_there}
+        return there[least_wait({name: worker.view for name, worker in there.items()})]
 
     def watch(self) -> None:
-        """Look for them from now on."""
+        """Keep the connections from now on."""
         for name, worker in self._workers.items():
             if name not in self._watching:
                 self._watching[name] = asyncio.create_task(self._watch(worker))
 
     async def close(self) -> None:
-        """Look no more, and tell those that are there that all is over."""
+        """End this engine's episodes at the workers that are there."""
         for task in self._watching.values():
             task.cancel()
-        await asyncio.gather(*map(_leave, self._workers.values()))
-
-    def _views(self) -> dict[str, WorkerView]:
-        return {name: worker.view for name, worker in self._workers.items() if worker.is_there}
+        leaving = (worker.call("leave", deadline_s=ANSWER_S) for worker in self._workers.values())
+        for result in await asyncio.gather(*leaving, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, WorkerLost):
+                raise result
 
     async def _watch(self, worker: PoolWorker) -> None:
         while True:
-            if is_there := await worker.look():
+            if is_there := await worker.check():
                 self._found.set()
-            await asyncio.sleep(HEAR_S if is_there else LOOK_S)
-
-
-async def _leave(worker: PoolWorker) -> None:
-    try:
-        await worker.call("leave", deadline_s=HEAR_WITHIN_S)
-    except WorkerLost:
-        return
+            await asyncio.sleep(KEEP_ALIVE_S if is_there else RETRY_S)

@@ -3,8 +3,8 @@
     reset ─▶ the worker where it is expected to wait least ─▶ step, step, ... ─▶ end
     a call ── the worker is lost ─▶ EnvironmentLost ─▶ reset, at another one
 
-An episode stays with its worker. When that is lost, the environment is gone, which whoever plays
-the episode is told: leading another one to where it was is not done here.
+An episode stays with its worker. When that is lost, the environment is gone, and the player of the
+episode gets EnvironmentLost: leading another one to where it was is not done here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tasks.environments.base import (
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.pools.pool_actor import CallResult
 from tasks.environments.pools.pool_workers import (
-    HEAR_WITHIN_S,
+    ANSWER_S,
     PoolWorker,
     PoolWorkers,
     WorkerLost,
@@ -41,7 +41,7 @@ EXTRA_S = 30.0  # for messages of a call that wait behind others
 
 @dataclass(slots=True, kw_only=True)
 class RemoteEpisode:
-    """Where an episode is."""
+    """One episode at a worker."""
 
     worker: PoolWorker
     name: str  # of the episode at its worker
@@ -56,7 +56,7 @@ class RemotePools:
         """config: of the pools there."""
         self._workers = workers
         self._config = config
-        self._seats: dict[str, RemoteEpisode] = {}  # by episode
+        self._remote: dict[str, RemoteEpisode] = {}  # by episode
         self._numbers = count(1)
         self._closing: asyncio.Task[None] | None = None
 
@@ -81,7 +81,7 @@ class RemotePools:
         worker = await self._workers.best(self._config.place_s)
         worker.view = worker.view.begun()
         name = f"{episode_id}#{next(self._numbers)}"
-        self._seats[episode_id] = RemoteEpisode(worker=worker, name=name, began_s=time.monotonic())
+        self._remote[episode_id] = RemoteEpisode(worker=worker, name=name, began_s=time.monotonic())
         payload = pack((settings, seed, state))
         limit_s = self._config.place_s + self._config.reset_s + START_S
         said = await self._ask(episode_id, "reset", payload, limit_s)
@@ -93,34 +93,34 @@ class RemotePools:
         started_s = time.monotonic()
         transition = await self._ask(episode_id, "step", text, self._config.step_s)
         assert isinstance(transition, Transition), "that is the answer to a reset"
-        seat = self._seats.get(episode_id)
-        if seat is not None:
-            seat.worker.view = seat.worker.view.stepped(time.monotonic() - started_s)
+        remote = self._remote.get(episode_id)
+        if remote is not None:
+            remote.worker.view = remote.worker.view.stepped(time.monotonic() - started_s)
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
         """The episode's environment after its last step."""
-        seat = self._seats.get(episode_id)
-        return seat.state if seat is not None else b""
+        remote = self._remote.get(episode_id)
+        return remote.state if remote is not None else b""
 
     async def end(self, episode_id: str) -> None:
         """Give the episode's process back."""
-        seat = self._seats.get(episode_id)
-        if seat is None:
+        remote = self._remote.get(episode_id)
+        if remote is None:
             return
         self._leave(episode_id)
         try:
-            load = unpack(await seat.worker.call("end", seat.name, deadline_s=HEAR_WITHIN_S))
+            load = unpack(await remote.worker.call("end", remote.name, deadline_s=ANSWER_S))
         except (WorkerLost, asyncio.CancelledError) as error:
-            seat.worker.abandoned.append(seat.name)  # it may not have heard of it
+            remote.worker.abandoned.append(remote.name)  # it may not have heard of it
             if isinstance(error, WorkerLost):
                 return
             raise
-        seat.worker.view = seat.worker.view.told(load)
+        remote.worker.view = remote.worker.view.loaded(load)
 
     def close(self) -> None:
         """End every episode, without waiting."""
-        self._seats.clear()
+        self._remote.clear()
         self._closing = asyncio.ensure_future(self._workers.close())
 
     async def _ask(
@@ -128,38 +128,38 @@ class RemotePools:
     ) -> str | Transition | None:
         """Call the episode's worker. Raises EnvironmentFailed, and EnvironmentLost if it does not
         answer, or nobody there knows the episode."""
-        seat = self._seats.get(episode_id)
-        if seat is None:
+        remote = self._remote.get(episode_id)
+        if remote is None:
             raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
-        worker = seat.worker
+        worker = remote.worker
         try:
-            payload = await worker.call(method, seat.name, told, deadline_s=limit_s + EXTRA_S)
+            payload = await worker.call(method, remote.name, told, deadline_s=limit_s + EXTRA_S)
         except WorkerLost as error:
             raise self._lost(episode_id, str(error)) from error
         answer: CallResult = unpack(payload)
-        worker.view = worker.view.told(answer.load)
+        worker.view = worker.view.loaded(answer.load)
         if answer.is_unknown:
             raise self._lost(episode_id, f"{worker.name} has begun anew and knows nothing of it")
         if answer.ending is not None:
             self._leave(episode_id)
             raise EnvironmentFailed(answer.ending, answer.detail)
-        seat.state = answer.state
+        remote.state = answer.state
         return answer.value
 
     def _lost(self, episode_id: str, reason: str) -> EnvironmentLost:
         """Its worker is gone, or does not know it: what is left there is ended when it is back."""
-        seat = self._seats.pop(episode_id, None)
-        if seat is not None:  # else it was ended meanwhile
-            seat.worker.view = seat.worker.view.ended()
-            seat.worker.abandoned.append(seat.name)
+        remote = self._remote.pop(episode_id, None)
+        if remote is not None:  # else it was ended meanwhile
+            remote.worker.view = remote.worker.view.ended()
+            remote.worker.abandoned.append(remote.name)
         return EnvironmentLost(f"its worker of environments was lost: {reason}")
 
     def _leave(self, episode_id: str) -> None:
         """It is at no worker any more."""
-        seat = self._seats.pop(episode_id, None)
-        if seat is not None:
-            held_s = time.monotonic() - seat.began_s
-            seat.worker.view = seat.worker.view.ended(held_s)
+        remote = self._remote.pop(episode_id, None)
+        if remote is not None:
+            held_s = time.monotonic() - remote.began_s
+            remote.worker.view = remote.worker.view.ended(held_s)
 
 
 async def _connect(run_id: str, name: str) -> Remote:

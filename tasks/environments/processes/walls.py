@@ -1,10 +1,10 @@
-"""The walls around a pool's processes: the command line of their origin.
+"""The walls around environment processes: the command line of their fork server.
 
-They see the interpreter, the system's libraries, what it imports from and what the configuration
-names, all of it read-only, and a private /tmp. Another interpreter than the run's sees its own
-virtual environment and a part of these sources, and no packages of the run. Beside what the
-isolation gives: no new processes or threads, no sockets but an environment's that needs the network
-(`seccomp`).
+They see the interpreter, the system's libraries, the paths of its imports and those that the
+configuration names, all of it read-only, and a private /tmp. Another interpreter than the run's
+sees its own virtual environment and a part of these sources, and no packages of the run. Besides,
+`seccomp` refuses new processes and threads, and sockets but those of an environment that needs the
+network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.isolation.isolation import (
 )
 from tasks.isolation.user_map import UserMap
 
-START_S = 180.0  # to an origin that has imported everything: a cold disk may take a minute
+START_S = 180.0  # until a fork server has imported everything: a cold disk may take a minute
 SOURCES = f"{ROOT}/tasks"  # all that another interpreter sees of these
 ENTRY = (  # what is installed editable is found by code in the directories of packages
     "import sys; sys.path[:] = [path for path in sys.path if path];"
@@ -61,7 +61,7 @@ def command(
     has_network: bool,
     interpreter: Interpreter,
 ) -> list[str]:
-    """The command line of an origin that talks over this descriptor. FileNotFoundError without
+    """The command line of a fork server that talks over this descriptor. FileNotFoundError without
     bubblewrap. ValueError for a path that cannot be shown, these sources among them."""
     isolation = Isolation(config.isolation)
     has_namespaces = isolation is Isolation.NAMESPACES
@@ -138,39 +138,30 @@ def _search_path(interpreter: Interpreter) -> list[str]:
     return list(dict.fromkeys([str(ROOT), *interpreter.search_path]))
 
 
-def _importable(interpreter: Interpreter) -> list[str]:
-    """What it may read to import: of these sources no more than it must where it is not the run's
-    own, and of its virtual environment everything."""
-    if interpreter == own():
-        return _search_path(interpreter)
-    is_virtual = interpreter.prefix != interpreter.base_prefix
-    return [SOURCES, *([interpreter.prefix] if is_virtual else []), *interpreter.search_path]
-
-
 def _paths(
     config: EnvironmentProcessConfig, interpreter: Interpreter, *, has_network: bool
 ) -> tuple[str, ...]:
-    """What the processes may read, none beneath another one."""
+    """The paths that the processes may read, none beneath another one."""
     for path in config.readable:
         if not os.path.exists(path) or not os.path.isabs(path) or is_below_tmp(path):
             raise ValueError(
                 "hosts.readable must name absolute paths that exist, outside of /tmp, in place of"
                 f" which a process has its own; got {path!r}; mend, move or drop it"
             )
+    if interpreter == own():
+        importable = _search_path(interpreter)
+    else:  # of these sources no more than it must, of its virtual environment everything
+        is_virtual = interpreter.prefix != interpreter.base_prefix
+        virtual = [interpreter.prefix] if is_virtual else []
+        importable = [SOURCES, *virtual, *interpreter.search_path]
     resolving = RESOLVING if has_network else ()
-    asked = (
-        *interpreter_paths(interpreter),
-        *resolving,
-        *_importable(interpreter),
-        *config.readable,
+    asked = (*interpreter_paths(interpreter), *resolving, *importable, *config.readable)
+    there = [
+        path
+        for path in dict.fromkeys(map(os.path.normpath, asked))
+        if path != "/" and os.path.isabs(path) and os.path.exists(path)
+    ]
+    directories = [Path(path) for path in there if not os.path.islink(path)]
+    return tuple(
+        path for path in there if not any(other in Path(path).parents for other in directories)
     )
-    there = [path for path in dict.fromkeys(map(os.path.normpath, asked)) if _is_bindable(path)]
-    return tuple(path for path in there if not any(_is_above(other, path) for other in there))
-
-
-def _is_bindable(path: str) -> bool:
-    return path != "/" and os.path.isabs(path) and os.path.exists(path)
-
-
-def _is_above(other: str, path: str) -> bool:
-    return Path(other) in Path(path).parents and not os.path.islink(other)

@@ -28,11 +28,11 @@ NO_DIVISION = "Nothing can be divided by 0."
 
 
 class CannotCompute(Exception):
-    """No number comes of it; why, in a short sentence for the model."""
+    """An expression has no value; the message says why, in a short sentence for the model."""
 
 
 class Result(NamedTuple):
-    """What came of an expression."""
+    """The value of an expression, and its operations."""
 
     value: Fraction  # exact
     num_operations: int  # with two operands
@@ -64,7 +64,7 @@ def written(value: Fraction) -> str:
 
 
 def _value(node: ast.expr, spelled: str) -> Fraction:
-    """Numbers are taken as they are spelled: a float would not have all their digits."""
+    """The value of a node. Numbers are read as they are spelled: a float has fewer digits."""
     match node:
         case ast.Constant(value=int() | float()):
             return _bounded(Fraction(spelled[node.col_offset : node.end_col_offset]))
@@ -74,38 +74,19 @@ def _value(node: ast.expr, spelled: str) -> Fraction:
             return -_value(operand, spelled)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATIONS:
             operate = OPERATIONS[type(sign)]
-            return _bounded(operate(_value(left, spelled), _value(right, spelled)))
+            try:
+                return _bounded(operate(_value(left, spelled), _value(right, spelled)))
+            except ZeroDivisionError:
+                raise CannotCompute(NO_DIVISION) from None
     raise CannotCompute(UNREADABLE)
-
-
-def _divided(top: Fraction, low: Fraction) -> Fraction:
-    _check_divisor(low)
-    return top / low
-
-
-def _floor_divided(top: Fraction, low: Fraction) -> Fraction:
-    _check_divisor(low)
-    return Fraction(top // low)
-
-
-def _remainder(top: Fraction, low: Fraction) -> Fraction:
-    _check_divisor(low)
-    return top % low
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise CannotCompute(UNREADABLE)
-    if base == 0 and exponent < 0:
-        raise CannotCompute(NO_DIVISION)
     if (_bits(base) - 1) * abs(exponent.numerator) > MAX_BITS:  # none of 0, 1 and -1
         raise CannotCompute(TOO_LARGE)
     return Fraction(base**exponent)
-
-
-def _check_divisor(low: Fraction) -> None:
-    if low == 0:
-        raise CannotCompute(NO_DIVISION)
 
 
 def _bits(value: Fraction) -> int:
@@ -122,8 +103,8 @@ OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
     ast.Add: lambda left, right: left + right,
     ast.Sub: lambda left, right: left - right,
     ast.Mult: lambda left, right: left * right,
-    ast.Div: _divided,
-    ast.FloorDiv: _floor_divided,
-    ast.Mod: _remainder,
+    ast.Div: lambda left, right: left / right,
+    ast.FloorDiv: lambda left, right: Fraction(left // right),
+    ast.Mod: lambda left, right: left % right,
     ast.Pow: _power,
 }

@@ -1,9 +1,11 @@
-"""Hosts of environments, with a sandbox beside them for the programs that models ask to have run.
+"""Programs that models ask to have run, behind the walls of the code rewards.
 
-    step ─▶ the environment takes the turn ─▶ a program in the action? ─▶ run ─▶ what it said
+    step ─▶ the environment takes the turn ─▶ a program in the action? ─▶ run ─▶ its output
                                            └▶ none ─▶ the environment's own observation
 
-The program runs once the environment has answered, in no process that knows the environment.
+The program runs once the environment has answered, in a fresh process that does not know the
+environment. It ends within its limit and in a short text; only the loss of a sandbox that no
+program can have caused is a failure.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ CUT = " ..."
 
 
 class ProgramRunner:
-    """Several programs at a time, each for a thread that waits for it."""
+    """Runs several programs at a time, each for a thread that waits for it."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
@@ -56,13 +58,13 @@ class ProgramRunner:
     def observed(
         self, settings: EnvironmentSettings, text: str, transition: Transition
     ) -> Transition:
-        """What the model reads after its action `text`: what its program says, if it has one."""
+        """The transition with the output of the program in the action `text`, if it has one."""
         program = settings.program_in(text)
         return transition._replace(observation=self.run(program)) if program else transition
 
     def run(self, program: RequestedProgram) -> str:
-        """What the model reads of it. Raises EnvironmentFailed where the sandbox fails, and
-        ValueError, with the cure, on a machine that has none."""
+        """The program's output, as the model reads it. Raises EnvironmentFailed where the sandbox
+        fails, and ValueError, with the cure, on a machine without one."""
         if reason := holds(self._isolation):
             raise ValueError(
                 f"a tool that runs Python needs the isolation {str(self._isolation)!r}, this"
@@ -72,7 +74,9 @@ class ProgramRunner:
             raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
         sandbox = self._free.get()
         try:
-            return _shortened(self._said(sandbox, program), program.max_chars)
+            text = self._output(sandbox, program)
+            is_long = len(text) > program.max_chars
+            return text[: program.max_chars - len(CUT)] + CUT if is_long else text
         except (SandboxUnavailable, Interrupted) as error:
             raise EnvironmentFailed(Ending.CRASHED, ascii(str(error))[1:-1]) from error
         finally:
@@ -89,7 +93,7 @@ class ProgramRunner:
             sandbox.close()
             self._free.put(sandbox)  # interrupted for ever, for who waits for one
 
-    def _said(self, sandbox: Sandbox, program: RequestedProgram) -> str:
+    def _output(self, sandbox: Sandbox, program: RequestedProgram) -> str:
         for is_last in (False, True):
             try:
                 (reply,) = sandbox.start(SHELL, limit_s=program.limit_s, stdin=program.text)
@@ -103,7 +107,7 @@ class ProgramRunner:
 
 
 def _words(reply: CommandReply, limit_s: float) -> str:
-    """What came of a program, as the model is told."""
+    """The end of a program in the words that the model reads."""
     match reply.kind:
         case "timeout":
             return f"It did not end within {limit_s:g} s."
@@ -117,12 +121,8 @@ def _words(reply: CommandReply, limit_s: float) -> str:
             return KILLED
 
 
-def _shortened(text: str, max_chars: int) -> str:
-    return text if len(text) <= max_chars else text[: max_chars - len(CUT)] + CUT
-
-
 class ToolProcesses:
-    """`EnvironmentProcesses` around others."""
+    """`EnvironmentProcesses` around others, with a sandbox beside them for programs."""
 
     def __init__(self, inner: EnvironmentProcesses, isolation: Isolation) -> None:
         self._inner = inner
@@ -133,7 +133,7 @@ class ToolProcesses:
         self._is_closed = False
 
     async def warm(self) -> None:
-        """Ready the others; a sandbox is started with the first program."""
+        """Warm the others; a sandbox is started with the first program."""
         await self._inner.warm()
 
     async def reset(
@@ -152,14 +152,19 @@ class ToolProcesses:
         program = settings.program_in(text) if settings else None
         if program is None:
             return transition
-        return transition._replace(observation=await self._said(program))
+        if self._is_closed:
+            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
+        self._runner = self._runner or ProgramRunner(self._isolation)
+        loop = asyncio.get_running_loop()
+        output = await loop.run_in_executor(self._threads, self._runner.run, program)
+        return transition._replace(observation=output)
 
     def snapshot(self, episode_id: str) -> bytes:
-        """The environment's: a program leaves nothing behind."""
+        """The snapshot of the environment: a program leaves nothing behind."""
         return self._inner.snapshot(episode_id)
 
     async def end(self, episode_id: str) -> None:
-        """Nobody goes on with it."""
+        """End the episode."""
         self._settings.pop(episode_id, None)
         await self._inner.end(episode_id)
 
@@ -170,10 +175,3 @@ class ToolProcesses:
         if self._runner is not None:
             self._runner.close()
         self._inner.close()
-
-    async def _said(self, program: RequestedProgram) -> str:
-        if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
-        self._runner = self._runner or ProgramRunner(self._isolation)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._runner.run, program)
