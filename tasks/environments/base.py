@@ -35,7 +35,7 @@ class Environment(Protocol):
 
 
 class RequestedProgram(NamedTuple):
-    """What a model asks to have run."""
+    """A program that a model asks to have run."""
 
     text: str  # in Python
     limit_s: float  # wall seconds that it may take
@@ -43,7 +43,7 @@ class RequestedProgram(NamedTuple):
 
 
 class Recipe(Protocol):
-    """What a process builds an environment from; it pickles."""
+    """Builds an environment in its process; pickles."""
 
     def build(self) -> Environment:
         """A new environment. ValueError, with the cure, for one that cannot be made."""
@@ -51,7 +51,7 @@ class Recipe(Protocol):
 
 
 class EnvironmentSettings(BaseModel):
-    """What every kind of environment is asked by those who do not know its kind."""
+    """Settings of any kind of environment, and the questions that every kind answers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,17 +71,17 @@ class EnvironmentSettings(BaseModel):
         return ""
 
     def recipe(self) -> Recipe:
-        """What its processes build it from."""
+        """The recipe that its processes build it from."""
         return self
 
     def head(self) -> tuple[Message, ...]:
-        """What the model reads before the first observation: the rules, and episodes played as
-        examples, as chat turns. The first message is the system's."""
+        """The chat before the first observation: the rules, and episodes played as examples. The
+        first message is the system's."""
         raise NotImplementedError
 
     def program_in(self, text: str) -> RequestedProgram | None:
-        """The program that an action asks to have run, which an environment never does itself: it
-        takes the turn, and what the program says becomes the observation."""
+        """The program that an action asks to have run, None without one. An environment never runs
+        it itself: it takes the turn, and the program's output becomes the observation."""
         return None
 
     def build(self) -> Environment:
@@ -99,8 +99,8 @@ class EnvironmentFailed(RuntimeError):
 
 
 class EnvironmentLost(EnvironmentFailed):
-    """What held the environment is gone, and nothing that the environment did is the cause: the
-    episode may go on in another one, which the next `reset` of it begins elsewhere."""
+    """The worker of the environment is gone, by no fault of the environment: the episode may go on
+    in another one, which the next `reset` of the episode begins elsewhere."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(Ending.CRASHED, detail)
@@ -111,8 +111,8 @@ class EnvironmentProcesses(Protocol):
     `end`, by the episode's id."""
 
     async def warm(self) -> None:
-        """Have ready what no episode should wait for; at once where it is. Raises ValueError, with
-        the cure, where this machine cannot host environments."""
+        """Start all that no episode should wait for; returns at once where that is done. Raises
+        ValueError, with the cure, where this machine cannot host environments."""
         ...
 
     async def reset(
@@ -137,8 +137,8 @@ class EnvironmentProcesses(Protocol):
         ...
 
     async def end(self, episode_id: str) -> None:
-        """Nobody goes on with it: its process is free again, or killed if it is in a call.
-        Harmless for an episode that is unknown or over."""
+        """End an episode: its process is free again, or killed if it is in a call. Harmless for an
+        episode that is unknown or over."""
         ...
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""What an environment gives for a turn, and how it says that it never will. Runs in whatever
-interpreter an environment has: standard library only."""
+"""An environment's answer to a turn, and the error of an environment that never answers. Runs in
+whatever interpreter an environment has: standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Transition(NamedTuple):
-    """What a turn of the model led to."""
+    """The environment's answer to a turn of the model."""
 
     observation: str  # what the model reads next; at the end what it would have read
     reward: float  # of this turn

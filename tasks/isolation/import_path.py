@@ -1,5 +1,5 @@
-"""What an import path names: 'package.module:name' or 'path/to/file.py:name'. Runs also in the
-processes of rewards: standard library only.
+"""Import paths: 'package.module:name' or 'path/to/file.py:name', and the objects that they name.
+Runs also in the processes of rewards: standard library only.
 
 A file may import the modules beside it, at any time, and a module may lie in the working directory.
 They are looked for after all others, so that none of them takes the place of a package, and not by
@@ -28,7 +28,7 @@ class Beside:
         self._directories: list[str] = []
 
     def add(self, directory: str) -> None:
-        """Look there, too, from now on."""
+        """Search this directory, too, from now on."""
         if directory not in self._directories:
             self._directories.append(directory)
         if self not in sys.meta_path:
@@ -37,7 +37,7 @@ class Beside:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As of a path finder; the modules of packages are found by those."""
+        """The spec of a top-level module; modules of packages are found by other finders."""
         return PathFinder.find_spec(name, self._directories) if path is None else None
 
 

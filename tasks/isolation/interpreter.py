@@ -1,5 +1,5 @@
-"""A Python that processes behind walls run with: the run's own, or one of another virtual
-environment, which is asked what it is and left as it is."""
+"""The Python that processes behind walls run with: the run's own, or one of another virtual
+environment, which reports its own paths and is left as it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """Where a Python lies."""
+    """The paths of a Python."""
 
     executable: str  # its file, links followed
     library: str  # the directory of its standard library
@@ -32,7 +32,7 @@ class Interpreter:
 
 
 def own() -> Interpreter:
-    """The one that this process runs with."""
+    """The interpreter that this process runs with."""
     here = os.getcwd()
     return Interpreter(
         executable=os.path.realpath(sys.executable),
@@ -45,8 +45,8 @@ def own() -> Interpreter:
 
 @lru_cache(maxsize=16)
 def at(path: str) -> Interpreter:
-    """The one at an absolute path, asked once. ValueError, with the cure, for one that cannot be
-    used."""
+    """The interpreter at an absolute path, asked once. ValueError, with the cure, for one that
+    cannot be used."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         raise ValueError(
             f"an interpreter must be a file that can be executed, {path} is none; make a virtual"
@@ -80,12 +80,12 @@ def below_tmp(interpreter: Interpreter) -> str:
 
 
 def is_below_tmp(path: str | Path) -> bool:
-    """Whether a process with a /tmp of its own does not see it."""
+    """True if a process with a /tmp of its own does not see the path."""
     return Path("/tmp") in Path(path).parents
 
 
 def _asked(path: str) -> tuple[list[int], str, str, str, list[str]]:
-    """Version, library, prefixes and search path, as the interpreter itself says."""
+    """Version, library, prefixes and search path that the interpreter itself reports."""
     try:
         answer = subprocess.run(
             [path, "-s", "-B", "-c", QUESTION],

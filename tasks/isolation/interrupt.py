@@ -1,4 +1,4 @@
-"""How one thread tells another that nobody needs what it waits for.
+"""A flag by which one thread breaks off the wait of another.
 
     the pool's thread: interrupt.set() ─▶ the scoring thread, in poll: Interrupted ─▶ ends what ran
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 class Interrupted(Exception):
-    """Nobody needs what was waited for."""
+    """The result of the wait is not needed any more."""
 
 
 class Interrupt:
@@ -31,16 +31,16 @@ class Interrupt:
         return self._descriptor
 
     def set(self) -> None:
-        """From another thread: whoever waits, or is about to, raises Interrupted until `clear`."""
+        """From another thread: every wait raises Interrupted until `clear`."""
         os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Take it back; harmless when it is not set."""
+        """Take the flag back; harmless when it is not set."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 
     def wait(self, descriptor: int, limit_s: float) -> bool:
-        """Whether there is something to read within the limit. Interrupted when the flag is set."""
+        """True if there is something to read within the limit. Interrupted when the flag is set."""
         return bool(self.wait_any((descriptor,), limit_s))
 
     def wait_any(self, descriptors: Sequence[int], limit_s: float) -> list[int]:

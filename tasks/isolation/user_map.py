@@ -1,4 +1,4 @@
-"""The users of a sandbox that root starts: root for its set-up, and nobody, who runs programs.
+"""The two users of a sandbox that root starts: root for its set-up, nobody for the programs.
 
     bubblewrap == its process ==> host --writes the map--> its namespace
     host == go on ==> bubblewrap
@@ -23,7 +23,7 @@ MAP = f"0 0 1\n{NOBODY} {NOBODY} 1\n"  # inside, outside, how many
 
 
 def is_needed(uid: int, own_map: str) -> bool:
-    """Whether this user is root, by the kernel's map of our own users.
+    """True if this user is root, by the kernel's map of our own users.
 
     Who is called root in a user namespace of one user is that other user, and owns no more.
     """
@@ -33,7 +33,7 @@ def is_needed(uid: int, own_map: str) -> bool:
 
 
 class UserMap:
-    """Two pipes to one bubblewrap: it tells its process, and waits until that may be two users."""
+    """Two pipes to one bubblewrap, which reports its process and waits for the map of users."""
 
     def __init__(self) -> None:
         """OSError without descriptors."""
@@ -48,12 +48,12 @@ class UserMap:
 
     @property
     def arguments(self) -> list[str]:
-        """bubblewrap's arguments: where it tells of its process, and where it waits."""
+        """Arguments of bubblewrap: the pipes where it reports its process and where it waits."""
         return ["--info-fd", str(self._tell), "--userns-block-fd", str(self._wait)]
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """What bubblewrap inherits."""
+        """The descriptors that bubblewrap inherits."""
         return self._tell, self._wait
 
     def grant(self, hangs_up: int, limit_s: float, interrupt: Interrupt) -> None:

@@ -683,7 +683,7 @@ def test_every_submitted_response_comes_back_once_whatever_happens(
 
 
 @pytest.mark.parametrize("ticks", range(6))
-def test_a_desk_that_is_closed_at_any_moment_leaves_no_coroutine_behind(ticks: int) -> None:
+def test_a_batcher_that_is_closed_at_any_moment_leaves_no_coroutine_behind(ticks: int) -> None:
     """Python warns of one that is never awaited, whenever it comes to collect it."""
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Whether an environment keeps the protocol, found out by playing it.
+"""Checks by playing it that an environment keeps the protocol.
 
     seeds x players -> an episode each -> again: the same, and over pickles -> all side by side
 

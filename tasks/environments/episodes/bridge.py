@@ -1,4 +1,4 @@
-"""The bridge: the tokens between what a model said and what it says next, which nobody samples.
+"""The bridge: the tokens between an action of a model and its next one, which are never sampled.
 
     head │ bridge  action │ bridge  action │ bridge ...
            given   sampled  given   sampled
@@ -9,9 +9,9 @@
 Sampled ids do not survive decoding and encoding: of a small model's turns one or two in a hundred
 come back as other ids. So a later prompt is never made from text: it is all ids so far and a
 bridge. The bridge is read off the chat template, with markers in the places of observations and
-actions, and the template must allow it: with one more turn it says what it said before, and
-something after it. A template that does so but for the thoughts of earlier turns has the history
-written anew (`rewriting`); any other that changes what it said is refused.
+actions, and the template must allow it: with one more turn it repeats the earlier text, and adds to
+it. A template that does so but for the thoughts of earlier turns has the history rendered anew
+(`Rewriting`); any other that changes the earlier text is refused.
 
 A template that only concatenates has no bridge but the observation: the end token of each action
 stays between the turns. Without a template messages stand a blank line apart.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """What stands in front of an action."""
+    """The tokens in front of an action."""
 
     token_ids: tuple[int, ...]
     starts_over: bool  # whether they are the whole history behind the head, and extend nothing
@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What stands around an observation, up to where the model begins to speak."""
+    """The template's text around an observation, up to the model's action."""
 
     before: tuple[int, ...]  # token ids up to the last control token in front of it
     lead: str  # plain text between those and the observation, encoded together with it
@@ -75,8 +75,8 @@ class Bridge:
     rewriting: Rewriting | None = None  # of a template that takes thoughts out of earlier turns
 
     def given(self, path: Sequence[int], said: Sequence[Exchange], observation: str) -> Given:
-        """What the model reads before its next action. path: the ids after the head so far, since
-        the history was written anew the last time; said: all that was said in the episode."""
+        """The tokens before the next action. path: the ids after the head so far, since the history
+        was rendered anew the last time; said: all exchanges of the episode."""
         if not said:
             return Given(self.first(observation), starts_over=False)
         if self.rewriting is None:
@@ -97,7 +97,7 @@ class Bridge:
         return (*end, *self._next.ids(observation, self._encode))
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, without what frames a turn."""
+        """Token ids as text, without the tokens that frame a turn."""
         return self._decode(token_ids)
 
 
@@ -124,7 +124,11 @@ def make_bridge(
             f" the model {model}; have its head say something"
         )
 
-    end, after = _end_of(written.next, tokens, stop_ids)
+    # the end token that the template writes after an action, None where it writes none
+    end, after = None, written.next
+    plain, *behind = tokens.pieces(after)
+    if not plain and behind and tokens.controls[behind[0]] in stop_ids:
+        end, after = tokens.controls[behind[0]], after.removeprefix(behind[0])
     rewriting = Rewriting(head=tuple(head), num_head_ids=len(ids), tokens=tokens)
     bridge = Bridge(
         ids,
@@ -150,7 +154,6 @@ def make_bridge(
 
 def _opening(text: str, marker: str, tokens: ChatTokens) -> Opening:
     """The template's text around the marker of an observation."""
-
     before, _, after = text.partition(marker)
     *in_front, lead = tokens.pieces(before)
     trail, *behind = tokens.pieces(after)
@@ -162,24 +165,15 @@ def _opening(text: str, marker: str, tokens: ChatTokens) -> Opening:
     )
 
 
-def _end_of(after: str, tokens: ChatTokens, stop_ids: Sequence[int]) -> tuple[int | None, str]:
-    """The end token that the template writes after an action, None where it writes none, and what
-    follows it. after: what follows the action."""
-    plain, *behind = tokens.pieces(after)
-    if not plain and behind and tokens.controls[behind[0]] in stop_ids:
-        return tokens.controls[behind[0]], after.removeprefix(behind[0])
-    return None, after
-
-
 def _is_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
-    """Whether the tokenizer writes head and bridges as it writes them within a whole episode."""
+    """True if head and bridges have the ids that they have within a whole episode."""
     start = (*bridge.head, *bridge.first(OBSERVATIONS[0]))
     end = bridge.next(OBSERVATIONS[1], last_id=-1)
     return whole[: len(start)] == start and whole[-len(end) :] == end
 
 
 def _rewrites_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
-    """Whether histories, if they are written anew, are those of a whole episode, behind the same
+    """True if histories that are rendered anew have the ids of a whole episode, behind the same
     head."""
     rewriting = bridge.rewriting
     if rewriting is None:

@@ -29,7 +29,7 @@ class End:
 
     @classmethod
     def of(cls, episode: Episode) -> End:
-        """That of a recorded one."""
+        """The end of a recorded episode."""
         return cls(
             ending=episode.ending,
             detail=episode.detail,
@@ -38,7 +38,7 @@ class End:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """As responses of a single turn say it."""
+        """The reason in the words of responses of a single turn."""
         if self.ending is None:
             return "aborted"
         return "length" if self.ending in BOUNDS else "stop"
@@ -48,23 +48,18 @@ STOPPED = End(ending=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """Tokens that the model sampled."""
-
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()  # their behaviour log-probabilities
-    versions: tuple[VersionSpan, ...] = ()  # the weight versions that sampled them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A turn that the model is to speak in, or is speaking in."""
+    """A turn whose action the model has not ended."""
 
     given: tuple[int, ...]  # token ids in front of the action
     observation: str  # what the model reads
     asked_s: float  # when the engine was asked for the action
     starts_over: bool = False  # whether `given` is the whole history, written anew
-    said: Sampled = Sampled()  # what an engine sampled of the action before it was stopped
+    # of an action that was stopped half-way: its tokens so far, their behaviour log-probabilities
+    # and the weight versions that sampled them
+    said_ids: tuple[int, ...] = ()
+    said_logprobs: tuple[float, ...] = ()
+    said_versions: tuple[VersionSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +76,7 @@ class EpisodeSoFar:
 
     @classmethod
     def of(cls, request: Request) -> EpisodeSoFar:
-        """What a request brings along."""
+        """The episode that a request brings along."""
         kept = request.kept_episode or Episode(turns=(), ending=None)
         return cls(
             turns=kept.turns,
@@ -93,7 +88,7 @@ class EpisodeSoFar:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether the environment has not answered the last action."""
+        """True if the environment has not answered the last action."""
         return bool(self.turns) and self.turns[-1].answered_s is None
 
     @property
@@ -117,7 +112,7 @@ class EpisodeSoFar:
 
     @property
     def read(self) -> tuple[int, ...]:
-        """What the model has read behind the prompt when it speaks next."""
+        """The tokens behind the prompt that the model has read before its next action."""
         assert self.opened is not None, "a turn is opened"
         return (*(() if self.opened.starts_over else self.path), *self.opened.given)
 
@@ -139,7 +134,7 @@ class EpisodeSoFar:
         asked_s: float,
         starts_over: bool = False,
     ) -> EpisodeSoFar:
-        """The model is to speak after these tokens."""
+        """The episode with a turn opened after these tokens."""
         opened = Opened(
             given=tuple(token_ids),
             observation=observation,
@@ -149,18 +144,11 @@ class EpisodeSoFar:
         return replace(self, opened=opened)
 
     def reopened(self, asked_s: float) -> EpisodeSoFar:
-        """The last action was stopped half-way and is to go on."""
+        """The episode with its last turn opened again: its action was stopped half-way."""
         last = self.turns[-1]
-        num_before = len(self.token_ids) - last.num_given - last.num_sampled
-        num_sampled = last.num_sampled
-        begun = num_before + last.num_given
+        begun = len(self.token_ids) - last.num_sampled
+        num_before = begun - last.num_given
         before, spans = split_spans(self.versions, num_before)
-        said = Sampled(
-            token_ids=self.token_ids[begun:],
-            logprobs=self.logprobs[begun:],
-            versions=split_spans(spans, last.num_given)[1],
-        )
-        assert len(said.token_ids) == num_sampled, "the turns are all the tokens"
         return replace(
             self,
             turns=self.turns[:-1],
@@ -172,12 +160,14 @@ class EpisodeSoFar:
                 observation=last.observation,
                 asked_s=asked_s,
                 starts_over=last.starts_over,
-                said=said,
+                said_ids=self.token_ids[begun:],
+                said_logprobs=self.logprobs[begun:],
+                said_versions=split_spans(spans, last.num_given)[1],
             ),
         )
 
     def sampled(self, action: Generated, acted_s: float) -> EpisodeSoFar:
-        """The model has spoken; of an action without a token there is no turn."""
+        """The episode after an action of the model; an action without a token makes no turn."""
         assert self.opened is not None, "somebody was asked"
         if not action.token_ids:
             return replace(self, opened=None)
@@ -208,7 +198,8 @@ class EpisodeSoFar:
     def answered(
         self, transition: Transition, answered_s: float, state: bytes = b""
     ) -> EpisodeSoFar:
-        """The environment has answered the last action, and is in this state where one is told."""
+        """The episode after the environment's answer. state: the environment's, where there is
+        one."""
         last = replace(
             self.turns[-1],
             reward=transition.reward,

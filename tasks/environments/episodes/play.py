@@ -39,7 +39,7 @@ MAX_LOST = 3  # environments that an episode may lose with their workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What the episodes of an environment are played with."""
+    """The parts that all episodes of one environment share."""
 
     engine: str  # name of the replica
     ask: Callable[[Request], Awaitable[Generated]]  # has the engine speak in a turn
@@ -70,7 +70,7 @@ class Play:
         self._num_written = 0  # turns
 
     async def run(self) -> Generated:
-        """The whole episode, or what there is of it when it is stopped."""
+        """The whole episode, or its turns so far when it is stopped."""
         kept = self.request.kept_episode
         if kept is not None and kept.ending is not None:
             return self.generated(End.of(kept))  # its engine was lost before it had handed it over
@@ -116,42 +116,41 @@ class Play:
                 await self._act()
                 if self.is_stopped:
                     return STOPPED
-            transition = await self._answer()
+            transition = await self._environment.step(self.so_far.turns[-1].action)
+            state = self._environment.snapshot()
+            self.so_far = self.so_far.answered(transition, self._means.clock(), state)
             observation = transition.observation
             ending = self._ending(transition)
             if ending is not None:
                 return End(ending=ending, last_observation=observation)
-            self._write()
+            self._means.write(self._record(STOPPED), self._num_written)
+            self._num_written = len(self.so_far.turns)
 
     # --- the beginning -------------------------------------------------------------------------
 
     async def _begin(self) -> str:
-        """Have an environment where the episode was left; what it has said there."""
-        observation = await self._environment.led_to(self.so_far)
+        """Bring an environment to where the episode was left; returns its last observation."""
+        observation = await self._environment.resume(self.so_far)
         if observation is None:
             self._environment.forget(self.so_far)
             self.so_far, self._num_written = EpisodeSoFar(), 0
-            observation = await self._environment.led_to(self.so_far)
+            observation = await self._environment.resume(self.so_far)
             assert observation is not None, "there is nothing to repeat"
         if self._begin_s is None:
             self._begin_s = asyncio.get_running_loop().time()
-        if self._is_half_said():
-            self.so_far = self.so_far.reopened(self._means.clock())
+        if self.so_far.awaits_answer:
+            last, tokens = self.so_far.turns[-1], self.so_far.token_ids
+            is_ended = tokens[-1] in self._means.bridge.stop_ids
+            if not is_ended and last.num_sampled < self._room(len(tokens) - last.num_sampled):
+                self.so_far = self.so_far.reopened(self._means.clock())  # it was stopped half-way
         return observation
-
-    def _is_half_said(self) -> bool:
-        """Whether the last action was stopped before it ended or came to its bound."""
-        if not self.so_far.awaits_answer:
-            return False
-        last, tokens = self.so_far.turns[-1], self.so_far.token_ids
-        is_ended = tokens[-1] in self._means.bridge.stop_ids
-        return not is_ended and last.num_sampled < self._room(len(tokens) - last.num_sampled)
 
     # --- a turn --------------------------------------------------------------------------------
 
     def _open_turn(self, observation: str) -> bool:
-        """Whether there is room for an action after this observation. Raises EnvironmentFailed when
-        there was none from the beginning: of such an episode there is nothing to judge."""
+        """Open a turn after this observation; false if there is no room for an action. Raises
+        EnvironmentFailed when there was none from the beginning: such an episode has nothing to
+        judge."""
         if self.so_far.opened is not None:  # begun elsewhere
             return True
         tokens, path, said = self.so_far.token_ids, self.so_far.path, self.so_far.said
@@ -184,9 +183,9 @@ class Play:
             seed=derive_seed(self.request.seed, "path", num_restarts)
             if num_restarts
             else self.request.seed,
-            kept_tokens=opened.said.token_ids,
-            kept_logprobs=opened.said.logprobs,
-            kept_versions=opened.said.versions,
+            kept_tokens=opened.said_ids,
+            kept_logprobs=opened.said_logprobs,
+            kept_versions=opened.said_versions,
             environment="",
             episode_seed=0,
             kept_episode=None,
@@ -199,15 +198,8 @@ class Play:
         self.so_far = self.so_far.sampled(action, self._means.clock())
         self.is_stopped = self.is_stopped or action.finish_reason == "aborted"
 
-    async def _answer(self) -> Transition:
-        """Have the environment answer the last action."""
-        transition = await self._environment.step(self.so_far.turns[-1].action)
-        state = self._environment.snapshot()
-        self.so_far = self.so_far.answered(transition, self._means.clock(), state)
-        return transition
-
     def _ending(self, transition: Transition) -> Ending | None:
-        """Whether the episode is over after this, and how it ended."""
+        """How the episode ended, None if it goes on after this transition."""
         if transition.terminated:
             return Ending.TERMINATED
         if transition.truncated:
@@ -222,15 +214,10 @@ class Play:
 
     def generated(self, end: End = STOPPED) -> Generated:
         """The episode as far as it has come, which is over now."""
-        return replace(self._as_it_is(end), text=self._means.bridge.text(self.so_far.token_ids))
+        return replace(self._record(end), text=self._means.bridge.text(self.so_far.token_ids))
 
-    def _write(self) -> None:
-        """Keep it as far as it has come."""
-        self._means.write(self._as_it_is(STOPPED), self._num_written)
-        self._num_written = len(self.so_far.turns)
-
-    def _as_it_is(self, end: End) -> Generated:
-        """Its record, but for the text."""
+    def _record(self, end: End) -> Generated:
+        """The episode's record so far, but for the text."""
         request, so_far, now_s = self.request, self.so_far, self._means.clock()
         episode = replace(
             self._environment.counted,

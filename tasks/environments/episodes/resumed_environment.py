@@ -1,6 +1,6 @@
-"""The environment of one episode, and how it comes to where the episode is.
+"""The environment of one episode, brought to where the episode is.
 
-    led_to ─▶ reset ─▶ restored from the snapshot, or led through the recorded actions ─▶ step, ...
+    resume ─▶ reset ─▶ restored from the snapshot, or led through the recorded actions ─▶ step, ...
                                                        └▶ says something else: forget, and again
 
 Counts what that takes, for the records. Leaves out the turns themselves, and what is done when an
@@ -38,9 +38,9 @@ class ResumedEnvironment:
         self._domain, self._seed = request.environment, request.episode_seed
         self._hosts, self._settings, self._clock = hosts, settings, clock
 
-    async def led_to(self, so_far: EpisodeSoFar) -> str | None:
-        """Have an environment where the episode is: what it has said there. None, and no
-        environment, if it does not repeat what is recorded."""
+    async def resume(self, so_far: EpisodeSoFar) -> str | None:
+        """Bring an environment to where the episode is; returns its observation there. None, and no
+        environment, if it does not repeat the record."""
         snapshot = so_far.snapshot
         observation = await self._reset(snapshot.state if snapshot else b"")
         if observation is None:
@@ -55,7 +55,7 @@ class ResumedEnvironment:
         return observation
 
     def forget(self, so_far: EpisodeSoFar) -> None:
-        """The episode begins again: what is kept is not what its environment would go on from."""
+        """Count that the episode begins again: its environment does not repeat the record."""
         logger.warning(
             "episode=%s begins again: its environment %s does not repeat itself",
             self._name,
@@ -72,15 +72,16 @@ class ResumedEnvironment:
         return await self._hosts.step(self._name, action)
 
     def snapshot(self) -> bytes:
-        """Its state after the last step; empty where there is none."""
+        """The environment's state after the last step; empty where there is none."""
         return self._hosts.snapshot(self._name)
 
     async def end(self) -> None:
-        """Nobody goes on with it."""
+        """Release the environment; the episode is over."""
         await self._hosts.end(self._name)
 
     async def _reset(self, state: bytes) -> str | None:
-        """The first observation of an environment; None if it goes on from this state instead."""
+        """Begin an environment; returns its first observation, None if it goes on from this
+        state."""
         began_s = self._clock()
         observation = await self._hosts.reset(self._name, self._settings, self._seed, state)
         took_s = self._clock() - began_s
@@ -88,8 +89,8 @@ class ResumedEnvironment:
         return observation
 
     async def _replayed(self, so_far: EpisodeSoFar, observation: str) -> str | None:
-        """Lead an environment, which begins with this, through the recorded actions: what it says
-        after them; None if it says anything else than before."""
+        """Repeat the recorded actions after this first observation; returns the observation after
+        them, None if one differs from the record."""
         for turn in so_far.turns:
             if observation != turn.observation:
                 return None

@@ -1,4 +1,4 @@
-"""The desk between episodes and their engine: turns go in together, answers go to who asked.
+"""Batches the turns of episodes for their engine, and hands each answer to its episode.
 
     turn(request) ─▶ outbox ─▶ (end of the loop's tick) ─▶ engine.submit, all of them
     engine.collect ─▶ a turn's answer wakes its episode; what is no episode's is handed on

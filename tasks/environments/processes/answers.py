@@ -1,6 +1,6 @@
-"""What an environment may answer: text and rewards, in bounds. Pure.
+"""The answers that an environment may give: text and rewards, in bounds. Pure.
 
-Lone surrogates in what it says, which no tokenizer and no table takes, become question marks.
+Lone surrogates in a text, which no tokenizer and no table takes, become question marks.
 
 {"observation"}                                                    to a reset
 {"observation", "reward", "terminated", "truncated", "info"}       to a step; then the state
@@ -25,41 +25,41 @@ INFO_BYTES = 64 << 10  # for all of an answer beside its observation and its sta
 
 
 class BadAnswer(Exception):
-    """The environment raised, or answered what no environment may; the reason in a line."""
+    """The environment raised, or gave an answer that none may give; the reason in a line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(printable_line(reason))
 
 
 def max_answer_bytes(max_observation_chars: int) -> int:
-    """No answer that is allowed is longer."""
+    """The largest size of an allowed answer."""
     return ESCAPED_BYTES * max_observation_chars + INFO_BYTES + MAX_STATE_BYTES
 
 
 def read_restored(body: bytes) -> bool:
-    """The answer to a state: whether it was taken. Raises BadAnswer."""
+    """Read the answer to a state: true if it was taken. Raises BadAnswer."""
     return _read(body).get("restored") is True
 
 
 def read_made(body: bytes) -> None:
-    """The answer to the order to be made. Raises BadAnswer or Unusable."""
+    """Read the answer to the order to make an environment. Raises BadAnswer or Unusable."""
     _read(body)
 
 
 def read_observation(body: bytes, max_chars: int) -> str:
-    """The answer to a reset. Raises BadAnswer or Unusable."""
+    """Read the answer to a reset. Raises BadAnswer or Unusable."""
     return checked_observation(_read(body).get("observation"), max_chars)
 
 
 def read_transition(body: bytes, max_chars: int) -> Transition:
-    """The answer to a step. Raises BadAnswer."""
+    """Read the answer to a step. Raises BadAnswer."""
     answer = _read(body)
     parts = [answer.get(name) for name in Transition._fields]
     return checked_transition(parts[0], parts[1], parts[2], parts[3], parts[4], max_chars)
 
 
 def checked_observation(observation: object, max_chars: int) -> str:
-    """An observation that is text, and not too long. Raises BadAnswer."""
+    """Check that an observation is text, and not too long. Raises BadAnswer."""
     if not isinstance(observation, str):
         raise BadAnswer(f"an observation must be text, got {type(observation).__name__}")
     if len(observation) > max_chars:
@@ -78,7 +78,7 @@ def checked_transition(
     info: object,
     max_chars: int,
 ) -> Transition:
-    """A transition of the right types with a reward that can be trained on. Raises BadAnswer."""
+    """Check types and reward of a transition. Raises BadAnswer."""
     text = checked_observation(observation, max_chars)
     try:
         paid = checked_reward(reward)
