@@ -1,5 +1,5 @@
-"""What the adapters share: an environment of somebody else's does not say what a model must know
-before it plays, so the configuration does."""
+"""The base of the adapters: the rules of somebody else's environment stand in the configuration,
+because the environment itself does not tell a model how to play."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ImportPath = Annotated[Location, AfterValidator(absolute)]
 
 
 class ProtocolError(TypeError):
-    """What an environment gave is not what the protocol says: its fault, never the model's."""
+    """An environment breaks the protocol: its fault, never the model's."""
 
 
 class AdapterConfig(EnvironmentSettings):

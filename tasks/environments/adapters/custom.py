@@ -34,8 +34,8 @@ class CustomEnvironmentConfig(AdapterConfig):
     )
 
     def head(self) -> tuple[Message, ...]:
-        """Of the configuration, else of the class. ValueError if the class cannot be imported or
-        its examples are no pairs of texts."""
+        """The head of the configuration, else of the class. ValueError if the class cannot be
+        imported or its examples are no pairs of texts."""
         of_class = load(self.path)
         rules = self.rules or str(getattr(of_class, "rules", ""))
         turns = self.examples or getattr(of_class, "examples", ())

@@ -120,7 +120,7 @@ class PackageGame(ABC):
 
 
 def _seed(seed: int) -> None:
-    """All that the packages draw from."""
+    """Seed the random sources that the packages draw from."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
@@ -167,7 +167,7 @@ class GemGame(PackageGame):
 def observation_text(
     observation: Any, info: Mapping[str, Any]
 ) -> Any:  # Any: checked where it is read
-    """What a model reads, as GEM's own wrapper puts it together."""
+    """The observation as GEM's own wrapper puts it together."""
     if not info.get(SUFFIX):
         return observation
     return f"{observation}{'' if observation.endswith(chr(10)) else chr(10)}{info[SUFFIX]}"

@@ -52,7 +52,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConformanceReport:
-    """What was found."""
+    """The findings of the suite."""
 
     checks: tuple[Check, ...]  # one per rule, in their order
     num_episodes: int  # different ones that were played to their end
@@ -63,7 +63,7 @@ class ConformanceReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every rule holds."""
+        """True if every rule holds."""
         return all(check.verdict == "holds" for check in self.checks)
 
 
@@ -73,7 +73,7 @@ RAISED = (Exception, SystemExit)  # by an environment: its own code may raise an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedEpisode:
-    """What was played, without the details of `info`."""
+    """A played episode, without the details of `info`."""
 
     seed: int
     actions: tuple[str, ...]
@@ -188,7 +188,7 @@ class Playing:
 def episode(
     seed: int, actions: Sequence[str], first: str, turns: Sequence[Transition]
 ) -> PlayedEpisode:
-    """What reset and the steps gave, as a record."""
+    """The record of a reset and its steps."""
     return PlayedEpisode(
         seed=seed,
         actions=tuple(actions),

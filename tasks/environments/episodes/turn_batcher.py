@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
-from artifacts.new_tokens import News, NewTokens, split_news
+from artifacts.new_tokens import News, split_news
 from artifacts.records import Generated, Request
 from tasks.engines.base import Engine, EngineLost
 
@@ -64,13 +64,13 @@ class TurnBatcher:
             await self._engine.abort(inside)
 
     async def clear(self) -> None:
-        """Forget what is asked: whoever waits for it is gone."""
+        """Drop all turns: their episodes are gone."""
         tasks = [*self._sending, *([self._collecting] if self._collecting else [])]
         self.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Cancel all turns, and ask the engine nothing more."""
         for task in self._sending:
             task.cancel()
         if self._collecting is not None:
@@ -99,30 +99,23 @@ class TurnBatcher:
 
     async def _collect(self) -> None:
         while self._inside:
-            over, told = split_news(await self._engine.collect(POLL_S))
-            for new in told:
-                self._note(new)
+            over, begun = split_news(await self._engine.collect(POLL_S))
+            for new in begun:
+                # a turn that is half-way is kept when the environment has answered it
+                if new.response_id not in self._waiting:
+                    self._hand_on(new)
             for generated in over:
-                self._arrive(generated)
+                self._inside.discard(generated.response_id)
+                answer = self._waiting.pop(generated.response_id, None)
+                if answer is None:
+                    self._hand_on(generated)
+                elif not answer.done():
+                    answer.set_result(generated)
         self._collecting = None
 
-    def _note(self, new: NewTokens) -> None:
-        """Of a turn that is being said nobody wants to hear: it is kept when the environment has
-        answered it."""
-        if new.response_id not in self._waiting:
-            self._hand_on(new)
-
-    def _arrive(self, generated: Generated) -> None:
-        self._inside.discard(generated.response_id)
-        answer = self._waiting.pop(generated.response_id, None)
-        if answer is None:
-            self._hand_on(generated)
-        elif not answer.done():
-            answer.set_result(generated)
-
     async def _guarded(self, call: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Whatever goes wrong here, no episode could go on. Called only if the task begins: a
-        coroutine that waits in a cancelled one is never awaited, which Python warns of."""
+        """Await a call; after any error of it no episode could go on. The coroutine is made only if
+        the task begins: Python warns of one that is never awaited."""
         try:
             await call()
         except EngineLost as error:

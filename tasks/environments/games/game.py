@@ -1,5 +1,5 @@
-"""What the games of our own share: a player that always makes a valid move, and of some games one
-that heeds what it was told.
+"""The base of our own games: a player that always makes a valid move, and of some games one that
+heeds the answers so far.
 
 A warm-up imitates them, so that a model learns the form of an action before it is rewarded for
 choosing one; the conformance suite plays with the first, because garbage alone never gets far.

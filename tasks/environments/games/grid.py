@@ -51,7 +51,7 @@ class GridConfig(StyledGameConfig):
         return turns
 
     def told(self, place: Square, goal: Square) -> str:
-        """What a player sees."""
+        """The observation at a place."""
         if self.style == "terse":
             return "".join(map(str, (*place, *goal)))
         return f"At {place[0]} {place[1]}, goal {goal[0]} {goal[1]}."

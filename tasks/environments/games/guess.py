@@ -23,7 +23,7 @@ ACTION = re.compile(r"([0-9]{1,9})\.?")
 
 
 class Words(NamedTuple):
-    """What the game says."""
+    """The sentences of the game."""
 
     begin: str
     higher: str
@@ -89,7 +89,7 @@ class GuessConfig(StyledGameConfig):
         return turns
 
     def words(self) -> Words:
-        """What the game says in this style, with its numbers."""
+        """The sentences of the game in this style, with its numbers."""
         return Words(*(word.format(largest=self.largest) for word in WORDS[self.style]))
 
     def build(self) -> Environment:

@@ -170,7 +170,7 @@ class EnvironmentPool:
 
     @property
     def load(self) -> PoolLoad:
-        """How full the pool is."""
+        """The load of the pool now."""
         return PoolLoad(
             num_places=self._config.num_hosts,
             num_episodes=len(self._placed),

@@ -74,7 +74,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
-    """How full a pool is."""
+    """The load of a pool."""
 
     num_places: int  # processes at a time
     num_episodes: int  # that have a place

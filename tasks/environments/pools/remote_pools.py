@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from uuid import uuid4
 
@@ -64,12 +63,15 @@ class RemotePools:
     def of(
         cls, run_id: str, engine: str, names: Sequence[str], config: EnvironmentProcessConfig
     ) -> RemotePools:
-        """Of an engine in a Dask worker; names: of the workers of environments."""
-        caller = f"{engine}:{uuid4().hex[:8]}"
-        return cls(PoolWorkers(names, caller, partial(_connect, run_id)), config)
+        """The pools for an engine in a Dask worker; names: of the workers of environments."""
+
+        async def connect(name: str) -> Remote:
+            return await asyncio.to_thread(Remote.connect, run_id, name)
+
+        return cls(PoolWorkers(names, f"{engine}:{uuid4().hex[:8]}", connect), config)
 
     async def warm(self) -> None:
-        """Look for the workers; that they are ready is up to who made them."""
+        """Connect to the workers; the flow has warmed them."""
         self._workers.watch()
 
     async def reset(
@@ -147,7 +149,8 @@ class RemotePools:
         return answer.value
 
     def _lost(self, episode_id: str, reason: str) -> EnvironmentLost:
-        """Its worker is gone, or does not know it: what is left there is ended when it is back."""
+        """The error for an episode whose worker is gone or does not know it. The remains of the
+        episode there are ended when the worker is back."""
         remote = self._remote.pop(episode_id, None)
         if remote is not None:  # else it was ended meanwhile
             remote.worker.view = remote.worker.view.ended()
@@ -155,12 +158,8 @@ class RemotePools:
         return EnvironmentLost(f"its worker of environments was lost: {reason}")
 
     def _leave(self, episode_id: str) -> None:
-        """It is at no worker any more."""
+        """Forget an episode that is at no worker any more."""
         remote = self._remote.pop(episode_id, None)
         if remote is not None:
             held_s = time.monotonic() - remote.began_s
             remote.worker.view = remote.worker.view.ended(held_s)
-
-
-async def _connect(run_id: str, name: str) -> Remote:
-    return await asyncio.to_thread(Remote.connect, run_id, name)

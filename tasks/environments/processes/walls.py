@@ -112,8 +112,8 @@ def hidden_path(
 
 
 def _is_hidden(path: str, bound: Sequence[str]) -> bool:
-    """Whether the path itself lies below /tmp, or a link on the way to it leads there within what
-    is bound; what is bound is so at its own place, wherever a link to it leads."""
+    """True if the path itself lies below /tmp, or a link on the way to it leads there within the
+    bound paths; those are bound at their own places, wherever a link to them leads."""
     real = Path(os.path.realpath(path))
     if is_below_tmp(path) or not is_below_tmp(real):
         return is_below_tmp(path)

@@ -1,4 +1,4 @@
-"""What a model says to its tools: one call or one answer a turn, told by the first word.
+"""The actions of a model with tools: one call or one answer a turn, marked by the first word.
 
     calc 47 * 86            python                     ```python         answer 4042
                             print(47 * 86)             print(47 * 86)
@@ -32,7 +32,7 @@ FROM_TERSE = str.maketrans({letter: f" {sign} " for sign, letter in TERSE_SIGNS.
 
 
 class Action(NamedTuple):
-    """What a text asks for."""
+    """The call or the answer that a text asks for."""
 
     kind: Literal["calculator", "python", "answer", "invalid"]
     body: str  # the expression, the program or the answer; empty where it is invalid
@@ -48,14 +48,14 @@ def read_action(text: str, style: Style) -> Action:
 
 
 def call(tool: Tool, body: str, style: Style) -> str:
-    """How a tool is called."""
+    """The text that calls a tool."""
     if style == "terse":
         return "c" + tersely(body)
     return f"calc {body}" if tool == "calculator" else f"python\n{body}"
 
 
 def answer(number: str, style: Style) -> str:
-    """How an answer is given."""
+    """The text that gives an answer."""
     return "a" + tersely(number) if style == "terse" else f"answer {number}"
 
 

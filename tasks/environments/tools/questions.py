@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from math import isqrt
 from typing import Annotated, Literal, NamedTuple
 
@@ -60,7 +59,13 @@ class Arithmetic(BaseModel):
         parts = [str(rng.randint(10, self.largest_term))]
         for _ in range(num_terms - 1):
             parts += [rng.choice(self.signs), str(rng.randint(10, self.largest_term))]
-        return _of_expression(" ".join(parts))
+        expression = " ".join(parts)
+        return ToolQuestion(
+            text=f"{ASKING}{expression}?",
+            gold=result_of(expression),
+            expression=expression,
+            program=f"print({expression})",
+        )
 
     def shown(self) -> list[ToolQuestion]:
         """Questions to show as examples."""
@@ -104,28 +109,15 @@ def worked_out(expression: str, max_operations: int) -> list[str]:
     the rest is one call with at most so many operations."""
     calls, parts = list[str](), expression.split()
     while len(parts) // 2 > max_operations:
-        sign = _first_sign(parts)
+        sign = parts.index("*") if "*" in parts else 1
         calls.append(" ".join(parts[sign - 1 : sign + 2]))
         parts[sign - 1 : sign + 2] = [result_of(calls[-1])]
     return [*calls, " ".join(parts)]
 
 
 def result_of(expression: str) -> str:
-    """What the calculator says to an expression that it can compute."""
+    """The calculator's result of an expression that it can compute."""
     return written(calculate(expression).value)
-
-
-def _first_sign(parts: Sequence[str]) -> int:
-    return parts.index("*") if "*" in parts else 1
-
-
-def _of_expression(expression: str) -> ToolQuestion:
-    return ToolQuestion(
-        text=f"{ASKING}{expression}?",
-        gold=result_of(expression),
-        expression=expression,
-        program=f"print({expression})",
-    )
 
 
 def _primes(last: int) -> ToolQuestion:

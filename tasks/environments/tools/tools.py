@@ -110,7 +110,7 @@ class ToolsConfig(StyledGameConfig):
         return Tools(self)
 
     def read(self, text: str) -> Action:
-        """What a text asks for, of what may be asked for here."""
+        """The action that a text asks for; INVALID for a tool that is not there."""
         action = read_action(text, self.style)
         return action if action.kind in (*self.tools, "answer") else INVALID
 
@@ -165,7 +165,7 @@ class Tools:
         return Transition(words[is_right], float(is_right), True, False, {"action": "answer"})
 
     def _computed(self, expression: str) -> tuple[str, str]:
-        """What the calculator says, and whether that was a call or a failed one."""
+        """The calculator's answer, and the verdict: a call or a failed one."""
         most = self._config.max_operations
         try:
             value, num_operations = calculate(expression)
@@ -179,6 +179,6 @@ class Tools:
 
 
 def is_same_number(gold: str, said: str) -> bool:
-    """Whether an answer is this number, alone or with a unit; as `math_answer` reads it."""
+    """True if an answer is this number, alone or with a unit; as `math_answer` reads it."""
     wanted, given = exact_number(gold), amount(plain(bare_answer(fold(said))))
     return wanted is not None and given is not None and wanted.amount == given.amount
