@@ -45,7 +45,7 @@ class DirectEnvironments:
         """Take a turn."""
         environment = self._episodes.get(episode_id)
         if environment is None:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
+            raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
         try:
             return checked_transition(*environment.step(text), self._max_chars)
         except Exception as error:  # whatever an environment raises is data

@@ -5,7 +5,7 @@
 
 An environment draws random numbers from the seed of its reset only, so that the same actions lead
 to the same transcript, and pickles between turns. Tokens, sampling and turn budgets belong to the
-engine and the episode driver; processes, limits and failures to the hosts (`EnvironmentProcesses`).
+engine and the episode driver; processes, limits and failures to `EnvironmentProcesses`.
 """
 
 from __future__ import annotations

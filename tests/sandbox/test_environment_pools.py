@@ -145,7 +145,7 @@ async def test_what_an_environment_does_wrong_is_a_crash_with_its_reason() -> No
             ending, detail = await failure(played(pool, "one", text))
             assert ending is Ending.CRASHED
             assert re.search(reason, detail), detail
-            assert (await failure(pool.step("one", "")))[1] == "these hosts know no such episode"
+            assert (await failure(pool.step("one", "")))[1] == "this pool knows no such episode"
         assert await pool.reset("one", SCRIPT, 5) == "5:0"
         report, num_cases = pool.report(), len(reasons)
         assert (report.crashed, report.unanswered) == (num_cases, 0)

@@ -131,7 +131,7 @@ async def test_closing_fails_what_waits_and_leaves_no_process() -> None:
     pool.close()
     for call in calls:
         assert (await failure(call))[0] is Ending.CRASHED
-    assert (await failure(pool.reset("five", SCRIPT, 1)))[1] == "these hosts are closed"
+    assert (await failure(pool.reset("five", SCRIPT, 1)))[1] == "this pool is closed"
     await until(lambda: not any(process.is_running() for process in before))
     assert not tree()
 
@@ -141,7 +141,7 @@ async def test_closing_while_the_origin_starts_leaves_no_process() -> None:
     reset = asyncio.create_task(pool.reset("one", SCRIPT, 1))
     await until(tree)
     pool.close()
-    assert (await failure(reset))[1] == "these hosts are closed"
+    assert (await failure(reset))[1] == "this pool is closed"
     assert not tree()
 
 

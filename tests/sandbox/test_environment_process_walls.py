@@ -49,7 +49,7 @@ async def test_what_cannot_be_imported_for_all_is_left_to_each(
     async with hosts(PATIENT, Threading()) as pool:
         await pool.reset("one", Threading(), 1)
         assert (await pool.step("one", "imported colorsys")).observation == "False"
-    assert "hosts import for themselves" in caplog.text
+    assert "environment processes import for themselves" in caplog.text
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)

@@ -78,7 +78,7 @@ async def run(client: Client) -> AsyncIterator[Run]:
 
 
 def place_of(hosts: RemotePools, episode_id: str) -> str:
-    worker = hosts._seats[episode_id].worker
+    worker = hosts._remote[episode_id].worker
     assert worker is not None
     return worker.name
 
@@ -112,7 +112,7 @@ async def test_a_killed_worker_costs_no_episode_and_comes_back(run: Run) -> None
             await hosts.step(str(number), "last")
     await asyncio.to_thread(psutil.wait_procs, left, 60)
     assert not [process for process in left if process.is_running()]
-    await until(lambda: "environment-0" in hosts._workers._views(), 120)
+    await until(lambda: hosts._workers._workers["environment-0"].is_there, 120)
     for number in lost:
         assert await hosts.reset(str(number), SCRIPT, number, states[number]) is None
     for number in others:
@@ -153,7 +153,7 @@ async def test_failures_and_errors_come_through(run: Run) -> None:
     hosts = run.hosts("engine-3")
     await hosts.reset("one", SCRIPT, 1)
     assert (await failure(hosts.step("one", "raise it")))[1].startswith("LookupError")
-    assert (await failure(hosts.step("one", "")))[1] == "these hosts know no such episode"
+    assert (await failure(hosts.step("one", "")))[1] == "this pool knows no such episode"
     broken = Script(at_build="raise no game")
     with pytest.raises(ValueError, match="must answer at least once in 8 restarts"):
         await fail_often(hosts, broken)

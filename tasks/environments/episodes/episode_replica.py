@@ -48,7 +48,7 @@ class EpisodeReplica(Replica):
     def __init__(
         self,
         inner: Replica,
-        hosts: EnvironmentProcesses,
+        processes: EnvironmentProcesses,
         environments: Mapping[str, EnvironmentSettings],
         bridges: Mapping[str, Bridge],
         config: EpisodeConfig,
@@ -60,7 +60,7 @@ class EpisodeReplica(Replica):
         inner replica's times. log: where the turns of running episodes are kept, if anywhere."""
         self.name = inner.name
         self._inner = inner
-        self._hosts = hosts
+        self._processes = processes
         self._max_model_len = max_model_len
         self._done = Mailbox[News]()
         self._turns = TurnBatcher(inner, self._done.put, self._lose)
@@ -72,7 +72,7 @@ class EpisodeReplica(Replica):
                 engine=inner.name,
                 ask=self._turns.turn,
                 settings=settings,
-                hosts=hosts,
+                processes=processes,
                 bridge=bridges[domain],
                 config=config,
                 clock=clock,
@@ -130,7 +130,7 @@ class EpisodeReplica(Replica):
         if running is Running.DROP:
             await self._drop()
         load = self._inner.load_weights(weights, probes, running)
-        attestation, _ = await asyncio.gather(load, self._hosts.warm())
+        attestation, _ = await asyncio.gather(load, self._processes.warm())
         return attestation
 
     async def stats(self) -> EngineStats:
@@ -149,7 +149,7 @@ class EpisodeReplica(Replica):
 
     def close(self) -> None:
         self._lose(EngineLost(f"{self.name} was closed"))
-        self._hosts.close()
+        self._processes.close()
         self._inner.close()
         if self._log is not None:
             self._log.close()
@@ -169,7 +169,7 @@ class EpisodeReplica(Replica):
             self._done.put(task.result())
         elif isinstance(error, ValueError):  # an environment that cannot work, with the cure
             self._lose(error)
-        else:  # a fault of ours, or of the hosts
+        else:  # a fault of ours, or of the processes
             cause = "".join(traceback.format_exception(error))
             self._lose(EngineLost(f"the episode {name} died of {type(error).__name__}\n{cause}"))
 
@@ -182,7 +182,7 @@ class EpisodeReplica(Replica):
             task.cancel()
         await asyncio.gather(*(task for _, task in plays.values()), return_exceptions=True)
         # once more, where a second stop broke off the first
-        await asyncio.gather(*map(self._hosts.end, plays))
+        await asyncio.gather(*map(self._processes.end, plays))
         self._done.drop()
 
     def _lose(self, error: EngineLost | ValueError) -> None:

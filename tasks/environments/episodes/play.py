@@ -44,7 +44,7 @@ class Means:
     engine: str  # name of the replica
     ask: Callable[[Request], Awaitable[Generated]]  # has the engine speak in a turn
     settings: EnvironmentSettings  # of the environment
-    hosts: EnvironmentProcesses  # where it steps
+    processes: EnvironmentProcesses  # where it steps
     bridge: Bridge  # between the model's turns
     config: EpisodeConfig  # bounds
     # keeps an episode, of which so many turns have been kept before
@@ -66,7 +66,9 @@ class Play:
         self._submitted_s = means.clock()
         self._begin_s: float | None = None  # of its first turn here, on the event loop's clock
         self._first_token_s: float | None = None
-        self._environment = ResumedEnvironment(request, means.hosts, means.settings, means.clock)
+        self._environment = ResumedEnvironment(
+            request, means.processes, means.settings, means.clock
+        )
         self._num_written = 0  # turns
 
     async def run(self) -> Generated:

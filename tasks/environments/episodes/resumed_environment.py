@@ -27,7 +27,7 @@ class ResumedEnvironment:
     def __init__(
         self,
         request: Request,
-        hosts: EnvironmentProcesses,
+        processes: EnvironmentProcesses,
         settings: EnvironmentSettings,
         clock: Callable[[], float],
     ) -> None:
@@ -36,7 +36,7 @@ class ResumedEnvironment:
         self.counted = request.kept_episode or Episode(turns=(), ending=None)
         self._name = request.response_id
         self._domain, self._seed = request.environment, request.episode_seed
-        self._hosts, self._settings, self._clock = hosts, settings, clock
+        self._processes, self._settings, self._clock = processes, settings, clock
 
     async def resume(self, so_far: EpisodeSoFar) -> str | None:
         """Bring an environment to where the episode is; returns its observation there. None, and no
@@ -69,21 +69,21 @@ class ResumedEnvironment:
 
     async def step(self, action: str) -> Transition:
         """Take a turn."""
-        return await self._hosts.step(self._name, action)
+        return await self._processes.step(self._name, action)
 
     def snapshot(self) -> bytes:
         """The environment's state after the last step; empty where there is none."""
-        return self._hosts.snapshot(self._name)
+        return self._processes.snapshot(self._name)
 
     async def end(self) -> None:
         """Release the environment; the episode is over."""
-        await self._hosts.end(self._name)
+        await self._processes.end(self._name)
 
     async def _reset(self, state: bytes) -> str | None:
         """Begin an environment; returns its first observation, None if it goes on from this
         state."""
         began_s = self._clock()
-        observation = await self._hosts.reset(self._name, self._settings, self._seed, state)
+        observation = await self._processes.reset(self._name, self._settings, self._seed, state)
         took_s = self._clock() - began_s
         self.counted = replace(self.counted, reset_s=self.counted.reset_s + took_s)
         return observation

@@ -126,7 +126,7 @@ class EnvironmentPool:
         """Take a turn."""
         process = self._episodes.get(episode_id)
         if process is None:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
+            raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
         assert process.state in (ProcessState.THINKING, ProcessState.DEAD), "one call at a time"
         self._report.steps += 1
         process.enter(ProcessState.STEPPING, episode_id)
@@ -278,7 +278,7 @@ class EnvironmentPool:
 
     def _check(self, settings: EnvironmentSettings) -> None:
         if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
+            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
         self._restarts_of(settings).check()
 
     def _restarts_of(self, settings: EnvironmentSettings) -> Restarts:

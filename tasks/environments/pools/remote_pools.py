@@ -132,7 +132,7 @@ class RemotePools:
         answer, or nobody there knows the episode."""
         remote = self._remote.get(episode_id)
         if remote is None:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts know no such episode")
+            raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
         worker = remote.worker
         try:
             payload = await worker.call(method, remote.name, told, deadline_s=limit_s + EXTRA_S)

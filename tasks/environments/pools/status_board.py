@@ -64,7 +64,7 @@ class ReportingPool(EnvironmentPool):
             try:
                 await asyncio.to_thread(self._publish, self._key, text)
             except Exception as error:  # of a scheduler that is busy or gone
-                LOG.warning("state of environment hosts not told: %s", error)
+                LOG.warning("state of environment processes not published: %s", error)
             await asyncio.sleep(REPORT_S)
 
 

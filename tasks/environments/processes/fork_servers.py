@@ -89,7 +89,11 @@ class ForkServerProcess:
             except NotStarted as error:
                 if not self._imports:
                     raise
-                LOG.warning("hosts import for themselves: modules=%s %s", self._imports, error)
+                LOG.warning(
+                    "environment processes import for themselves: modules=%s %s",
+                    self._imports,
+                    error,
+                )
                 self._process = self._started((), isolation, interpreter)
         except NotStarted as error:
             raise ValueError(
@@ -233,7 +237,7 @@ class ForkServers:
         try:
             await asyncio.to_thread(server.start)
         except Interrupted as error:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed") from error
+            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed") from error
         finally:
             self._unborn.discard(server)
             del self._starting[key]

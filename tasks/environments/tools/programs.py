@@ -71,7 +71,7 @@ class ProgramRunner:
                 f" machine does not give it: {reason}; {CURES[self._isolation]}"
             )
         if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
+            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
         sandbox = self._free.get()
         try:
             text = self._output(sandbox, program)
@@ -153,7 +153,7 @@ class ToolProcesses:
         if program is None:
             return transition
         if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "these hosts are closed")
+            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
         self._runner = self._runner or ProgramRunner(self._isolation)
         loop = asyncio.get_running_loop()
         output = await loop.run_in_executor(self._threads, self._runner.run, program)
