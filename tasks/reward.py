@@ -46,13 +46,13 @@ def score_responses(plan: StepPlan) -> RewardReport:
 def scoring_inputs(plan: StepPlan) -> ScoringInputs:
     """The inputs of the reward stage. A round that is read back may have launched prompts that do
     not fit any more: none of their responses is scored."""
-    run, asked = plan.run, plan.round.candidates
+    run, refs = plan.run, plan.round.candidates
     if not plan.is_evaluation:
-        asked = tuple(ref for ref in asked if ref.row not in run.unfit)
+        refs = tuple(ref for ref in refs if ref.row not in run.unfit)
     return ScoringInputs(
         plan=plan.round,
         is_evaluation=plan.is_evaluation,
-        prompts=prompts_of(run, asked),
+        prompts=prompts_of(run, refs),
         rewards=run.rewards,
         max_infra_fraction=run.max_infra_fraction,
         devices=run.devices,
@@ -65,13 +65,13 @@ def pool_for(run: RunContext) -> RewardPool:
     the committed steps."""
 
     def make() -> RewardPool:
-        book = MeasuredTimes()
+        times = MeasuredTimes()
         for commit in read_commits(run.open_store()):
-            book.learn(from_record(commit.timeouts))
+            times.learn(from_record(commit.timeouts))
         scored_here = {
             domain: config for domain, config in run.rewards.items() if judge_of(config) is None
         }
-        return RewardPool(scored_here, run.reward_workers, book)
+        return RewardPool(scored_here, run.reward_workers, times)
 
     return pool_of(run.run_id, make)
 

@@ -28,7 +28,7 @@ class QueueState:
     """The places and counts of all drawn prompts."""
 
     queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
-    # passed over in a reserve for one of another domain; the next to be asked
+    # passed over in a reserve for one of another domain; the next to be launched
     skipped: tuple[PromptRef, ...] = ()
     carried: tuple[Carried, ...] = ()  # undecided, in the order of the next round
     # how often waiting prompts were deferred, by id; of those that were more than once
@@ -127,7 +127,7 @@ class RoundEnd(Protocol):
 
 def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueState:
     """The state after a round. ValueError for an end that does not account for its prompts."""
-    asked = _asked(plan, end)
+    launched = _launched(plan, end)
     refs = {ref.prompt_id: ref for ref in plan.candidates}
     num_old = plan.num_carried + plan.num_queued
     queued = plan.candidates[plan.num_carried : num_old]
@@ -135,11 +135,11 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
     # prompts that have been in the long-prompt queue
     returned = {ref.prompt_id for ref in queued}
     returned |= {before.ref.prompt_id for before in state.carried if before.dispatched.is_returned}
-    skipped, num_new = _advance(state, plan.candidates[num_old:], asked)
+    skipped, num_new = _advance(state, plan.candidates[num_old:], launched)
     is_placed = bool(num_new and plan.places)
     num_drawn = plan.places[num_new - 1] + 1 if is_placed else state.num_drawn + num_new
     deferred = [refs[prompt_id] for prompt_id in end.deferred]
-    waiting = tuple(ref for ref in state.queue if ref.prompt_id not in asked)
+    waiting = tuple(ref for ref in state.queue if ref.prompt_id not in launched)
     deferrals = {ref.prompt_id: state.times_deferred(ref) for ref in waiting}
     deferrals |= {ref.prompt_id: state.times_deferred(ref) + 1 for ref in queued if ref in deferred}
     answer_tokens = {
@@ -147,7 +147,7 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
         for ref in (plan.candidates if plan.expected_tokens else ())
         if ref.prompt_id in end.answer_tokens
     }
-    still_carried = (prompt for prompt in state.carried if prompt.ref.prompt_id not in asked)
+    still_carried = (prompt for prompt in state.carried if prompt.ref.prompt_id not in launched)
     carried = (
         Carried(
             ref=refs[carry.prompt_id],
@@ -187,7 +187,7 @@ def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
 
 
 def _advance(
-    state: QueueState, upcoming: Sequence[PromptRef], asked: Collection[str]
+    state: QueueState, upcoming: Sequence[PromptRef], launched: Collection[str]
 ) -> tuple[tuple[PromptRef, ...], int]:
     """The skipped prompts after a round, and the number of newly drawn ones: up to the last
     launched prompt, the others before it stay skipped."""
@@ -195,22 +195,23 @@ def _advance(
         "what was skipped comes next"
     )
     last = max(
-        (place for place, ref in enumerate(upcoming, start=1) if ref.prompt_id in asked), default=0
+        (place for place, ref in enumerate(upcoming, start=1) if ref.prompt_id in launched),
+        default=0,
     )
-    passed_over = tuple(ref for ref in upcoming[:last] if ref.prompt_id not in asked)
+    passed_over = tuple(ref for ref in upcoming[:last] if ref.prompt_id not in launched)
     return (*passed_over, *state.skipped[last:]), max(0, last - len(state.skipped))
 
 
-def _asked(plan: RoundPlan, end: RoundEnd) -> Collection[str]:
+def _launched(plan: RoundPlan, end: RoundEnd) -> Collection[str]:
     """The ids of the prompts that the round launched, each of the plan's among them."""
     carried = [carry.prompt_id for carry in end.carried]
-    asked = [*end.accepted, *end.deferred, *end.dropped, *end.filtered, *carried]
+    launched = [*end.accepted, *end.deferred, *end.dropped, *end.filtered, *carried]
     planned = {ref.prompt_id for ref in plan.prompts}
     possible = {ref.prompt_id for ref in plan.candidates}
-    if len(set(asked)) != len(asked) or not planned <= set(asked) <= possible:
+    if len(set(launched)) != len(launched) or not planned <= set(launched) <= possible:
         raise ValueError(
             f"step {plan.step} must account for each of its {len(planned)} prompts once, got"
             f" {len(end.accepted)} accepted, {len(end.deferred)} deferred, {len(end.dropped)}"
             f" dropped, {len(end.filtered)} filtered and {len(carried)} carried; repeat the step"
         )
-    return set(asked)
+    return set(launched)

@@ -176,8 +176,8 @@ class ScoredLast:
         if isinstance(event, Scored):
             self._early.append(event)
             return []
-        heard = _as_scored(event) if isinstance(event, Finished) else event
-        return self._chose(self._choosing.handle(heard))
+        seen = _as_scored(event) if isinstance(event, Finished) else event
+        return self._chose(self._choosing.handle(seen))
 
     def waiting_for(self) -> str:
         if not self._is_chosen:
