@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Prompt, Score
 from tasks.rewards.base import Reward, right, stamp, wrong
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 
 class BriefConfig(BaseModel):
@@ -24,7 +23,7 @@ class BriefConfig(BaseModel):
     kind: Literal["brief"] = Field("brief", description="Pays for answers that come early.")
     max_chars: int = Field(40, ge=1, description="Characters within which the answer must be.")
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
+    def build_reward(self) -> Reward:
         return BriefReward(self)
 
 

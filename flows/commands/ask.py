@@ -37,7 +37,7 @@ from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 from tasks.environments.episodes.prompts import render
 from tasks.rewards.judges.reward import judge_of
-from tasks.rewards.registry import build_reward, config_of, score_with
+from tasks.rewards.registry import config_of, score_with
 from tasks.tiny_models.models import resolve_model
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def worth(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
     reward_config = config_of(config.rewards, prompt.domain)
     if judge_of(reward_config) is not None:
         return "scored by a judge, which is not started here"
-    reward = build_reward(reward_config)
+    reward = reward_config.build_reward()
     try:
         score = score_with(reward, prompt, generated)
     finally:

@@ -20,22 +20,22 @@ LARGEST_REWARD = 1e6  # squares, and sums over a step's tokens, stay finite in f
 
 
 class Reward(Protocol):
-    """Scores responses of one domain or more. Called from one thread at a time per instance."""
+    """Scores responses of one or more domains; one thread at a time calls an instance."""
 
     name: str
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """Verdict on one response, within the reward's own time limit."""
+        """Score one response, within the reward's own time limit."""
         ...
 
     def close(self) -> None:
-        """End worker processes, if there are any."""
+        """End the reward's processes, if there are any."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a reward decided, before it is stamped with names and times."""
+    """A reward's decision, before `stamp` adds names and times."""
 
     reward: float | None  # None exactly with Outcome.INFRA
     outcome: Outcome  # typed result
@@ -44,7 +44,8 @@ class Verdict:
 
 
 class RewardUnavailable(RuntimeError):
-    """The process that a reward scores in cannot start or was lost: never the model's fault."""
+    """Raised when the process that a reward scores in cannot start or was lost: never the model's
+    fault."""
 
 
 class ScorerProcess(Protocol):
@@ -53,17 +54,16 @@ class ScorerProcess(Protocol):
     interrupt: Interrupt  # set, it ends the call in progress, which raises Interrupted
 
     def warm(self) -> None:
-        """Have it running now; RewardUnavailable if it cannot."""
+        """Start the process unless it runs; RewardUnavailable if it cannot start."""
         ...
 
     def close(self) -> None:
-        """End it; harmless without one."""
+        """End the process; harmless without one."""
         ...
 
 
 class ProcessReward(ABC):
-    """A reward that scores in a process of its own: starts and ends it, stamps its verdicts, and is
-    INFRA without it."""
+    """A reward that scores in a process of its own; without the process its verdicts are INFRA."""
 
     name: str
 
@@ -72,8 +72,7 @@ class ProcessReward(ABC):
 
     @property
     def interrupt(self) -> Interrupt:
-        """To be set from another thread when nobody needs the verdict, and cleared before the
-        next."""
+        """Set from another thread to end a verdict that nobody needs; cleared before the next."""
         return self._process.interrupt
 
     def warm(self) -> None:
@@ -85,7 +84,7 @@ class ProcessReward(ABC):
         self._process.close()
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """The stamped verdict."""
+        """Score a response; INFRA where the process fails or the interrupt is set."""
         started_s = time.time()
         try:
             verdict = self.verdict(prompt, generated)
@@ -95,16 +94,16 @@ class ProcessReward(ABC):
 
     @abstractmethod
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """What the response is worth; may raise RewardUnavailable."""
+        """Judge a response; may raise RewardUnavailable."""
 
 
 def right(detail: str) -> Verdict:
-    """A binary reward's yes."""
+    """Verdict of a binary reward on a right response: 1."""
     return Verdict(reward=1.0, outcome=Outcome.OK, detail=detail)
 
 
 def wrong(detail: str) -> Verdict:
-    """A binary reward's no: the model's own fault."""
+    """Verdict of a binary reward on a wrong response, the model's own fault: 0."""
     return Verdict(reward=0.0, outcome=Outcome.WRONG, detail=detail)
 
 
@@ -114,8 +113,8 @@ def infra(detail: str) -> Verdict:
 
 
 def checked_reward(value: object) -> float:
-    """A number from outside as a reward. ValueError for whatever is no finite number within
-    LARGEST_REWARD, truth values included."""
+    """Check a number from outside as a reward. ValueError for truth values and for whatever is no
+    finite number within LARGEST_REWARD."""
     is_truth = isinstance(value, bool)
     if not is_truth and isinstance(value, int | float) and abs(value) <= LARGEST_REWARD:
         return float(value)  # NaN is within nothing
@@ -126,8 +125,8 @@ def checked_reward(value: object) -> float:
 
 
 def paid(value: object, detail: str, *, by: str) -> Verdict:
-    """The verdict that a number from outside is: OK if positive, else WRONG; INFRA for one that
-    `checked_reward` refuses."""
+    """Verdict with a number from outside as its reward: OK if positive, else WRONG; INFRA where
+    `checked_reward` refuses the number."""
     try:
         reward = checked_reward(value)
     except ValueError as error:
@@ -140,7 +139,7 @@ def paid(value: object, detail: str, *, by: str) -> Verdict:
 def stamp(
     verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str, started_s: float
 ) -> Score:
-    """The Score of a verdict reached just now. A WRONG response that hit the token bound is
+    """Make a Score of a verdict reached just now. A WRONG response that hit the token bound is
     TRUNCATED, reward unchanged. A reward that `checked_reward` refuses is INFRA."""
     if verdict.reward is not None:
         try:

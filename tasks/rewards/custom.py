@@ -18,16 +18,14 @@ from artifacts.records import Generated, Prompt
 from artifacts.urls import Location
 from tasks.isolation.import_path import absolute
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.verify_worker import (
     DEFAULT_MEMORY_BYTES,
     VerifyWorker,
-    WorkerReply,
     WorkerSlow,
     WorkerStartError,
 )
 
-FAILED = {
+FAILURES = {
     "raised": "failed",
     "died": "ended its process",
     "lost": "gave no number, twice (mend it, or raise its timeout_s)",
@@ -81,18 +79,18 @@ class CustomConfig(BaseModel):
         ),
     )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """It executes no programs and needs no time limits."""
+    def build_reward(self) -> Reward:
+        """The reward of this configuration."""
         return CustomReward(self)
 
 
 class CustomReward(ProcessReward):
-    """Scores with the user's function. A positive reward is OK, any other WRONG; the float is kept
-    as it is."""
+    """Scores with the user's function. A positive reward is OK, any other WRONG; the number is the
+    reward as it is."""
 
     def __init__(self, config: CustomConfig) -> None:
-        """ValueError if the function cannot be loaded. Starts the worker: that is where the user's
-        module is imported."""
+        """Start the worker, which imports the user's module. ValueError if the function cannot be
+        loaded."""
         self.name = f"custom:{config.path}"
         self._worker = VerifyWorker(
             config.path,
@@ -127,11 +125,10 @@ class CustomReward(ProcessReward):
             ) from error
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """The function's number; INFRA with a sentence if it stalls, raises, dies or gives none."""
-        return self._verdict(self._worker.call(prompt.text, generated.text, prompt.gold))
-
-    def _verdict(self, reply: WorkerReply) -> Verdict:
+        """The function's number as a verdict; INFRA with a sentence where the function stalls,
+        raises, dies or returns no number."""
+        reply = self._worker.call(prompt.text, generated.text, prompt.gold)
         if reply.kind != "value":
-            return infra(f"{self.name} {FAILED[reply.kind]}: {reply.detail}")
+            return infra(f"{self.name} {FAILURES[reply.kind]}: {reply.detail}")
         number = int(reply.value) if isinstance(reply.value, bool) else reply.value
         return paid(number, "custom", by=self.name)

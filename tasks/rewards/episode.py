@@ -1,8 +1,7 @@
-"""The reward of an episode: what its environment paid, turn by turn.
+"""The reward of an episode: the discounted sum of the rewards that its environment paid by turn.
 
-How it ended decides what that is worth as a verdict. An environment that failed has said nothing
-about the model: no verdict, and no place in a group's mean. A bound that cut the episode leaves the
-reward as it is.
+The ending decides the outcome. A failure of the environment is no fault of the model: no verdict,
+and no place in a group's mean. A bound that cut the episode leaves the reward as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, paid, stamp
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 
 class EpisodeRewardConfig(BaseModel):
@@ -37,13 +35,13 @@ class EpisodeRewardConfig(BaseModel):
         ),
     )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """It executes no programs and needs no time limits."""
+    def build_reward(self) -> Reward:
+        """The reward of this configuration."""
         return EpisodeReward(self)
 
 
 class EpisodeReward:
-    """Scores episodes; all there is to know is in their records."""
+    """Scores episodes from their records alone."""
 
     name = "episode"
 
@@ -51,7 +49,7 @@ class EpisodeReward:
         self._discount = config.discount
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """The stamped verdict; its detail is the ending."""
+        """Score an episode; the detail is the ending."""
         started_s = time.time()
         verdict = self._verdict(generated.episode)
         score = stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)

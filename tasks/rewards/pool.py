@@ -1,9 +1,9 @@
-"""The reward workers of a run: made once, kept from round to round, shared out among the kinds of
-rewards by their backlog.
+"""The reward workers of a run: made once, kept from round to round, and shared out among the kinds
+of rewards by their backlog.
 
     submit(prompt, response) ─▶ backlog of its kind ─▶ a free worker, with a reward of it ─▶ verdict
     verdict.cancel() ─▶ dropped from the backlog; if a worker has it, what runs for it is ended
-    leave(verdicts) ─▶ they are reached whoever cancels them ─▶ submit, of the next round, has them
+    leave(verdicts) ─▶ go on although this round cancels them ─▶ the next round's submit has them
 
 A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all
 `num_workers`, and a kind that has none gets one beyond them: a queue of programs, each of which may
@@ -25,37 +25,33 @@ from artifacts.records import Generated, Prompt, Score
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.base import ProcessReward, Reward
 from tasks.rewards.programs.adaptive_timeout import Anchor, MeasuredTimes, merged
-from tasks.rewards.programs.code_tests import SecondLooks, code_tests_of
-from tasks.rewards.registry import RewardConfig, build_reward, config_of, score_with
+from tasks.rewards.programs.code_tests import CodeTests, SecondLooks, code_tests_of
+from tasks.rewards.registry import RewardConfig, config_of, score_with
 
 
 class PendingVerdict(Future[Score]):
-    """A verdict to come. Cancelling it ends what is being done for it, too, unless it is left to
-    others as well."""
+    """A verdict to come, which several callers may need. The last one's cancel also ends the work
+    for the verdict."""
 
     def __init__(self, generated: Generated) -> None:
         super().__init__()
-        self.about = _about(generated)
+        self.key = _key(generated)
         self.prompt_id = generated.prompt_id
         self._guard = threading.Lock()
         self._num_needing = 1
         self._reward: ProcessReward | None = None  # that works on it
 
-    @property
-    def _is_needed(self) -> bool:
-        return self._num_needing > 0
-
     def need(self) -> None:
-        """One more needs it, and will cancel it or await it."""
+        """Count one more caller, who will cancel or await the verdict."""
         with self._guard:
             self._num_needing += 1
 
     def cancel(self) -> bool:
-        """One fewer needs it; the last ends it. False, as futures have it, where another needs it,
-        and when it was being reached: that is ended."""
+        """Count one caller less; without any left, end the verdict. False, as of any future, while
+        another caller needs the verdict, and where a reward was at work, which is interrupted."""
         with self._guard:
             self._num_needing -= 1
-            if self._is_needed:
+            if self._num_needing > 0:
                 return False
             if self._reward is not None:
                 self._reward.interrupt.set()
@@ -63,31 +59,31 @@ class PendingVerdict(Future[Score]):
 
     @contextmanager
     def reached_by(self, reward: Reward) -> Iterator[None]:
-        """Within, and never afterwards, cancelling interrupts this reward.
+        """Have `cancel` interrupt this reward within the context, and never afterwards.
 
-        Interrupted if it was cancelled before.
+        Raises Interrupted if the verdict was cancelled before.
         """
         with self._guard:
-            if not self._is_needed:
+            if self._num_needing == 0:
                 raise Interrupted("nobody needs the verdict")
             self._reward = reward if isinstance(reward, ProcessReward) else None
         try:
             yield
         finally:
             with self._guard:
-                if self._reward is not None and not self._is_needed:
+                if self._reward is not None and self._num_needing == 0:
                     self._reward.interrupt.clear()
                 self._reward = None
 
 
-def _about(generated: Generated) -> tuple[str, int]:
-    """What tells a response from all others of the run."""
+def _key(generated: Generated) -> tuple[str, int]:
+    """The attempt at a response, unique within the run."""
     return generated.response_id, generated.attempt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """One response to score."""
+    """A response to score."""
 
     prompt: Prompt
     generated: Generated
@@ -109,31 +105,29 @@ class RewardPool:
     of a kind than `num_workers`."""
 
     def __init__(
-        self, configs: Mapping[str, RewardConfig], num_workers: int, book: MeasuredTimes
+        self, configs: Mapping[str, RewardConfig], num_workers: int, times: MeasuredTimes
     ) -> None:
-        self.book = book
+        """`times`: the run's running times of test cases, shared by all rewards of programs."""
+        self.times = times
         self._configs = dict(configs)
         self._num_workers = num_workers
         self._kinds = {
             config.model_dump_json(): _Kind(config=config) for config in configs.values()
         }
         programs = (code_tests_of(kind.config) for kind in self._kinds.values())
-        self._looks = [SecondLooks(config, book, num_workers) for config in programs if config]
+        self._looks = [SecondLooks(config, times, num_workers) for config in programs if config]
         self._lock = threading.Lock()
-        self._left: dict[tuple[str, int], PendingVerdict] = {}  # by what they are about
+        self._left: dict[tuple[str, int], PendingVerdict] = {}  # by their key
         self._threads = ThreadPoolExecutor(
             num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward"
         )
 
     def submit(self, prompt: Prompt, generated: Generated) -> PendingVerdict:
-        """A verdict to come, or one that was left. Cancel it when nobody needs it: no worker goes
-        on with it.
-
-        ValueError for a domain without a reward.
-        """
+        """Have a response scored, or join the verdict on it that an earlier round left. Cancel the
+        verdict when nobody needs it. ValueError for a domain without a reward."""
         config = config_of(self._configs, prompt.domain)
         with self._lock:
-            left = self._left.pop(_about(generated), None)
+            left = self._left.pop(_key(generated), None)
             if left is not None:
                 return left
             verdict = PendingVerdict(generated)
@@ -142,29 +136,30 @@ class RewardPool:
         return verdict
 
     def leave(self, verdicts: Iterable[PendingVerdict]) -> None:
-        """Reach these whoever cancels them now, for whoever submits the same responses next."""
+        """Keep these verdicts coming although they are cancelled now, for the next `submit` of the
+        same responses."""
         with self._lock:
             for verdict in verdicts:
                 verdict.need()
-                self._left[verdict.about] = verdict
+                self._left[verdict.key] = verdict
 
     def drop_left(self, but_of: Container[str] = ()) -> int:
-        """Give up on what was left and not asked for since, but for these prompts; how many of them
-        were still to be reached."""
+        """Cancel verdicts that were left and not submitted again, except those of the prompts
+        `but_of`; returns how many of them were unfinished."""
         with self._lock:
             unneeded = [
                 verdict for verdict in self._left.values() if verdict.prompt_id not in but_of
             ]
             for verdict in unneeded:
-                del self._left[verdict.about]
+                del self._left[verdict.key]
         num_open = sum(not verdict.done() for verdict in unneeded)
         for verdict in unneeded:
             verdict.cancel()
         return num_open
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Execute some of a round's early killed programs once more, with what nothing else wants;
-        see `relearned`."""
+        """Execute some of a round's early killed programs once more, at the lowest priority;
+        `relearned` has what was measured."""
         looks: list[Future[Score]] = []
         for own in self._looks:
             looks += own.look_again(
@@ -173,14 +168,15 @@ class RewardPool:
         return looks
 
     def relearned(self) -> dict[str, Anchor]:
-        """What second looks have told since this was last called; the book knows it already."""
-        told: dict[str, Anchor] = {}
+        """Running times that second looks have measured since the last call; `times` has them
+        already."""
+        found: dict[str, Anchor] = {}
         for looks in self._looks:
-            told = merged(told, looks.relearned())
-        return told
+            found = merged(found, looks.relearned())
+        return found
 
     def close(self) -> None:
-        """Drop the backlog, end what runs, and the rewards' processes."""
+        """Drop the backlog, end running work, and close the rewards."""
         self.drop_left()
         with self._lock:
             unneeded: list[_Job] = []
@@ -197,26 +193,22 @@ class RewardPool:
                 kind.idle.pop().close()
 
     def _work(self) -> None:
-        """One worker, until there is nothing that it may turn to."""
-        while (found := self._turn_to()) is not None:
-            kind, job = found
+        """Score as a worker does, job after job, until `next_kind` has none for it."""
+        while True:
+            with self._lock:
+                backlog = {name: len(kind.backlog) for name, kind in self._kinds.items()}
+                running = {name: len(kind.running) for name, kind in self._kinds.items()}
+                name = next_kind(backlog, running, self._num_workers)
+                if name is None:
+                    return
+                kind = self._kinds[name]
+                job = kind.backlog.popleft()
+                kind.running.add(job)
             try:
                 self._score(kind, job)
             finally:
                 with self._lock:
                     kind.running.remove(job)
-
-    def _turn_to(self) -> tuple[_Kind, _Job] | None:
-        with self._lock:
-            backlog = {name: len(kind.backlog) for name, kind in self._kinds.items()}
-            running = {name: len(kind.running) for name, kind in self._kinds.items()}
-            name = next_kind(backlog, running, self._num_workers)
-            if name is None:
-                return None
-            kind = self._kinds[name]
-            job = kind.backlog.popleft()
-            kind.running.add(job)
-            return kind, job
 
     def _score(self, kind: _Kind, job: _Job) -> None:
         if not job.verdict.set_running_or_notify_cancel():
@@ -225,7 +217,9 @@ class RewardPool:
         try:
             with self._lock:
                 reward = kind.idle.pop() if kind.idle else None
-            reward = reward or build_reward(kind.config, self.book)
+            if reward is None:
+                programs = code_tests_of(kind.config)
+                reward = CodeTests(programs, self.times) if programs else kind.config.build_reward()
             with job.verdict.reached_by(reward):
                 score = score_with(reward, job.prompt, job.generated)
             job.verdict.set_result(score)
@@ -243,7 +237,7 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(run_id: str, make: Callable[[], RewardPool]) -> RewardPool:
-    """The run's pool in this process, made on first use; those of other runs are closed."""
+    """The run's pool in this process, made on first use; pools of other runs are closed."""
     with _pools_lock:
         for other in [name for name in _pools if name != run_id]:
             _pools.pop(other).close()
@@ -263,10 +257,11 @@ def close_pools() -> None:
 def next_kind(
     backlog: Mapping[str, int], running: Mapping[str, int], num_workers: int
 ) -> str | None:
-    """The kind that a free worker turns to, None if it may turn to none: of those with a backlog
-    the one with the fewest workers.
+    """The kind that a free worker turns to: of those with a backlog the one with the fewest
+    workers, None if no kind may have another.
 
-    With `num_workers` at work only a kind that has none of them may still begin.
+    With `num_workers` at work only a kind that has none of them may still begin. Pure: the rule of
+    the simulated pool, too.
     """
     is_full = sum(running.values()) >= num_workers
     waiting = [kind for kind, count in backlog.items() if count and not (is_full and running[kind])]

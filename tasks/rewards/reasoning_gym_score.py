@@ -24,7 +24,6 @@ from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, wrong
 from tasks.rewards.maths.final_answer import answer_tail, find_answer
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.verify_worker import VerifyWorker, without_value
 
 Entry = dict[str, Any]  # Any: reasoning-gym is untyped
@@ -46,13 +45,13 @@ class ReasoningGymRewardConfig(BaseModel):
         description="Pay 1 for a full score and 0 for anything less; off, partial credit is kept.",
     )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """It executes no programs and needs no time limits."""
+    def build_reward(self) -> Reward:
+        """The reward of this configuration."""
         return ReasoningGymReward(self)
 
 
 class ReasoningGymGold(BaseModel):
-    """Which entry of which data set a prompt is; the JSON of it is `Prompt.gold`."""
+    """The data set's entry that a prompt is made of; its JSON is `Prompt.gold`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -86,30 +85,23 @@ class ReasoningGymReward(ProcessReward):
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """OK for a full score, else WRONG. ValueError if the prompt's data set is not on the
         allow-list."""
-        return self._judge(read_gold(prompt.gold), generated.text)
-
-    def check_gold(self, gold: str) -> None:
-        """ValueError for a gold that cannot be scored: to be called when a data set is read."""
-        read_gold(gold)
-
-    def _judge(self, gold: ReasoningGymGold, text: str) -> Verdict:
-        found = find_answer(answer_tail(text))
+        gold = read_gold(prompt.gold)
+        found = find_answer(answer_tail(generated.text))
         if found is None:
             return wrong("no_answer")
         answer = found.text.strip(" *$").removesuffix(".")
         entry = (gold.dataset, gold.seed, gold.index, json.dumps(gold.config, sort_keys=True))
-        generated = self._worker.call(*entry, None, limit_s=ENTRY_S)
-        if generated.kind != "value":
-            why = f"{generated.kind} {generated.detail}"
-            return infra(f"reasoning_gym generated no entry of {gold.dataset}: {why}")
+        reply = self._worker.call(*entry, None, limit_s=ENTRY_S)
+        if reply.kind != "value":
+            return infra(
+                f"reasoning_gym generated no entry of {gold.dataset}: {reply.kind} {reply.detail}"
+            )
         reply = self._worker.call(*entry, answer)
         if reply.kind == "raised":
             return infra(f"reasoning_gym failed on {gold.dataset}: {reply.detail}")
         if reply.kind != "value":
             return without_value(reply)
-        return self._grade(reply.value)
-
-    def _grade(self, value: object) -> Verdict:
+        value = reply.value
         if not isinstance(value, int | float) or not (math.isfinite(value) and 0.0 <= value <= 1.0):
             return wrong("score_out_of_range")
         full = value >= 1.0
@@ -120,10 +112,14 @@ class ReasoningGymReward(ProcessReward):
             detail="full" if full else "not_full",
         )
 
+    def check_gold(self, gold: str) -> None:
+        """Check a gold when a data set is read; ValueError if it cannot be scored."""
+        read_gold(gold)
+
 
 @lru_cache(maxsize=4096)
 def read_gold(text: str) -> ReasoningGymGold:
-    """A prompt's gold; ValueError if it is malformed or its data set is not on the allow-list."""
+    """Read a prompt's gold; ValueError if it is malformed or its data set is not allow-listed."""
     try:
         gold = ReasoningGymGold.model_validate_json(text)
     except ValidationError as error:
@@ -139,14 +135,13 @@ def read_gold(text: str) -> ReasoningGymGold:
     return gold
 
 
-# --- inside the worker
-# --------------------------------------------------------------------------------------------------
+# From here on: inside the worker.
 
 
 def score_entry(dataset: str, seed: int, index: int, config: str, answer: str | None) -> float:
-    """The data set's score of an answer, 0 if its scorer raises on it.
+    """Score an answer by its data set's scorer, 0 if the scorer raises.
 
-    None only has the entry generated. Generating it may raise: the gold's fault.
+    With None as the answer the entry is only generated, which may raise: the gold's fault.
     """
     entry = _entry(dataset, seed, index, config)
     if answer is None:
@@ -171,9 +166,7 @@ def _entry(dataset: str, seed: int, index: int, config: str) -> Entry:
 
 
 @lru_cache(maxsize=64)
-def _create(
-    dataset: str, seed: int, index: int, config: str
-) -> Any:  # Any: reasoning-gym is untyped
+def _create(dataset: str, seed: int, index: int, config: str) -> Any:  # Any: Entry says why
     import reasoning_gym
 
     return reasoning_gym.create_dataset(dataset, size=index + 1, seed=seed, **json.loads(config))
@@ -190,8 +183,8 @@ def _number(text: str) -> Decimal | None:
     return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 
 
-def _is_it(answer: str, entry: Entry) -> bool:
-    """reasoning-gym takes commas and underscores anywhere in a number."""
+def _equals_number(answer: str, entry: Entry) -> bool:
+    """Full marks for the number: reasoning-gym takes commas and underscores anywhere in it."""
     wanted = _number(entry["answer"])
     if wanted is None:
         return answer.strip().casefold() == str(entry["answer"]).casefold()
@@ -199,36 +192,39 @@ def _is_it(answer: str, entry: Entry) -> bool:
 
 
 def _is_spelled(answer: str, entry: Entry) -> bool:
-    """reasoning-gym adds up shares of right letters, which may come to 1 in a text that goes on."""
+    """Full marks for the word: reasoning-gym adds up shares of right letters, which may come to 1
+    in a text that goes on."""
     return answer.lower() == str(entry["answer"]).lower()
 
 
-def _states_it(answer: str, entry: Entry) -> bool:
-    """reasoning-gym takes the first of several numbers, without its sign, up to its first comma."""
+def _states_number(answer: str, entry: Entry) -> bool:
+    """Full marks if no other number is stated: reasoning-gym takes the first of several, without
+    its sign, up to its first comma."""
     stated = {_number(found) for found in _STATED.findall(answer)}
     return stated == {_number(entry["answer"])}
 
 
 def _is_sorted(answer: str, entry: Entry) -> bool:
-    """reasoning-gym takes any sorted list within 1 of the right one, and NaN in any place."""
+    """Full marks for the numbers: reasoning-gym takes any sorted list within 1 of the right one,
+    and NaN in any place."""
     given, wanted = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
     numbers = [_number(str(number)) for number in given] if isinstance(given, list) else []
     return numbers == [_number(number) for number in wanted]
 
 
 def _has_the_words(answer: str, entry: Entry) -> bool:
-    """reasoning-gym takes a list that goes on after the right words."""
+    """Full marks for the words: reasoning-gym takes a list that goes on after them."""
     words: list[str] = entry["metadata"]["sorted_words"]
     return [word.strip() for word in answer.split(",")] == words
 
 
-# What has full marks, where reasoning-gym gives them for less than the answer.
+# Rules for full marks of data sets whose scorers give them for less than the answer.
 _RULES: dict[str, Callable[[str, Entry], bool]] = {
-    "calendar_arithmetic": _is_it,
-    "chain_sum": _is_it,
-    "gsm_symbolic": _states_it,
+    "calendar_arithmetic": _equals_number,
+    "chain_sum": _equals_number,
+    "gsm_symbolic": _states_number,
     "number_sorting": _is_sorted,
-    "products": _is_it,
+    "products": _equals_number,
     "spell_backward": _is_spelled,
     "word_sorting": _has_the_words,
 }

@@ -1,4 +1,4 @@
-"""Which reward scores which domain: from configuration to one object with `score` and `close`.
+"""The kinds of rewards, and the reward of every domain.
 
     {"add": MathAnswerConfig(), "*": CustomConfig(...)}
     ─▶ build_rewards ─▶ Rewards.score(prompt, generated), by prompt.domain
@@ -21,13 +21,7 @@ from tasks.rewards.custom import CustomConfig
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig, WorkedAnswerConfig
-from tasks.rewards.programs.adaptive_timeout import (
-    Anchor,
-    MeasuredTimes,
-    is_ended_early,
-    merged,
-    observed,
-)
+from tasks.rewards.programs.adaptive_timeout import Anchor, is_ended_early, merged, observed
 from tasks.rewards.programs.code_tests import CodeTestsConfig, code_tests_of
 from tasks.rewards.reasoning_gym_score import ReasoningGymRewardConfig
 from tasks.rewards.service import ServiceConfig
@@ -50,21 +44,21 @@ Found = TypeVar("Found")
 
 @runtime_checkable
 class Warmable(Protocol):
-    """A reward with a process to start ahead of its first response."""
+    """A reward with a process that can start before the first response."""
 
     def warm(self) -> None: ...
 
 
 @runtime_checkable
 class ChecksGold(Protocol):
-    """A reward that can tell an unusable gold when the data set is read."""
+    """A reward that finds unusable golds when a data set is read."""
 
     def check_gold(self, gold: str) -> None: ...
 
 
 class Rewards:
-    """A Reward over several domains. Domains with equal configuration share one reward, and so one
-    worker process."""
+    """The rewards of several domains as one. Domains of equal configuration share a reward, and so
+    a worker process."""
 
     name = "rewards"
 
@@ -72,19 +66,19 @@ class Rewards:
         self._by_domain = dict(by_domain)
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """The domain's verdict; an aborted response gets none. ValueError for a domain without a
-        reward."""
+        """Score a response by its domain's reward; aborted responses get no verdict. ValueError for
+        a domain without a reward."""
         return score_with(self.reward_of(prompt.domain), prompt, generated)
 
     def check(self, prompt: Prompt) -> None:
-        """ValueError if this prompt can never be scored: its domain is unknown or its gold is
-        unusable."""
+        """Check that a prompt can be scored; ValueError for an unknown domain or an unusable
+        gold."""
         reward = self.reward_of(prompt.domain)
         if isinstance(reward, ChecksGold):
             reward.check_gold(prompt.gold)
 
     def reward_of(self, domain: str) -> Reward:
-        """The reward of a domain, else the one of "*"."""
+        """The reward of a domain, else that of "*"; ValueError if there is neither."""
         return config_of(self._by_domain, domain)
 
     def warm(self) -> None:
@@ -103,7 +97,7 @@ class Rewards:
 
 
 def score_with(reward: Reward, prompt: Prompt, generated: Generated) -> Score:
-    """A reward's verdict; an aborted response gets none."""
+    """Score a response; an aborted one gets no verdict."""
     if generated.finish_reason == "aborted":
         verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
         return stamp(verdict, prompt, generated, scorer=reward.name, started_s=time.time())
@@ -111,7 +105,7 @@ def score_with(reward: Reward, prompt: Prompt, generated: Generated) -> Score:
 
 
 def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
-    """What a domain has, else what "*" has; ValueError if there is neither."""
+    """The entry of a domain, else that of "*"; ValueError if there is neither."""
     found = by_domain.get(domain) or by_domain.get(ANY_DOMAIN)
     if found is None:
         known = ", ".join(sorted(by_domain))
@@ -125,8 +119,7 @@ def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
 def timeouts_of(
     configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str, Score]]
 ) -> dict[str, Anchor]:
-    """What executed programs tell of the running times of their test cases; `scored` are domains
-    and verdicts."""
+    """Running times of test cases from executed programs; `scored` are (domain, score)."""
     anchors: dict[str, Anchor] = {}
     for domain, score in scored:
         programs = code_tests_of(config_of(configs, domain))
@@ -136,30 +129,22 @@ def timeouts_of(
 
 
 def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Score) -> bool:
-    """Whether a program was ended before the longest limit, so that it may have been right."""
+    """True if a program was ended before the longest limit, so that it may have been right."""
     programs = code_tests_of(config_of(configs, domain))
     return programs is not None and is_ended_early(programs.timeout, score.cases)
 
 
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
-    """The rewards of a run, by domain; "*" takes every domain not named.
-
-    ValueError without any, for a bad custom path, or for a sandbox that this machine does not
-    allow.
-    """
+    """Build the rewards of a run, by domain; "*" takes every domain not named. ValueError without
+    any, for a bad custom path, or for a sandbox that this machine does not allow."""
     if not configs:
         raise ValueError("a run needs at least one reward, got none; add one for '*'")
     built: dict[RewardConfig, Reward] = {}
     try:
         for config in configs.values():
             if config not in built:
-                built[config] = build_reward(config)
+                built[config] = config.build_reward()
     except ValueError:
         Rewards({str(number): reward for number, reward in enumerate(built.values())}).close()
         raise
     return Rewards({domain: built[config] for domain, config in configs.items()})
-
-
-def build_reward(config: RewardConfig, book: MeasuredTimes | None = None) -> Reward:
-    """One reward from its configuration; `book` has the time limits that the run has learned."""
-    return config.build_reward(book or MeasuredTimes())

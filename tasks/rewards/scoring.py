@@ -1,10 +1,11 @@
-"""Scores a round's responses as they finish, and records them.
+"""Score a round's responses as they finish, and record them.
 
-delivery ── finished ──▶ reward workers, or the judges' desk ── verdict ──▶ delivery, journal
+    delivery ── finished ──▶ reward workers, or the judges' batcher ── verdict ──▶ delivery, journal
 
-A round that the next one goes on from leaves the reward workers' verdicts to it, those that nobody
-has heard of in time and those that are still to be reached: it submits the same responses and joins
-them. What it does not go on with is given up when it begins, or when it closes.
+A round that the next one goes on from leaves the reward workers' verdicts to the next one, those
+that nobody received in time and those still to be reached: the next round submits the same
+responses and joins them. Verdicts that no round goes on with are given up when the next round
+begins, or when this one closes.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Delivery(Protocol):
     """The rollout as the reward stage sees it."""
 
     async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
-        """Finished responses after waiting wait_s at most, and whether none will follow."""
+        """Wait up to `wait_s` for finished responses; the flag says that none will follow."""
         ...
 
     async def tell(self, score: Score) -> None:
-        """Hand a verdict back."""
+        """Hand a verdict back to the rollout."""
         ...
 
 
@@ -56,7 +57,26 @@ class ScoringInputs:
     rewards: Mapping[str, RewardConfig]  # by domain, "*" for the rest
     max_infra_fraction: float  # share of responses without a verdict above which the run stops
     devices: Mapping[str, str]  # device of every worker, for the timeline
-    leaves_running: bool  # whether the next round goes on with what this one leaves undecided
+    leaves_running: bool  # the next round goes on with what this one leaves undecided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardReport:
+    """Counts and times of a round's scoring."""
+
+    num_scored: int  # responses scored
+    num_infra: int  # of them without a verdict
+    first_infra: str  # the first such failure in words; empty if there was none
+    num_timeouts: int  # of them ended by a time limit
+    # of those ended before the longest limit, so that they may have been right
+    num_early_kills: int
+    # responses whose verdict no group waited for when the round was decided, or the one before it
+    num_unneeded: int
+    # running times of test cases that second looks at programs of earlier rounds measured
+    relearned: Mapping[str, Anchor]
+    busy_s: float  # seconds of scoring, added over the reward workers and the judges
+    spans: tuple[Span, ...]  # when scoring went on, a judge's on its own device
+    judging: JudgingReport = field(default_factory=JudgingReport)  # the judges' part
 
 
 async def score_round(
@@ -64,29 +84,29 @@ async def score_round(
     delivery: Delivery,
     journal: Journal,
     pool: RewardPool,
-    opening: AbstractAsyncContextManager[JudgeBatcher],
+    open_batcher: AbstractAsyncContextManager[JudgeBatcher],
 ) -> RewardReport:
-    """Score what comes until nothing will follow; judged domains at the desk that `opening` gives,
-    the others in the pool. Raises RewardBroken."""
+    """Score arriving responses until none will follow: those of judged domains by the batcher's
+    judges, all others in the pool. Raises RewardBroken."""
     scoring = _Scoring(inputs, delivery, journal, pool)
-    async with opening as desk:
-        num_unneeded = await scoring.play(desk)
+    async with open_batcher as batcher:
+        num_unneeded = await scoring.play(batcher)
     scoring.record()
-    report = reward_report(
-        scoring.verdicts(),
-        inputs.rewards,
-        inputs.devices,
+    scored = scoring.scored()
+    report = _report(
+        inputs,
+        [(prompt.domain, score) for prompt, _, score in scored],
         num_unneeded=num_unneeded,
         relearned=pool.relearned(),
-        judging=desk.report,
+        judging=batcher.report,
     )
     if not inputs.is_evaluation:
-        pool.look_again(scoring.executed())
+        pool.look_again(scored)
     return report
 
 
 class _Scoring:
-    """What has been scored so far, and how much of it is recorded."""
+    """The responses of a round that have been scored so far, and how many of them are recorded."""
 
     def __init__(
         self, inputs: ScoringInputs, delivery: Delivery, journal: Journal, pool: RewardPool
@@ -99,9 +119,10 @@ class _Scoring:
         self._num_recorded = 0
         self._verdicts: list[PendingVerdict] = []  # of the reward workers
 
-    async def play(self, desk: JudgeBatcher) -> int:
-        """Score until nothing will follow; how many verdicts nobody waited for any more."""
-        num_unneeded = self._pool.drop_left(but_of=self._inputs.prompts)
+    async def play(self, batcher: JudgeBatcher) -> int:
+        """Score until no response will follow; returns how many verdicts nobody waited for."""
+        inputs = self._inputs
+        num_unneeded = self._pool.drop_left(but_of=inputs.prompts)
         recorded_s = time.monotonic()
         closed = False
         waiting: set[asyncio.Task[None]] = set()
@@ -109,65 +130,62 @@ class _Scoring:
             while not closed:
                 arrived, closed = await self._delivery.arrived(JOURNAL_EVERY_S)
                 for generated in arrived:
-                    scoring = tasks.create_task(self._score(generated, desk))
+                    scoring = tasks.create_task(self._score(generated, batcher))
                     waiting.add(scoring)
                     scoring.add_done_callback(waiting.discard)
                 if time.monotonic() - recorded_s >= JOURNAL_EVERY_S:
                     self.record()
                     recorded_s = time.monotonic()
             num_unneeded += self._pool.drop_left()
-            return num_unneeded + self._end(waiting)
+            # the round is decided: what runs is left to the next round, or given up
+            if inputs.leaves_running:
+                self._pool.leave(self._verdicts)
+            else:
+                num_unneeded += len(waiting)
+            for scoring in waiting:
+                scoring.cancel()
+        return num_unneeded
 
-    async def _score(self, generated: Generated, desk: JudgeBatcher) -> None:
-        prompt = self._inputs.prompts[generated.prompt_id]
-        judge = judge_of(config_of(self._inputs.rewards, prompt.domain))
+    async def _score(self, generated: Generated, batcher: JudgeBatcher) -> None:
+        inputs = self._inputs
+        prompt = inputs.prompts[generated.prompt_id]
+        judge = judge_of(config_of(inputs.rewards, prompt.domain))
         if judge is not None:
-            score = await desk.score(judge, prompt, generated)
+            score = await batcher.score(judge, prompt, generated)
         else:
             verdict = self._pool.submit(prompt, generated)
             self._verdicts.append(verdict)
             score = await asyncio.wrap_future(verdict)
-        if not self._inputs.is_evaluation:
-            self._pool.book.learn(timeouts_of(self._inputs.rewards, [(prompt.domain, score)]))
+        if not inputs.is_evaluation:
+            self._pool.times.learn(timeouts_of(inputs.rewards, [(prompt.domain, score)]))
         await self._delivery.tell(score)
         self._scored.append(Response(generated=generated, score=score))
-        check_infra(self._inputs, self._scored)
-
-    def _end(self, waiting: set[asyncio.Task[None]]) -> int:
-        """The round is decided: leave its verdicts to the next one, or give up on those that no
-        group waits for. Returns how many were given up."""
-        if self._inputs.leaves_running:
-            self._pool.leave(self._verdicts)
-        for scoring in waiting:
-            scoring.cancel()
-        return 0 if self._inputs.leaves_running else len(waiting)
+        check_infra(inputs, self._scored)
 
     def record(self) -> None:
-        """Append to the journal what has been scored since the last time."""
+        """Append to the journal the responses scored since the last call."""
+        plan, prompts = self._inputs.plan, self._inputs.prompts
         new = self._scored[self._num_recorded :]
         self._num_recorded += len(new)
-        self._journal.append(self._inputs.plan.step, [self._row(response) for response in new])
+        rows = [
+            ResponseRow(
+                step=plan.step,
+                kind=plan.kind,
+                prompt=prompts[response.generated.prompt_id],
+                response=response,
+            )
+            for response in new
+        ]
+        self._journal.append(plan.step, rows)
 
-    def _row(self, response: Response) -> ResponseRow:
-        return ResponseRow(
-            step=self._inputs.plan.step,
-            kind=self._inputs.plan.kind,
-            prompt=self._inputs.prompts[response.generated.prompt_id],
-            response=response,
-        )
-
-    def executed(self) -> list[tuple[Prompt, Generated, Score]]:
-        """Every verdict with what it is about."""
+    def scored(self) -> list[tuple[Prompt, Generated, Score]]:
+        """Every verdict with its prompt and response."""
         prompts = self._inputs.prompts
         return [
             (prompts[response.generated.prompt_id], response.generated, response.score)
             for response in self._scored
             if response.score is not None
         ]
-
-    def verdicts(self) -> list[tuple[str, Score]]:
-        """Every verdict with its domain."""
-        return [(prompt.domain, score) for prompt, _, score in self.executed()]
 
 
 def check_infra(inputs: ScoringInputs, scored: Sequence[Response]) -> None:
@@ -186,76 +204,38 @@ def check_infra(inputs: ScoringInputs, scored: Sequence[Response]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardReport:
-    """What scoring did in a round."""
-
-    num_scored: int  # responses scored
-    num_infra: int  # of them without a verdict
-    first_infra: str  # the first such failure in words; empty if there was none
-    num_timeouts: int  # of them ended by a time limit
-    # of those ended before the longest limit, so that they may have been right
-    num_early_kills: int
-    # responses whose verdict no group waited for when the round was decided, or the one before it
-    num_unneeded: int
-    # what second looks at programs of earlier rounds told of running times
-    relearned: Mapping[str, Anchor]
-    busy_s: float  # seconds of scoring, added over the reward workers and the judges
-    spans: tuple[Span, ...]  # when scoring went on, a judge's on its own device
-    # what the judges were asked and said
-    judging: JudgingReport = field(default_factory=JudgingReport)
-
-
-def reward_report(
+def _report(
+    inputs: ScoringInputs,
     verdicts: Sequence[tuple[str, Score]],
-    rewards: Mapping[str, RewardConfig],
-    devices: Mapping[str, str],
     *,
     num_unneeded: int,
     relearned: Mapping[str, Anchor],
     judging: JudgingReport,
 ) -> RewardReport:
-    """The report of a round; `verdicts` with their domains, `devices` by worker."""
+    """The report of a round; `verdicts` are (domain, score)."""
     scores = [score for _, score in verdicts]
     infra = [score for score in scores if score.outcome is Outcome.INFRA]
-    spans = (*_spans_here(scores, devices["control"]), *_judge_spans(judging, devices))
+    times = [  # a response that waits for a judge keeps no reward worker busy
+        ("control", "reward", score.started_s, score.finished_s)
+        for score in scores
+        if score.scorer != JUDGE
+    ]
+    times += [(span.judge, span.judge, span.start_s, span.end_s) for span in judging.spans]
+    spans = tuple(
+        Span(device=inputs.devices[worker], actor=actor, kind="reward", start_s=start, end_s=end)
+        for worker, actor, start, end in times
+    )
     return RewardReport(
         num_scored=len(scores),
         num_infra=len(infra),
         first_infra=infra[0].detail if infra else "",
         num_timeouts=sum(score.outcome is Outcome.TIMEOUT for score in scores),
-        num_early_kills=sum(is_early_killed(rewards, domain, score) for domain, score in verdicts),
+        num_early_kills=sum(
+            is_early_killed(inputs.rewards, domain, score) for domain, score in verdicts
+        ),
         num_unneeded=num_unneeded,
         relearned=relearned,
         busy_s=sum(span.end_s - span.start_s for span in spans),
         spans=spans,
         judging=judging,
-    )
-
-
-def _spans_here(scores: Sequence[Score], device: str) -> tuple[Span, ...]:
-    """When reward workers scored; a response that waits for a judge keeps none busy."""
-    return tuple(
-        Span(
-            device=device,
-            actor="reward",
-            kind="reward",
-            start_s=score.started_s,
-            end_s=score.finished_s,
-        )
-        for score in scores
-        if score.scorer != JUDGE
-    )
-
-
-def _judge_spans(judging: JudgingReport, devices: Mapping[str, str]) -> tuple[Span, ...]:
-    return tuple(
-        Span(
-            device=devices[span.judge],
-            actor=span.judge,
-            kind="reward",
-            start_s=span.start_s,
-            end_s=span.end_s,
-        )
-        for span in judging.spans
     )

@@ -1,11 +1,11 @@
-"""A verdict from a service elsewhere, over HTTP: a judge that others run, a farm that executes
+"""Verdicts from a service elsewhere, over HTTP: a judge that others run, or a farm that executes
 programs.
 
     POST url  {"response_id", "domain", "prompt", "response", "gold"}  ──▶  {"reward": 0.5}
 
-Waiting for it costs no processor, so `reward_workers` may be many: as many questions as the service
-answers side by side. Whatever keeps it from giving a number is infra. A round that is decided hangs
-up; where steps overlap, what the next one goes on with is waited for.
+A wait costs no processor, so `reward_workers` may be as many as the requests that the service
+answers side by side. A request without a number in reply is infra. A round that is decided hangs
+up; where steps overlap, verdicts that the next round goes on with are waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from artifacts.records import Generated, Prompt
 from artifacts.urls import ServiceUrl
 from tasks.isolation.interrupt import Interrupt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 
 class ServiceConfig(TokenPlace):
@@ -48,39 +47,38 @@ class ServiceConfig(TokenPlace):
         description="Wall seconds that it may take for one response; past them there is none.",
     )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """It executes no programs here and needs no time limits. ValueError where the service's
-        token cannot be had."""
+    def build_reward(self) -> Reward:
+        """The reward of this configuration. ValueError where the service's token cannot be had."""
         return ServiceReward(self)
 
 
-class _Line:
-    """What the pool ends when nobody needs the verdict: a wait, here, and no process."""
+class _NoProcess:
+    """Stands for a scorer's process: the pool interrupts a wait for the service."""
 
     def __init__(self) -> None:
         self.interrupt = Interrupt()
 
     def warm(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: no process is started."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: no process is running."""
 
 
 class ServiceReward(ProcessReward):
-    """Scores with what the service says. A positive reward is OK, any other WRONG."""
+    """Scores with the number that a service replies. A positive one is OK, any other WRONG."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.name = f"service:{config.url}"
         self._config = config
         self._headers = {"Content-Type": "application/json", **config.authorization()}
-        super().__init__(_Line())
+        super().__init__(_NoProcess())
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """The service's number; INFRA with a sentence if it gives none. Interrupted soon after the
-        interrupt is set."""
+        """The service's number as a verdict; INFRA with a sentence where there is none. Interrupted
+        soon after the interrupt is set."""
         try:
-            reply = self._ask(prompt, generated)
+            reply = self._request(prompt, generated)
         except (OSError, HTTPException, ValueError) as error:
             return infra(f"{self.name} gave no verdict: {type(error).__name__}: {error}")
         if not isinstance(reply, dict) or "reward" not in reply:
@@ -89,8 +87,8 @@ class ServiceReward(ProcessReward):
             )
         return paid(reply["reward"], "service", by=self.name)
 
-    def _ask(self, prompt: Prompt, generated: Generated) -> object:
-        question = {
+    def _request(self, prompt: Prompt, generated: Generated) -> object:
+        body = {
             "response_id": generated.response_id,
             "domain": prompt.domain,
             "prompt": prompt.text,
@@ -103,7 +101,7 @@ class ServiceReward(ProcessReward):
         connection = kind(place.hostname or "", place.port, timeout=limit_s)
         path = f"{place.path or '/'}{'?' + place.query if place.query else ''}"
         try:
-            connection.request("POST", path, json.dumps(question), self._headers)
+            connection.request("POST", path, json.dumps(body), self._headers)
             if not self.interrupt.wait(connection.sock.fileno(), deadline_s - time.monotonic()):
                 raise TimeoutError(f"no reply after {limit_s:g} s (raise timeout_s)")
             reply = connection.getresponse()

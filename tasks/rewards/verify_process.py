@@ -1,10 +1,9 @@
-"""The child of a `VerifyWorker`: one scorer function, called with JSON arguments over the socket it
-was started with.
+"""The process of a `VerifyWorker`: one scorer function, called with JSON arguments over a socket.
 
     limits -> load the scorer -> {"ready"}
     -> ( arguments -> scorer -> {"value"} | {"raised"} | {"memory"} )*
 
-It has no time limit of its own beyond a CPU bound that outlives a dead parent; the parent kills it.
+The parent kills a process past its limit; a bound on CPU time ends one whose parent is dead.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ MIN_SECRET_CHARS = 4  # shorter values are parts of any text
 
 
 def main(socket_fd: int, scorer_path: str, memory_bytes: int, secrets: Sequence[str]) -> None:
-    """Serve until the parent closes its end. `secrets`: variables whose values no reply tells."""
+    """Serve calls until the parent closes its end. `secrets`: variables whose values are kept out
+    of replies."""
     stream = socket.socket(fileno=socket_fd)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -47,11 +47,13 @@ def main(socket_fd: int, scorer_path: str, memory_bytes: int, secrets: Sequence[
 
 
 def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
-    """Run one call; whatever the scorer raises is data for the parent."""
+    """Run one call; an exception of the scorer is data for the parent."""
     arguments, limit_s = request["arguments"], request["limit_s"]
     assert isinstance(arguments, list)
     assert isinstance(limit_s, int | float)
-    _bound_cpu(limit_s)
+    # a call that has lost its parent ends by SIGXCPU soon after its time limit
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + limit_s) + 1, hard))
     try:
         value = scorer(*arguments)
     except MemoryError:
@@ -69,23 +71,20 @@ def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
 
 
 def hidden(reply: dict[str, Json], secrets: Sequence[str]) -> dict[str, Json]:
-    """A reply with the names of these variables in the place of their values: its words end up in
-    logs and tables."""
+    """Replace the values of these variables by their names: a reply ends up in logs and tables."""
     values = {name: os.environ.get(name, "") for name in secrets}
     longest_first = sorted(values, key=lambda name: len(values[name]), reverse=True)
-
-    def told(said: Json) -> Json:
+    for key, text in reply.items():
         for name in longest_first:
-            if isinstance(said, str) and len(values[name]) >= MIN_SECRET_CHARS:
-                said = said.replace(values[name], f"${name}")
-        return said
-
-    return {key: told(said) for key, said in reply.items()}
+            if isinstance(text, str) and len(values[name]) >= MIN_SECRET_CHARS:
+                text = text.replace(values[name], f"${name}")
+        reply = {**reply, key: text}
+    return reply
 
 
 def load_scorer(path: str) -> Scorer:
-    """The function at an import path; ValueError if something else is there, and whatever `find`
-    raises."""
+    """Load the function at an import path; ValueError for anything but a function, and whatever
+    `find` raises."""
     scorer = find(path)
     if not callable(scorer):
         raise ValueError(f"{path} is no function")
@@ -96,12 +95,6 @@ def load_scorer(path: str) -> Scorer:
 def describe(error: BaseException) -> str:
     """An exception in one line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _bound_cpu(limit_s: float) -> None:
-    """Let a call that lost its parent end by SIGXCPU soon after its time limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + limit_s) + 1, hard))
 
 
 if __name__ == "__main__":

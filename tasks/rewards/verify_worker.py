@@ -1,13 +1,13 @@
 """One killable process that runs a scorer function on model text, with a hard limit per call.
 
-    call -> (start) -> frame -> worker -> frame -> Reply
-    past the limit: SIGKILL to its process group, a fresh one next time
+    call -> (start) -> frame -> worker -> frame -> WorkerReply
+    past the limit: SIGKILL to its process group, a fresh worker next time
 
 The limit counts the worker's own processor time, so that a text is as expensive on a busy machine
 as on an idle one: "timeout". A worker that stands still meanwhile, is stopped, or is killed once
-has failed by itself: "lost". By the wall clock nobody can tell one from the other: a call past its
-limit is "lost". The kernel kills a process that takes the machine's memory. So a text over which
-two workers are killed, while a third one starts and lives, has brought it about: "killed".
+has failed by itself: "lost". A limit by the wall clock cannot tell the two apart: a call past it is
+"lost". The kernel kills a process that takes the machine's memory: a text over which two workers
+are killed, while a third one starts and lives, is at fault: "killed".
 
 Why a process: symbolic mathematics hangs inside C code, where neither threads nor signals reach it.
 Not a sandbox: it runs trusted code (math-verify, allow-listed scorers, the user's own reward) on
@@ -42,33 +42,39 @@ START_TIMEOUT_S = 60.0
 RECYCLE_CALLS = 1_000
 SETTLED_CALLS = 10  # what is loaded in the first of them is no leak
 STANDSTILL_S = 30.0  # beyond its limit by the wall, without having computed as long
-WATCH_S = 0.5  # between two looks at a worker that does not reply
+WATCH_S = 0.5  # between two checks of a worker that does not reply
 FINISH_S = 0.5  # for a call that nobody needs: most are about to end, a fresh worker costs seconds
-KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-ASKED_AGAIN = ("died", "lost", "killed")
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+RETRIED_KINDS = ("died", "lost", "killed")
 Clock = Literal["processor", "wall"]  # what a limit is measured with
+ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class WorkerStartError(RewardUnavailable):
-    """The worker cannot start, or cannot load its scorer: never the model's fault."""
+    """Raised when a worker cannot start or cannot load its scorer: never the model's fault."""
 
 
 class WorkerSlow(WorkerStartError):
-    """The worker did not load its scorer in time."""
+    """Raised when a worker does not load its scorer in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReply:
+    """How a call ended."""
+
+    kind: Literal["value", "raised", "timeout", "memory", "died", "killed", "lost"]
+    value: Json = None  # what the scorer returned; None for the other kinds
+    detail: str = ""  # the exception of "raised", how the worker ended, what a "lost" one did
 
 
 def without_value(reply: WorkerReply) -> Verdict:
-    """The verdict where a trusted scorer gave no value.
-
-    It is the text's fault, unless the worker was lost.
-    """
+    """The verdict where a trusted scorer returned no value: the text's fault, unless the worker was
+    lost."""
     match reply.kind:
         case "timeout":
             return Verdict(reward=0.0, outcome=Outcome.TIMEOUT, detail="verify_timeout")
-        case "memory":
-            return wrong("verify_memory")
-        case "killed":
-            return wrong("verify_killed")
+        case "memory" | "killed":
+            return wrong(f"verify_{reply.kind}")
         case "lost":
             return infra(f"the verify worker was lost: {reply.detail}")
         case _:
@@ -76,16 +82,8 @@ def without_value(reply: WorkerReply) -> Verdict:
 
 
 class VerifyWorker:
-    """Runs `scorer` ("module:function" or "file.py:function") in a process that is started on the
-    first call.
-
-    `rehearsals` are arguments of throw-away first calls, so that lazy imports and caches fall into
-    the start and not into a response's limit. One caller at a time.
-
-    After `recycle_calls` the process is replaced, because what computes on model text leaks; one
-    that `stays` only if it has grown by half of the memory that was left to it in the beginning.
-    `environment`: names of variables that it gets beside those of every interpreter.
-    """
+    """Runs a scorer function in a process of its own, which starts with the first call. One caller
+    at a time."""
 
     def __init__(
         self,
@@ -100,6 +98,14 @@ class VerifyWorker:
         environment: Sequence[str] = (),
         rehearsals: Sequence[tuple[Json, ...]] = (),
     ) -> None:
+        """`scorer`: "module:function" or "file.py:function". `timeout_s`: limit of a call.
+
+        `recycle_calls`: calls after which the process is replaced, because what computes on model
+        text leaks; one that `stays` is replaced only if it has grown by half of the memory left to
+        it in the beginning. `environment`: names of variables that the process gets beside those
+        of every interpreter. `rehearsals`: arguments of throw-away first calls, so that lazy
+        imports and caches fall into the start and not into a response's limit.
+        """
         self.scorer = scorer
         self.num_starts = 0
         self.interrupt = Interrupt()
@@ -121,29 +127,31 @@ class VerifyWorker:
         return self._process.popen.pid if self._process else None
 
     def warm(self) -> None:
-        """Have a worker ready now; WorkerStartError if there can be none."""
+        """Start a worker unless a usable one runs; WorkerStartError if none can start."""
         if self._process and (self._process.popen.poll() is not None or self._is_spent()):
             self.close()
         if self._process is None:
             self._start()
 
     def call(self, *arguments: Json, limit_s: float | None = None) -> WorkerReply:
-        """One call within the limit, the worker's own if none is given; the start is not counted.
+        """Call the scorer within a limit, the worker's own if none is given; the start of a process
+        is not counted.
 
         A worker that dies or is lost is replaced once, and after two that were killed a third must
         start, or else WorkerStartError. Interrupted soon after the interrupt is set.
         """
-        limit_s = limit_s or self._timeout_s
-        reply = self._call_once(arguments, limit_s)
-        if reply.kind not in ASKED_AGAIN:
-            return reply
-        again = self._call_once(arguments, limit_s)
-        if again.kind != "killed":
-            return again
-        if reply.kind != "killed":
-            return replace(again, kind="lost")
+        replies: list[WorkerReply] = []
+        while not replies or (len(replies) == 1 and replies[0].kind in RETRIED_KINDS):
+            self.warm()
+            self._num_calls += 1
+            replies.append(self._ask(arguments, limit_s or self._timeout_s, self._clock))
+        last = replies[-1]
+        if last.kind != "killed":
+            return last
+        if replies[0].kind != "killed":
+            return replace(last, kind="lost")
         self.warm()  # raises if not even a worker lives that was not asked about the arguments
-        return again
+        return last
 
     def close(self) -> None:
         """Kill the worker and whatever it started; harmless without one."""
@@ -152,13 +160,8 @@ class VerifyWorker:
         process, self._process = self._process, None
         process.kill()
 
-    def _call_once(self, arguments: tuple[Json, ...], limit_s: float) -> WorkerReply:
-        self.warm()
-        self._num_calls += 1
-        return self._ask(arguments, limit_s, self._clock)
-
     def _is_spent(self) -> bool:
-        """Whether the running worker is to be replaced before the next call."""
+        """True if the running worker is to be replaced before the next call."""
         if self._stays and self._num_calls <= SETTLED_CALLS:
             self._settled_bytes = self._held_bytes()
         if self._num_calls < self._recycle_calls:
@@ -173,35 +176,27 @@ class VerifyWorker:
         except psutil.Error:  # it has just ended: the call finds out
             return 0
 
-    def _command(self, socket_fd: int) -> list[str]:
-        return [
-            sys.executable,
-            "-P",
-            "-m",
-            "tasks.rewards.verify_process",
-            str(socket_fd),
-            self.scorer,
-            str(self._memory_bytes),
-            *self._environment,
-        ]
-
     def _start(self) -> None:
+        """Start a process, await its greeting and rehearse. WorkerStartError if any of it fails."""
+        interpreter = [sys.executable, "-P", "-m", "tasks.rewards.verify_process"]
+        limits = [self.scorer, str(self._memory_bytes), *self._environment]
         try:
-            self._process = start_child(self._command, env=_environment(self._environment))
+            process = start_child(
+                lambda socket_fd: [*interpreter, str(socket_fd), *limits],
+                env=_environment(self._environment),
+            )
         except OSError as error:
             raise WorkerStartError(
                 f"the verify worker of {self.scorer} could not be started: {error}"
             ) from error
+        self._process = process
         self._num_calls = 0
         self.num_starts += 1
-        self._await_ready(time.monotonic() + self._start_s)
-
-    def _await_ready(self, deadline_s: float) -> None:
-        assert self._process is not None
         kind = WorkerStartError
         try:
-            self.interrupt.wait(self._process.stream.fileno(), self._start_s)
-            greeting = receive_frame(self._process.stream, deadline_s)
+            deadline_s = time.monotonic() + self._start_s
+            self.interrupt.wait(process.stream.fileno(), self._start_s)
+            greeting = receive_frame(process.stream, deadline_s)
             problem = str(greeting.get("unavailable", ""))
         except Interrupted:
             self.close()
@@ -209,36 +204,41 @@ class VerifyWorker:
         except TimeoutError:
             problem, kind = f"not ready after {self._start_s:g} s", WorkerSlow
         except OSError:
-            problem = f"{cause_of_death(self._process.popen).detail} before it was ready"
+            problem = f"{_cause_of_death(process.popen).detail} before it was ready"
         for rehearsal in self._rehearsals:
             if problem:
                 break
             reply = self._ask(rehearsal, START_TIMEOUT_S, "wall")
-            problem = (
-                ""
-                if reply.kind == "value"
-                else f"its first call ended with {reply.kind} {reply.detail}"
-            )
+            if reply.kind != "value":
+                problem = f"its first call ended with {reply.kind} {reply.detail}"
         if problem:
             self.close()
             raise kind(f"the verify worker of {self.scorer} did not start: {problem}")
 
     def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> WorkerReply:
+        """Call the running worker; one without a value or an exception is ended."""
         assert self._process is not None
         process = self._process
         latest_s = time.monotonic() + limit_s + STANDSTILL_S
         try:
             computed_s = _computed_s(process)
             send_frame(process.stream, {"arguments": arguments, "limit_s": limit_s}, latest_s)
-            late = self._watch(process, limit_s, computed_s if clock == "processor" else None)
-            reply = late or read_reply(receive_frame(process.stream, latest_s + STANDSTILL_S))
+            reply = self._watch(process, limit_s, computed_s if clock == "processor" else None)
+            if reply is None:
+                frame = receive_frame(process.stream, latest_s + STANDSTILL_S)
+                if "raised" in frame:
+                    reply = WorkerReply(kind="raised", detail=str(frame["raised"]))
+                elif "memory" in frame:
+                    reply = WorkerReply(kind="memory", detail="out of memory")
+                else:
+                    reply = WorkerReply(kind="value", value=frame.get("value"))
         except Interrupted:
             self.close()
             raise
         except TimeoutError:
-            reply = WorkerReply(kind="lost", value=None, detail="it takes and gives no frames")
+            reply = WorkerReply(kind="lost", detail="it takes and gives no frames")
         except OSError:
-            reply = cause_of_death(process.popen)
+            reply = _cause_of_death(process.popen)
         if reply.kind not in ("value", "raised"):
             self.close()
         return reply
@@ -246,7 +246,7 @@ class VerifyWorker:
     def _watch(
         self, process: ChildProcess, limit_s: float, computed_s: float | None
     ) -> WorkerReply | None:
-        """Wait for the reply to a call: None once it is there, else why there will be none.
+        """Wait for the reply to a call: None once it can be read, else the reply in its place.
 
         `computed_s`: processor time of the worker before the call, None for a limit by the wall
         clock.
@@ -256,19 +256,17 @@ class VerifyWorker:
         while not self._is_ready(process, min(WATCH_S, max(0.01, left_s))):
             elapsed_s = time.monotonic() - started_s
             if process.is_stopped():
-                return WorkerReply(kind="lost", value=None, detail="it was stopped by a signal")
+                return WorkerReply(kind="lost", detail="it was stopped by a signal")
             if elapsed_s > limit_s + (0.0 if computed_s is None else STANDSTILL_S):
-                return WorkerReply(
-                    kind="lost", value=None, detail=f"no reply after {elapsed_s:.3g} s"
-                )
+                return WorkerReply(kind="lost", detail=f"no reply after {elapsed_s:.3g} s")
             taken_s = elapsed_s if computed_s is None else _computed_s(process) - computed_s
             left_s = limit_s - taken_s
             if left_s <= 0:
-                return WorkerReply(kind="timeout", value=None, detail=f"killed after {limit_s:g} s")
+                return WorkerReply(kind="timeout", detail=f"killed after {limit_s:g} s")
         return None
 
     def _is_ready(self, process: ChildProcess, limit_s: float) -> bool:
-        """Whether a reply is there within the limit. Interrupted when nobody needs a late one."""
+        """Wait for a reply, up to the limit. Interrupted when nobody needs a late one."""
         descriptor = process.stream.fileno()
         try:
             return self.interrupt.wait(descriptor, limit_s)
@@ -287,45 +285,23 @@ def _computed_s(process: ChildProcess) -> float:
 
 
 def _environment(named: Sequence[str]) -> dict[str, str]:
-    """Only what an interpreter needs, the parent's import path and the variables that are named;
-    single-threaded numerics, no secrets."""
+    """Environment of a worker: an interpreter's variables, the parent's import path, the variables
+    that are named, and single-threaded numerics; no secrets."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search_path = os.pathsep.join(dict.fromkeys(own().search_path))
-    kept = {name: os.environ[name] for name in (*KEPT, *named) if name in os.environ}
+    kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *named) if name in os.environ}
     return {**single, **kept, "PYTHONPATH": search_path, "PYTHONHASHSEED": "0"}
 
 
-ENDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # they come from outside
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReply:
-    """How a call ended."""
-
-    kind: Literal["value", "raised", "timeout", "memory", "died", "killed", "lost"]
-    value: Json  # what the scorer returned; None for the other kinds
-    detail: str  # the exception of "raised", how the worker ended, what a "lost" one did
-
-
-def read_reply(frame: dict[str, Json]) -> WorkerReply:
-    """What the worker says of a call."""
-    if "raised" in frame:
-        return WorkerReply(kind="raised", value=None, detail=str(frame["raised"]))
-    if "memory" in frame:
-        return WorkerReply(kind="memory", value=None, detail="out of memory")
-    return WorkerReply(kind="value", value=frame.get("value"), detail="")
-
-
-def cause_of_death(popen: subprocess.Popen[bytes]) -> WorkerReply:
-    """The reply that the end of a worker is, once it has closed its end of the socket."""
+def _cause_of_death(popen: subprocess.Popen[bytes]) -> WorkerReply:
+    """The reply for a worker that has closed its end of the socket."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(timeout=1.0)
     code = popen.poll()
+    if code is None:
+        return WorkerReply(kind="died", detail="unreadable reply")
     if code == -signal.SIGXCPU:
-        return WorkerReply(kind="timeout", value=None, detail="out of CPU time")
+        return WorkerReply(kind="timeout", detail="out of CPU time")
     if code == -signal.SIGKILL:
-        return WorkerReply(kind="killed", value=None, detail=manner(code))
-    if code is not None and -code in ENDED:
-        return WorkerReply(kind="lost", value=None, detail=manner(code))
-    detail = "unreadable reply" if code is None else manner(code)
-    return WorkerReply(kind="died", value=None, detail=detail)
+        return WorkerReply(kind="killed", detail=manner(code))
+    return WorkerReply(kind="lost" if -code in ENDED_FROM_OUTSIDE else "died", detail=manner(code))

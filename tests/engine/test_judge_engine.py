@@ -161,13 +161,13 @@ class Bed:
 def test_a_resting_judge_wakes_for_the_next_question_and_only_then() -> None:
     bed = Bed()
     core = JudgeCore(bed, character_tokenizer(), 256)
-    core.rest()
-    core.rest()
+    core.sleep()
+    core.sleep()
     core.decide(())
     core.decide(())
     assert bed.told == ["sleep 1", "wake"]
 
 
 def test_a_resident_judge_does_not_sleep(judge: JudgeEngine) -> None:
-    asyncio.run(judge.rest())
+    asyncio.run(judge.sleep())
     assert decide(judge, question("8"))[0].p_yes is not None

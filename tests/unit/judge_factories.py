@@ -32,7 +32,7 @@ class RuleJudge:
     ) -> None:
         self.name = name
         self.batches: list[list[JudgeQuestion]] = []
-        self.num_rests = 0
+        self.num_sleeps = 0
         self._rule, self._takes_s, self._error = rule, takes_s, error
 
     async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
@@ -42,8 +42,8 @@ class RuleJudge:
             raise self._error
         return tuple(self._judgement(question) for question in questions)
 
-    async def rest(self) -> None:
-        self.num_rests += 1
+    async def sleep(self) -> None:
+        self.num_sleeps += 1
 
     def _judgement(self, question: JudgeQuestion) -> Judgement:
         p_yes = self._rule(question)
@@ -83,18 +83,18 @@ def score_all(
     max_batch: int = 64,
     prompt: Prompt | None = None,
 ) -> tuple[list[Score], JudgingReport]:
-    """Scores of responses that arrive together, in order, and what the desk says of the round."""
+    """Scores of responses that arrive together, in order, and the batcher's report."""
 
     async def run() -> tuple[list[Score], JudgingReport]:
         async with JudgeBatcher(
             judges, cache if cache is not None else JudgementCache(), max_batch
-        ) as desk:
+        ) as batcher:
             asked = prompt or make_prompt()
             scoring = (
-                desk.score(config or make_config(), asked, make_generated(text, index))
+                batcher.score(config or make_config(), asked, make_generated(text, index))
                 for index, text in enumerate(texts)
             )
             scores = await asyncio.gather(*scoring)
-        return list(scores), desk.report
+        return list(scores), batcher.report
 
     return asyncio.run(run())

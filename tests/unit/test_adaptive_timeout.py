@@ -137,16 +137,16 @@ def test_a_program_that_failed_by_itself_is_no_early_kill_and_gets_no_second_loo
 def starved(num_looks: int, num_rounds: int = 50) -> float:
     """Share of slow correct executions (6 s, one a round) that are killed after a lucky fast one
     (10 ms) came first."""
-    book, killed = MeasuredTimes({"a/0": Anchor(slowest_s=0.01, num_correct=1)}), 0
+    times, killed = MeasuredTimes({"a/0": Anchor(slowest_s=0.01, num_correct=1)}), 0
     for _ in range(num_rounds):
-        (limit,) = book.limits(CONFIG, ["a/0"])
+        (limit,) = times.limits(CONFIG, ["a/0"])
         result = (
             case("pass", 6.0, limit=limit) if limit >= 6.0 else case("timeout", limit, limit=limit)
         )
         killed += result.verdict is CaseVerdict.TIMEOUT
-        book.learn(observed(CONFIG, [(result,)]))
-        for _ in second_looks(CONFIG, book.anchors, [(result,)], num_looks):
-            book.learn(observed(CONFIG, [(case("pass", 6.0),)]))
+        times.learn(observed(CONFIG, [(result,)]))
+        for _ in second_looks(CONFIG, times.anchors, [(result,)], num_looks):
+            times.learn(observed(CONFIG, [(case("pass", 6.0),)]))
     return killed / num_rounds
 
 
@@ -155,9 +155,9 @@ def test_a_lucky_fast_answer_starves_all_slow_ones_but_for_one_round_with_second
     assert starved(num_looks=1) == 1 / 50
 
 
-def test_the_book_learns_and_hands_out_limits_by_case() -> None:
-    book = MeasuredTimes()
-    assert book.limits(CONFIG, ["a/0", "a/1"]) == (30.0, 30.0)
-    book.learn({"a/0": Anchor(slowest_s=4.0, num_correct=1)})
-    book.learn({"a/0": Anchor(slowest_s=2.0, num_correct=1)})
-    assert book.limits(CONFIG, ["a/0", "a/1"]) == (6.0, 30.0)
+def test_measured_times_learn_and_hand_out_limits_by_case() -> None:
+    times = MeasuredTimes()
+    assert times.limits(CONFIG, ["a/0", "a/1"]) == (30.0, 30.0)
+    times.learn({"a/0": Anchor(slowest_s=4.0, num_correct=1)})
+    times.learn({"a/0": Anchor(slowest_s=2.0, num_correct=1)})
+    assert times.limits(CONFIG, ["a/0", "a/1"]) == (6.0, 30.0)

@@ -13,7 +13,6 @@ from record_factories import make_generated
 
 from artifacts.records import Outcome, Prompt
 from tasks.environments.adapters.http import HttpConfig
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.service import ServiceConfig
 
 TOKEN, VARIABLE = "t0ken", "ROLLFLOW_TEST_TOKEN"
@@ -31,14 +30,12 @@ def test_a_service_is_opened_by_a_variable_or_a_file(
     with guarded(sent) as url:
         for place in ({"token_variable": VARIABLE}, {"token_file": str(tmp_path / "token")}):
             config = ServiceConfig.model_validate({"url": url, **place})
-            reward = config.build_reward(MeasuredTimes())
+            reward = config.build_reward()
             assert reward.score(PROMPT, make_generated()).outcome is Outcome.OK
             assert TOKEN not in f"{config!r} {config.model_dump()} {reward.name}"
             environment = HttpConfig.model_validate({"url": url, **place}).build()
             assert environment.reset(0) == "go"
-        refused = (
-            ServiceConfig(url=url).build_reward(MeasuredTimes()).score(PROMPT, make_generated())
-        )
+        refused = ServiceConfig(url=url).build_reward().score(PROMPT, make_generated())
         assert "status 401" in refused.detail
 
 

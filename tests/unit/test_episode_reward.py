@@ -10,7 +10,6 @@ from record_factories import make_generated
 from artifacts.episodes import Ending, Episode, Turn
 from artifacts.records import Outcome, Prompt, Score
 from tasks.rewards.episode import EpisodeRewardConfig
-from tasks.rewards.registry import build_reward
 
 PROMPT = Prompt(
     prompt_id="0/1", domain="guess", token_ids=(1,), gold="4", text="guess", episode_seed=4
@@ -40,7 +39,7 @@ def score(
         episode=Episode(turns=tuple(map(turn, rewards)), ending=ending, detail=detail),
     )
     config = EpisodeRewardConfig(discount=discount)
-    return build_reward(config).score(PROMPT, generated)
+    return config.build_reward().score(PROMPT, generated)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ from transformers import PreTrainedTokenizerFast
 from artifacts.judgements import JudgeQuestion
 from artifacts.models.character_tokenizer import character_tokenizer
 from tasks.rewards.base import wrong
-from tasks.rewards.judges.question import QuestionEncoder, head_and_tail, shown_part, verdict_tokens
+from tasks.rewards.judges.question import (
+    QuestionEncoder,
+    cut_text,
+    head_and_tail,
+    judged_text,
+    verdict_tokens,
+)
 from tasks.rewards.judges.reward import exact_rule, question_of, verdict_unasked
 from tests.unit.judge_factories import make_config, make_generated, make_prompt
 
@@ -80,7 +86,7 @@ def test_an_empty_response_is_no_question(text: str, shown: str) -> None:
 
 def test_a_long_response_keeps_head_and_tail() -> None:
     text = "begin " + "x" * 100_000 + " end"
-    shown = shown_part("response", text, 64)
+    shown = cut_text(judged_text("response", text), 64)
     assert len(shown) == 64
     assert shown.startswith("begin ")
     assert shown.endswith(" end")

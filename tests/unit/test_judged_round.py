@@ -93,8 +93,8 @@ async def scored(plan: StepPlan, journal: Journal, judge: RuleJudge) -> RewardRe
     ]
     await stream.put(GENERATED, answers)
     pool = RewardPool({"*": MathAnswerConfig()}, 1, MeasuredTimes())
-    desk = JudgeBatcher([judge], JudgementCache(), max_batch=64)
-    scoring = asyncio.create_task(score_round(scoring_inputs(plan), stream, journal, pool, desk))
+    batcher = JudgeBatcher([judge], JudgementCache(), max_batch=64)
+    scoring = asyncio.create_task(score_round(scoring_inputs(plan), stream, journal, pool, batcher))
     for _ in answers:
         await stream.take(SCORED, max_items=1, wait_s=10)
     await stream.close(GENERATED)

@@ -23,7 +23,6 @@ from tasks.learner.overlong import SoftPunishment
 from tasks.learner.samples import moments_of, training_set
 from tasks.rewards.base import LARGEST_REWARD, Verdict, checked_reward, paid, right, stamp
 from tasks.rewards.episode import EpisodeRewardConfig
-from tasks.rewards.registry import build_reward
 
 PROMPT = Prompt(prompt_id="0/1", domain="own", token_ids=(1,), gold="", text="q")
 REWARDS = st.lists(st.floats(-LARGEST_REWARD, LARGEST_REWARD), min_size=2, max_size=6)
@@ -78,11 +77,11 @@ def test_turns_that_sum_up_to_more_have_no_verdict(rewards: tuple[float, float])
         turns=tuple(replace(turn, reward=reward) for reward in rewards), ending=Ending.TURNS
     )
     generated = make_generated(token_ids=(5, 5) * 2, episode=episode)
-    score = build_reward(EpisodeRewardConfig()).score(PROMPT, generated)
+    score = EpisodeRewardConfig().build_reward().score(PROMPT, generated)
     assert (score.outcome, score.reward) == (Outcome.INFRA, None)
     assert "the environment: a reward must be a finite number" in score.detail
     one = replace(episode, turns=(replace(turn, reward=1.0),))
-    score = build_reward(EpisodeRewardConfig()).score(PROMPT, replace(generated, episode=one))
+    score = EpisodeRewardConfig().build_reward().score(PROMPT, replace(generated, episode=one))
     assert (score.outcome, score.reward) == (Outcome.TRUNCATED, 1.0)
 
 

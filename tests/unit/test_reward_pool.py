@@ -119,7 +119,7 @@ def killed_early(pool: RewardPool, text: str) -> tuple[Prompt, Generated, Score]
         case.key
         for case in pool.submit(asked, response("def work(): return 2")).result(WAIT_S).cases
     )
-    pool.book.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
+    pool.times.learn({key: Anchor(slowest_s=0.001, num_correct=1)})
     return asked, program, pool.submit(asked, program).result(WAIT_S)
 
 
@@ -136,7 +136,7 @@ def test_a_program_that_was_killed_early_gets_a_second_look_that_mends_the_limit
     ((key, anchor),) = pool.relearned().items()
     assert anchor.num_correct == 1
     assert anchor.slowest_s >= 0.5
-    assert pool.book.anchors[key] == anchor + Anchor(slowest_s=0.001, num_correct=1)
+    assert pool.times.anchors[key] == anchor + Anchor(slowest_s=0.001, num_correct=1)
     assert pool.relearned() == {}
     pool.close()
 

@@ -54,11 +54,7 @@ def serving(content: bytes, status: int = 200) -> Iterator[tuple[str, list[dict[
 
 
 def scored(url: str, generated: Generated) -> Score:
-    return (
-        ServiceConfig(url=url, timeout_s=WAIT_S)
-        .build_reward(MeasuredTimes())
-        .score(PROMPT, generated)
-    )
+    return ServiceConfig(url=url, timeout_s=WAIT_S).build_reward().score(PROMPT, generated)
 
 
 def test_a_service_is_asked_about_one_response_and_its_number_is_the_reward() -> None:
@@ -105,7 +101,7 @@ def test_whatever_is_no_number_is_no_verdict(content: bytes, status: int, said: 
 def test_a_service_that_is_not_there_or_takes_too_long_gives_no_verdict() -> None:
     with verdict_service(0) as port:
         slow = ServiceConfig(url=f"http://127.0.0.1:{port}/?median_s=600", timeout_s=0.2)
-        score = slow.build_reward(MeasuredTimes()).score(PROMPT, response())
+        score = slow.build_reward().score(PROMPT, response())
     assert score.outcome is Outcome.INFRA
     assert "no reply after 0.2 s" in score.detail
     assert scored(f"http://127.0.0.1:{port}", response()).outcome is Outcome.INFRA

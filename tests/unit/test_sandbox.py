@@ -631,10 +631,10 @@ def test_failures_are_told_apart(
 
 
 def test_a_case_that_is_killed_before_the_ceiling_is_an_early_kill() -> None:
-    book, config = MeasuredTimes(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2))
-    reward = CodeTests(config, book)
+    times, config = MeasuredTimes(), CodeTestsConfig(timeout=AdaptiveTimeoutConfig(floor_s=0.2))
+    reward = CodeTests(config, times)
     score = reward.score(PROMPT, fenced("def add(a, b):\n    return a + b"))
-    book.learn(observed(config.timeout, (score.cases,)))
+    times.learn(observed(config.timeout, (score.cases,)))
     score = reward.score(PROMPT, fenced("def add(a, b):\n    while True: pass"))
     reward.close()
     assert (score.outcome, score.detail) == (Outcome.TIMEOUT, "early_kill: case 0 after 0.2 s")
@@ -648,18 +648,18 @@ def limits_of_the_first_response(
     solution: str, timeout: AdaptiveTimeoutConfig
 ) -> tuple[Score, MeasuredTimes]:
     """A question with this solution, first answered by a program that never ends."""
-    book = MeasuredTimes()
-    reward = CodeTests(CodeTestsConfig(timeout=timeout), book)
+    times = MeasuredTimes()
+    reward = CodeTests(CodeTestsConfig(timeout=timeout), times)
     gold = ADD.model_copy(update={"solution": solution})
     score = reward.score(replace(PROMPT, gold=gold.model_dump_json()), fenced(ENDLESS))
     reward.close()
-    return score, book
+    return score, times
 
 
 def test_a_question_s_own_solution_sets_the_limits_of_its_first_response() -> None:
-    score, book = limits_of_the_first_response("def add(a, b):\n    return a + b", ADAPTIVE)
+    score, times = limits_of_the_first_response("def add(a, b):\n    return a + b", ADAPTIVE)
     assert (score.outcome, score.detail) == (Outcome.TIMEOUT, "early_kill: case 0 after 0.2 s")
-    assert [anchor.num_correct for anchor in book.anchors.values()] == [1, 1]
+    assert [anchor.num_correct for anchor in times.anchors.values()] == [1, 1]
     slow, _ = limits_of_the_first_response(
         "import time\ndef add(a, b):\n    time.sleep(0.4)\n    return a + b", ADAPTIVE
     )
@@ -667,15 +667,15 @@ def test_a_question_s_own_solution_sets_the_limits_of_its_first_response() -> No
 
 
 def test_a_solution_that_fails_sets_none_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    score, book = limits_of_the_first_response("def add(a, b):\n    return 5", ADAPTIVE)
-    assert (score.detail, dict(book.anchors)) == ("timeout: case 0 after 1.5 s", {})
+    score, times = limits_of_the_first_response("def add(a, b):\n    return 5", ADAPTIVE)
+    assert (score.detail, dict(times.anchors)) == ("timeout: case 0 after 1.5 s", {})
     assert "its own solution fails (wrong: case 1)" in caplog.text
 
 
 def test_with_a_fixed_limit_no_solution_is_executed() -> None:
     fixed = AdaptiveTimeoutConfig(floor_s=0.5, ceiling_s=0.5)
-    score, book = limits_of_the_first_response("def add(a, b):\n    return a + b", fixed)
-    assert (score.detail, dict(book.anchors)) == ("timeout: case 0 after 0.5 s", {})
+    score, times = limits_of_the_first_response("def add(a, b):\n    return a + b", fixed)
+    assert (score.detail, dict(times.anchors)) == ("timeout: case 0 after 0.5 s", {})
 
 
 def test_sandbox_that_cannot_be_had_any_more_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,11 @@
-"""The judges' desk of a round: responses that wait for a judge go to it together, and no question
-is asked twice.
+"""Hand a round's questions to its judges in batches, and ask no question twice.
 
     score ── kept verdict? ── being asked already? ── budget spent? ── waiting
         ──▶ an idle judge takes its share ──▶ verdict
 
-A judge works on one batch at a time. What arrives meanwhile waits and goes together; idle judges
-share the waiting ones, the one that has had the least first. A call waits and computes nothing
-here, so it takes no reward worker. Belongs to one event loop.
+A judge works on one batch at a time. Questions that arrive meanwhile form the next batch; idle
+judges share the waiting ones, the least served first. A call waits and computes nothing here, so it
+takes no reward worker. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from artifacts.judgements import Judgement, JudgementCache, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Verdict, stamp
 from tasks.rewards.judges.engine_config import Judge
+from tasks.rewards.judges.question import no_verdict
 from tasks.rewards.judges.reward import (
+    ANOTHER_NUMBER,
     JUDGE,
     TOO_LONG,
-    VETOED,
     JudgeConfig,
     exact_rule,
     question_of,
@@ -38,7 +38,7 @@ from tasks.rewards.judges.reward import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSpan:
-    """A batch of questions at one judge."""
+    """When a judge worked on a batch."""
 
     judge: str  # its name
     start_s: float  # Unix seconds
@@ -47,25 +47,25 @@ class JudgeSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgingReport:
-    """What judging did in a round."""
+    """Counts and times of a round's judging."""
 
     num_calls: int = 0  # questions that judges were asked
-    num_batches: int = 0  # calls that they went in
-    num_cache_hits: int = 0  # verdicts that were kept already or being asked for
+    num_batches: int = 0  # batches that the questions went in
+    num_cache_hits: int = 0  # questions with a kept verdict, or asked already
     num_infra: int = 0  # responses without a verdict
-    num_verdicts: int = 0  # responses with one by a judge
+    num_verdicts: int = 0  # responses with a judge's verdict
     num_yes: int = 0  # of them right
     num_vetoed: int = 0  # responses wrong by the exact rule, which no judge was asked about
     num_too_long: int = 0  # responses whose final answer was too long to be judged
-    num_compared: int = 0  # verdicts of judges such that the exact rule can tell, too
-    num_agreed: int = 0  # of those such that the rule says the same
+    num_compared: int = 0  # judges' verdicts on responses that the exact rule decides, too
+    num_agreed: int = 0  # of them with the rule's verdict
     prompt_tokens: int = 0  # tokens that judges read
-    new_tokens: int = 0  # tokens that they wrote
+    new_tokens: int = 0  # tokens that judges wrote
     spans: tuple[JudgeSpan, ...] = ()  # when judges worked
 
 
 class JudgeBatcher:
-    """Hands a round's questions to its judges; `score` for each response, inside `async with`."""
+    """Scores a round's responses by its judges: `score` for each, inside `async with`."""
 
     def __init__(self, judges: Sequence[Judge], cache: JudgementCache, max_batch: int) -> None:
         self._judges = tuple(judges)
@@ -79,19 +79,30 @@ class JudgeBatcher:
         self.report = JudgingReport()
 
     async def score(self, config: JudgeConfig, prompt: Prompt, generated: Generated) -> Score:
-        """The judge's verdict on a response. Raises ActorLost or EngineLost when a judge is
-        gone."""
+        """Score a response by a judge. Raises ActorLost or EngineLost when a judge is gone."""
         started_s = time.time()
         if generated.finish_reason == "aborted":
             verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
         elif (unasked := verdict_unasked(config, prompt, generated)) is not None:
             verdict = unasked
-            self._add(num_too_long=int(verdict.detail == TOO_LONG))
-            self._add(num_vetoed=int(verdict.detail == VETOED))
+            self._add(
+                num_too_long=int(verdict.detail == TOO_LONG),
+                num_vetoed=int(verdict.detail == ANOTHER_NUMBER),
+            )
         else:
             question = question_of(config, prompt, generated)
             verdict = verdict_of(config, await self._judgement(config, question))
-            self._count(prompt, generated, verdict)
+            if verdict.outcome is Outcome.INFRA:
+                self._add(num_infra=1)
+            else:
+                is_yes = verdict.outcome is Outcome.OK
+                rule = exact_rule(prompt.gold, generated.text)
+                self._add(
+                    num_verdicts=1,
+                    num_yes=int(is_yes),
+                    num_compared=int(rule is not None),
+                    num_agreed=int(rule == is_yes),
+                )
         return stamp(verdict, prompt, generated, scorer=JUDGE, started_s=started_s)
 
     async def __aenter__(self) -> Self:
@@ -103,8 +114,8 @@ class JudgeBatcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Drop what waits; let the judges rest once they have answered, or leave them to themselves
-        when the round fails."""
+        """Drop waiting questions; put the judges to sleep once they have answered, unless the round
+        fails."""
         self._waiting.clear()
         running = list(self._batches.values())
         if error is not None:
@@ -114,9 +125,8 @@ class JudgeBatcher:
         for future in self._open.values():
             future.cancel()
         if error is None:
-            await asyncio.gather(
-                *(judge.rest() for judge in self._judges if self._served[judge.name])
-            )
+            served = [judge for judge in self._judges if self._served[judge.name]]
+            await asyncio.gather(*(judge.sleep() for judge in served))
 
     async def _judgement(self, config: JudgeConfig, question: JudgeQuestion) -> Judgement:
         kept = self._cache.get(question.key)
@@ -126,21 +136,16 @@ class JudgeBatcher:
         if question.key in self._open:
             self._add(num_cache_hits=1)
         elif self.report.num_calls + len(self._waiting) >= config.max_calls_per_round:
-            detail = f"judge_budget_spent: max_calls_per_round is {config.max_calls_per_round}"
-            return Judgement(
-                key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail
+            return no_verdict(
+                question, f"judge_budget_spent: max_calls_per_round is {config.max_calls_per_round}"
             )
         else:
             self._open[question.key] = asyncio.get_running_loop().create_future()
             self._waiting.append((question, config.deadline_s))
-            self._plan_dispatch()
+            if not self._is_due:  # once, after everything else that is ready now has asked, too
+                self._is_due = True
+                asyncio.get_running_loop().call_soon(self._dispatch)
         return await asyncio.shield(self._open[question.key])
-
-    def _plan_dispatch(self) -> None:
-        """Once, after everything else that is ready now has asked, too."""
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         self._is_due = False
@@ -154,13 +159,15 @@ class JudgeBatcher:
             self._add(num_calls=share, num_batches=1)
             questions = [question for question, _ in taken]
             deadline_s = max(deadline_s for _, deadline_s in taken)
-            self._batches[judge.name] = asyncio.create_task(self._ask(judge, questions, deadline_s))
+            self._batches[judge.name] = asyncio.create_task(
+                self._run_batch(judge, questions, deadline_s)
+            )
 
-    async def _ask(
+    async def _run_batch(
         self, judge: Judge, questions: Sequence[JudgeQuestion], deadline_s: float
     ) -> None:
-        """One batch, whose failure is that of everybody who waits for it; too late is no
-        verdict."""
+        """Have a judge work on a batch. A failure is raised by all who wait for a verdict; past the
+        deadline there is none."""
         start_s = time.time()
         try:
             async with asyncio.timeout(deadline_s):
@@ -169,12 +176,7 @@ class JudgeBatcher:
             detail = (
                 f"judge_timeout: {judge.name} had {len(questions)} questions for {deadline_s:g} s"
             )
-            judged = tuple(
-                Judgement(
-                    key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail
-                )
-                for question in questions
-            )
+            judged = tuple(no_verdict(question, detail) for question in questions)
         # the boundary of the task: raised by whoever waits for these verdicts
         except Exception as error:
             for question in questions:
@@ -196,15 +198,6 @@ class JudgeBatcher:
             waiting.exception()  # nobody may be left who waits
         else:
             waiting.set_result(result)
-
-    def _count(self, prompt: Prompt, generated: Generated, verdict: Verdict) -> None:
-        if verdict.outcome is Outcome.INFRA:
-            self._add(num_infra=1)
-            return
-        says_yes, rule = verdict.outcome is Outcome.OK, exact_rule(prompt.gold, generated.text)
-        self._add(num_verdicts=1, num_yes=int(says_yes))
-        if rule is not None:
-            self._add(num_compared=1, num_agreed=int(rule == says_yes))
 
     def _add(self, *, spans: tuple[JudgeSpan, ...] = (), **counts: int) -> None:
         more = {name: getattr(self.report, name) + count for name, count in counts.items()}

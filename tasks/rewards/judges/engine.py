@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from artifacts.judgements import Judgement, JudgeQuestion
@@ -28,7 +29,7 @@ from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
 from tasks.engines.vllm.stepping import SteppingThread
 from tasks.rewards.judges.engine_config import Judge, JudgeEngineConfig
-from tasks.rewards.judges.question import QuestionEncoder, verdict_tokens
+from tasks.rewards.judges.question import QuestionEncoder, no_verdict, verdict_tokens
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -36,14 +37,13 @@ if TYPE_CHECKING:
 
 
 class JudgeCore:
-    """One LLMEngine that only judges. Works off a whole batch in one call, so that between calls it
-    is never busy."""
+    """An LLMEngine that only judges, in its stepping thread. A call works off a batch: between
+    calls the engine is never busy."""
 
     busy = False
 
-    def __init__(
-        self, engine: LLMEngine, tokenizer: Any, max_model_len: int
-    ) -> None:  # Any: see QuestionEncoder
+    # Any: see QuestionEncoder
+    def __init__(self, engine: LLMEngine, tokenizer: Any, max_model_len: int) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._encoder = QuestionEncoder(tokenizer, max_model_len)
@@ -51,70 +51,81 @@ class JudgeCore:
         self._asleep = False
 
     def step(self) -> list[Generated]:
-        """Nothing is ever left to do between two calls."""
+        """Do nothing: no work is ever left between two calls."""
         return []
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
     def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
-        """A judgement for each question, in order. ValueError when yes and no cannot be told apart
-        in the judge's vocabulary."""
+        """Answer each question, in order. ValueError where yes and no cannot be told apart in the
+        judge's vocabulary."""
         if self._asleep:
             self._engine.wake_up()
             self._asleep = False
-        judged = self._ask(questions, self._verdict_params)
+        judged = self._judge(questions, self._verdict_params)
         again = [
             question
             for question, judgement in zip(questions, judged, strict=True)
             if question.mode == "generative" and judgement.p_yes is None and judgement.prompt_tokens
         ]
-        retried = {judgement.key: judgement for judgement in self._ask(again, self._retry_params)}
-        return tuple(_together(judgement, retried.get(judgement.key)) for judgement in judged)
+        retried = self._judge(again, lambda question: _structured(question, {}))
+        second_of = {judgement.key: judgement for judgement in retried}
+        return tuple(
+            replace(
+                second,
+                prompt_tokens=first.prompt_tokens + second.prompt_tokens,
+                new_tokens=first.new_tokens + second.new_tokens,
+            )
+            if (second := second_of.get(first.key)) is not None
+            else first
+            for first in judged
+        )
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Give the GPU's memory back until the next question."""
         if not self._asleep:
             self._engine.sleep(level=1)
             self._asleep = True
 
-    def _ask(
+    def _judge(
         self, questions: Sequence[JudgeQuestion], params: Callable[[JudgeQuestion], SamplingParams]
     ) -> list[Judgement]:
         from vllm.inputs.engine import tokens_input
 
-        prompts = [
-            (question, tokens)
+        prepared = [  # whatever fails fails before the first request is in the engine
+            (question, tokens, params(question))
             for question in questions
             if (tokens := self._encoder.encode(question)) is not None
         ]
-        entering = [
-            (question, tokens, params(question)) for question, tokens in prompts
-        ]  # before any is inside the engine
         asked: dict[str, JudgeQuestion] = {}
-        for question, tokens, wanted in entering:
+        for question, tokens, wanted in prepared:
             self._num_asked += 1
             name = f"judge:{self._num_asked}"
             self._engine.add_request(name, tokens_input(tokens), wanted)
             asked[name] = question
-        told: dict[str, Judgement] = {}
+        found: dict[str, Judgement] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 if output.finished:
                     question = asked[output.request_id]
-                    told[question.key] = self._judgement(question, output)
+                    found[question.key] = self._judgement(question, output)
         return [
-            told.get(question.key) or _no_verdict(question, "judge_prompt_too_long")
+            found.get(question.key) or no_verdict(question, "judge_prompt_too_long")
             for question in questions
         ]
 
     def _judgement(self, question: JudgeQuestion, output: RequestOutput) -> Judgement:
         written = output.outputs[0]
-        p_yes = (
-            self._probability(question, written.logprobs)
-            if question.mode == "yes_no"
-            else self._verdict(question, written.token_ids)
-        )
+        if question.mode == "yes_no":
+            first = written.logprobs[0] if written.logprobs else {}
+            for_yes, for_no = (
+                math.fsum(math.exp(first[token].logprob) for token in tokens)
+                for tokens in verdict_tokens(self._tokenizer, question.yes, question.no)
+            )
+            p_yes: float | None = for_yes / (for_yes + for_no)
+        else:
+            p_yes = self._written_verdict(question, written.token_ids)
         return Judgement(
             key=question.key,
             p_yes=p_yes,
@@ -123,26 +134,16 @@ class JudgeCore:
             detail="" if p_yes is not None else "judge_unparsable",
         )
 
-    def _probability(
-        self, question: JudgeQuestion, logprobs: Any
-    ) -> float:  # Any: vLLM's mapping from token to Logprob, by position
-        yes, no = verdict_tokens(self._tokenizer, question.yes, question.no)
-        first = logprobs[0]
-        for_yes, for_no = (
-            math.fsum(math.exp(first[token].logprob) for token in tokens) for tokens in (yes, no)
-        )
-        return for_yes / (for_yes + for_no)
-
-    def _verdict(self, question: JudgeQuestion, token_ids: Sequence[int]) -> float | None:
-        """What the judge's own output says, exactly; None for anything else."""
+    def _written_verdict(self, question: JudgeQuestion, token_ids: Sequence[int]) -> float | None:
+        """1 or 0 by the verdict in the judge's JSON; None if there is no such verdict."""
         try:
-            told = json.loads(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+            written = json.loads(self._tokenizer.decode(token_ids, skip_special_tokens=True))
         except ValueError:
             return None
-        verdict = told.get("verdict") if isinstance(told, dict) else None
-        return (
-            {question.yes: 1.0, question.no: 0.0}.get(verdict) if isinstance(verdict, str) else None
-        )
+        verdict = written.get("verdict") if isinstance(written, dict) else None
+        if not isinstance(verdict, str):
+            return None
+        return {question.yes: 1.0, question.no: 0.0}.get(verdict)
 
     def _verdict_params(self, question: JudgeQuestion) -> SamplingParams:
         from vllm import SamplingParams
@@ -150,23 +151,16 @@ class JudgeCore:
 
         if question.mode == "generative":
             return _structured(question, {"reason": {"type": "string"}})
-        allowed = [
-            token
-            for tokens in verdict_tokens(self._tokenizer, question.yes, question.no)
-            for token in tokens
-        ]
+        yes, no = verdict_tokens(self._tokenizer, question.yes, question.no)
+        allowed = [*yes, *no]
         return SamplingParams(
             max_tokens=1, temperature=0.0, allowed_token_ids=allowed, logprobs=len(allowed),
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 
-    def _retry_params(self, question: JudgeQuestion) -> SamplingParams:
-        return _structured(question, {})
 
-
-def _structured(
-    question: JudgeQuestion, first: dict[str, Any]
-) -> SamplingParams:  # Any: JSON schema
+# Any: JSON schema
+def _structured(question: JudgeQuestion, first: dict[str, Any]) -> SamplingParams:
     """Greedy decoding into {first ..., "verdict": yes or no}."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -185,25 +179,8 @@ def _structured(
     )  # fmt: skip
 
 
-def _together(first: Judgement, second: Judgement | None) -> Judgement:
-    """The second's verdict, with the tokens of both."""
-    if second is None:
-        return first
-    return Judgement(
-        key=first.key,
-        p_yes=second.p_yes,
-        prompt_tokens=first.prompt_tokens + second.prompt_tokens,
-        new_tokens=first.new_tokens + second.new_tokens,
-        detail=second.detail,
-    )
-
-
-def _no_verdict(question: JudgeQuestion, detail: str) -> Judgement:
-    return Judgement(key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail)
-
-
 class JudgeEngine(Judge):
-    """One judge in this process. `start` builds it, `close` frees it."""
+    """A judge in this process. `start` builds its engine, `close` frees the device."""
 
     def __init__(
         self,
@@ -214,7 +191,7 @@ class JudgeEngine(Judge):
         *,
         has_tokenizer: bool,
     ) -> None:
-        """has_tokenizer: whether vLLM itself needs the tokenizer, which structured output does."""
+        """`has_tokenizer`: vLLM itself needs the tokenizer, as it does for structured output."""
         check_model_directory(model_path)
         self.name = name
         self._config = config
@@ -233,13 +210,13 @@ class JudgeEngine(Judge):
             "decide", lambda core: core.decide(batch), self._config.call_deadline_s
         )
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         if self._config.placement == "sleep":
-            await self._thread.call("rest", lambda core: core.rest(), self._config.call_deadline_s)
+            limit_s = self._config.call_deadline_s
+            await self._thread.call("sleep", lambda core: core.sleep(), limit_s)
 
     def check_alive(self) -> None:
-        """Raise EngineLost when the stepping thread has died; a batch that runs is not waited
-        for."""
+        """Raise EngineLost if the stepping thread has died; does not wait for a running batch."""
         self._thread.check_alive()
 
     def close(self) -> None:
@@ -254,7 +231,7 @@ class JudgeEngine(Judge):
 
 
 class JudgeActor:
-    """Holds one judge. Its methods are coroutines on the worker's event loop."""
+    """A judge in a Dask worker. Methods are coroutines on the worker's event loop."""
 
     def __init__(
         self,
@@ -270,25 +247,24 @@ class JudgeActor:
         self._engine.start(start_s)
 
     async def ping(self) -> None:
-        """Answers as long as the engine does; raises EngineLost when its stepping thread has died
-        in a living worker."""
+        """Raise EngineLost if the engine's stepping thread has died in a living worker."""
         self._engine.check_alive()
 
     async def decide(self, payload: bytes) -> bytes:
         return pack(await self._engine.decide(unpack(payload)))
 
-    async def rest(self) -> None:
-        await self._engine.rest()
+    async def sleep(self) -> None:
+        await self._engine.sleep()
 
     async def close(self) -> None:
         self._engine.close()
 
 
 class RemoteJudge(Judge):
-    """The Judge protocol over an actor."""
+    """A judge as other processes call it, over its actor."""
 
     def __init__(self, remote: Remote, deadline_s: float) -> None:
-        """deadline_s: how long a batch may take."""
+        """`deadline_s`: how long a batch may take."""
         self.name = remote.name
         self._remote = remote
         self._deadline_s = deadline_s
@@ -304,5 +280,5 @@ class RemoteJudge(Judge):
         )
         return judged
 
-    async def rest(self) -> None:
-        await self._remote.call("rest", deadline_s=self._deadline_s)
+    async def sleep(self) -> None:
+        await self._remote.call("sleep", deadline_s=self._deadline_s)

@@ -121,12 +121,15 @@ class JudgeEngineConfig(BaseModel):
         del arguments["worker_extension_cls"]  # it loads weights, which a judge never does
         if on_cpu:
             return arguments
+        # Any: JSON values
+        model: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
+        num_layers = int(model.get("text_config", model)["num_hidden_layers"])
         return arguments | placement_arguments(
-            self.placement, read_num_layers(model_path), self.max_batched_tokens, self.streaming
+            self.placement, num_layers, self.max_batched_tokens, self.streaming
         )
 
     def check_device(self, device_kind: str) -> None:
-        """ValueError when the placement needs a GPU and there is none."""
+        """Check that the device can have this placement; ValueError if it needs a GPU."""
         if device_kind == "cpu" and self.placement != "resident":
             raise ValueError(
                 f"a judge on a CPU device must have placement 'resident', got {self.placement!r}:"
@@ -136,29 +139,29 @@ class JudgeEngineConfig(BaseModel):
 
 
 class Judge(Protocol):
-    """Says of answers whether they are right."""
+    """Judges answers in batches."""
 
     name: str
 
     async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
-        """A judgement for each question, in order. TimeoutError when it takes too long; ActorLost
-        or EngineLost when the judge is gone."""
+        """Answer each question, in order. TimeoutError past the judge's deadline; ActorLost or
+        EngineLost when the judge is gone."""
         ...
 
-    async def rest(self) -> None:
-        """No question follows for a while: give the device back, where the placement says so."""
+    async def sleep(self) -> None:
+        """Give the device back until the next question, where the placement says so."""
         ...
 
 
 def break_even_tokens(streaming: LayerStreaming) -> float:
-    """Tokens per forward pass from which on the copy of a bf16 layer takes no longer than its
-    computation."""
+    """Fewest tokens per forward pass at which copying a bf16 layer takes no longer than computing
+    it."""
     return streaming.compute_tflops * 1e12 / (streaming.link_gb_per_s * 1e9)
 
 
 def resident_layers(num_layers: int, tokens_per_forward: int, streaming: LayerStreaming) -> int:
-    """Layers that must stay on the device for the others' copies to be hidden: all for short
-    inputs, none from the break-even on."""
+    """Number of layers that must stay on the device for the copies of the others to be hidden: all
+    for short inputs, none from the break-even on."""
     hidden = min(1.0, tokens_per_forward / break_even_tokens(streaming))
     return num_layers - math.floor(num_layers * hidden)
 
@@ -166,8 +169,8 @@ def resident_layers(num_layers: int, tokens_per_forward: int, streaming: LayerSt
 def streamed_in_group(
     num_layers: int, tokens_per_forward: int, streaming: LayerStreaming
 ) -> tuple[int, int]:
-    """(layers of a group, streamed ones among them) in vLLM's terms; no more are streamed than the
-    resident layers allow for."""
+    """vLLM's offload group: (its layers, streamed ones among them); no more are streamed than
+    `resident_layers` allows for."""
     group = min(GROUP_LAYERS, num_layers)
     share = 1 - resident_layers(num_layers, tokens_per_forward, streaming) / num_layers
     return group, math.floor(group * share)
@@ -190,10 +193,3 @@ def placement_arguments(
         "offload_num_in_group": streamed,
         "offload_prefetch_step": streaming.prefetch_layers,
     }
-
-
-def read_num_layers(model_path: str) -> int:
-    """Decoder layers of the model."""
-    # Any: JSON values
-    config: dict[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
-    return int(config.get("text_config", config)["num_hidden_layers"])

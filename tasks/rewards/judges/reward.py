@@ -1,12 +1,12 @@
-"""The judge reward: another model says whether an answer is right, and its probability of Yes
-against No is the verdict.
+"""The judge reward: a second model judges an answer, and its probability of Yes against No is the
+verdict.
 
     response -> final answer -> question -> judge -> P(yes) -> reward; no verdict -> infra, not 0.5
                   |-> none, a speech, another number than the reference: wrong, no judge is asked
 
 The default reward is 1 or 0 by a threshold: groups then agree or differ as with a rule, and an
 unsure judge does not turn noise into advantages. `reward: probability` keeps the number. Leaves out
-who asks whom and when (`desk`) and the model that answers (`engine`).
+batches and kept verdicts (`batcher`) and the model that answers (`engine`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, wrong
 from tasks.rewards.judges.engine_config import JudgeEngineConfig
-from tasks.rewards.judges.question import JudgeInput, make_question, shown_part, stated_part
+from tasks.rewards.judges.question import JudgeInput, cut_text, judged_text, make_question
 from tasks.rewards.maths.exact_number import exact_number, plain
 from tasks.rewards.maths.final_answer import answer_tail, find_answer
 from tasks.rewards.maths.math_answer import read_gold
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 
 JUDGE = "judge"  # scorer of every judged response
-TOO_LONG, VETOED = "answer_too_long", "another_number"  # details of verdicts without a judge
+TOO_LONG, ANOTHER_NUMBER = "answer_too_long", "another_number"  # verdicts without a judge
 _DECIMALS = re.compile(r"[0-9,]*\.([0-9]+)")
 RUBRIC = """You grade answers to questions.
 An answer is right only if it says the same as the reference answer where one is given, \
@@ -127,49 +126,48 @@ class JudgeConfig(BaseModel):
 
     @property
     def judge(self) -> str:
-        """Names the model and its numbers, for the key of kept verdicts."""
+        """Name of the model and its numbers, for the key of kept verdicts."""
         return (
             f"{self.engine.model.model_dump_json()} {self.engine.dtype} {self.engine.max_model_len}"
         )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """Its verdicts come from the judges, who are asked elsewhere."""
+    def build_reward(self) -> Reward:
+        """A stand-in: verdicts come from a `JudgeBatcher`."""
         return BatchedJudgeReward()
 
 
 class BatchedJudgeReward:
-    """Stands for a judge among the rewards that score in this process: it has nothing to start, and
-    is never asked."""
+    """Stands for a judge among the rewards that score in this process; never called."""
 
     name = JUDGE
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
-        raise AssertionError("responses of a judge's domain go to the judges' desk")
+        raise AssertionError("responses of a judge's domain go to the judges' batcher")
 
     def close(self) -> None: ...
 
 
 def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Verdict | None:
-    """The verdict on a response that no judge need be asked about; None where one must."""
-    answer = stated_part(config.judge_input, generated.text)
+    """The verdict on a response that needs no judge; None where a judge must be asked."""
+    answer = judged_text(config.judge_input, generated.text)
     if not answer:
         return wrong("no_answer")
-    most = max(config.max_final_answer_chars, 2 * len(prompt.gold))
-    if config.judge_input == "final_answer" and len(answer) > most:
+    max_chars = max(config.max_final_answer_chars, 2 * len(prompt.gold))
+    if config.judge_input == "final_answer" and len(answer) > max_chars:
         return wrong(TOO_LONG)
     if config.veto and exact_rule(prompt.gold, generated.text) is False:
-        return wrong(VETOED)
+        return wrong(ANOTHER_NUMBER)
     return None
 
 
 def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> JudgeQuestion:
-    """What the judge is asked about a response."""
-    answer = shown_part(config.judge_input, generated.text, config.max_answer_chars)
-    return question_about(config, prompt, answer)
+    """The question to the judge about a response."""
+    answer = judged_text(config.judge_input, generated.text)
+    return question_about(config, prompt, cut_text(answer, config.max_answer_chars))
 
 
 def question_about(config: JudgeConfig, prompt: Prompt, answer: str) -> JudgeQuestion:
-    """What the judge is asked about an answer, whichever response it is from."""
+    """The question to the judge about an answer, whichever response it is from."""
     return make_question(
         judge=config.judge, rubric=config.rubric, prompt=prompt, answer=answer,
         mode=config.mode, yes=config.yes, no=config.no, max_new_tokens=config.max_new_tokens,
@@ -177,7 +175,7 @@ def question_about(config: JudgeConfig, prompt: Prompt, answer: str) -> JudgeQue
 
 
 def verdict_of(config: JudgeConfig, judgement: Judgement) -> Verdict:
-    """What a judgement is worth."""
+    """The verdict by a judgement; INFRA if it has no probability."""
     if judgement.p_yes is None:
         return infra(judgement.detail)
     is_right = judgement.p_yes >= config.threshold
@@ -190,9 +188,9 @@ def verdict_of(config: JudgeConfig, judgement: Judgement) -> Verdict:
 
 
 def exact_rule(gold: str, text: str) -> bool | None:
-    """Whether the final answer is the gold, where the whole of each is a plain number.
+    """Compare the final answer with the gold where both are nothing but a number.
 
-    None where only a verifier could tell, as of two numbers that may be one by rounding.
+    None where only a verifier could decide, as of two numbers that may be one by rounding.
     """
     reference, wanted = read_gold(gold)
     found = find_answer(answer_tail(text)) if wanted is not None else None
@@ -208,7 +206,7 @@ def exact_rule(gold: str, text: str) -> bool | None:
 
 
 def _last_place(written: str) -> Fraction:
-    """What one is worth in the last decimal place of a number; 0 if it has none."""
+    """The value of a one in the last decimal place of a number; 0 if it has no decimals."""
     decimals = _DECIMALS.search(written)
     if decimals is None:
         return Fraction(0)
@@ -218,13 +216,13 @@ def _last_place(written: str) -> Fraction:
 
 
 def judge_of(config: object) -> JudgeConfig | None:
-    """A reward's configuration, if a judge scores for it; None if a reward worker does."""
+    """A reward's configuration if a judge scores its responses; None if a reward worker does."""
     return config if isinstance(config, JudgeConfig) else None
 
 
 def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
-    """The model that judges in a run, None without one. ValueError when two rewards want different
-    models or engines."""
+    """The engine that judges in a run, None without one. ValueError where rewards have different
+    engines."""
     judges = [judge for config in rewards.values() if (judge := judge_of(config)) is not None]
     if any(config.engine != judges[0].engine for config in judges):
         raise ValueError(
@@ -235,6 +233,6 @@ def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
 
 
 def judges_generate(rewards: Mapping[str, object]) -> bool:
-    """Whether any verdict is generated, for which the engine needs its tokenizer."""
+    """True if any verdict is generated, for which the engine needs its tokenizer."""
     judges = (judge_of(config) for config in rewards.values())
     return any(judge is not None and judge.mode == "generative" for judge in judges)

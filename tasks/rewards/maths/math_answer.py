@@ -44,7 +44,6 @@ from tasks.rewards.maths.exact_number import (
 )
 from tasks.rewards.maths.final_answer import answer_tail, find_answer, fold, visible_text
 from tasks.rewards.maths.same_answer import ComparisonRules, is_readable, same_answer, same_number
-from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
 from tasks.rewards.verify_worker import VerifyWorker, without_value
 
 RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
@@ -105,8 +104,8 @@ class MathAnswerConfig(BaseModel):
         ),
     )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """It executes no programs and needs no time limits."""
+    def build_reward(self) -> Reward:
+        """The reward of this configuration."""
         return MathAnswer(self)
 
 
@@ -275,8 +274,8 @@ class WorkedAnswerConfig(BaseModel):
         MathAnswerConfig(), description="How the final answer is compared."
     )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """It executes no programs and needs no time limits."""
+    def build_reward(self) -> Reward:
+        """The reward of this configuration."""
         return WorkedAnswer(self)
 
 

@@ -67,9 +67,10 @@ class CodeTestsConfig(BaseModel):
         default_factory=AdaptiveTimeoutConfig, description="Time limits of the test cases."
     )
 
-    def build_reward(self, book: MeasuredTimes) -> Reward:
-        """`book` has the time limits that the run has learned."""
-        return CodeTests(self, book)
+    def build_reward(self) -> Reward:
+        """The reward of this configuration, with running times of its own: a pool shares the
+        run's."""
+        return CodeTests(self)
 
 
 def code_tests_of(config: object) -> CodeTestsConfig | None:
@@ -82,16 +83,18 @@ class CodeTests(ProcessReward):
 
     name = "code"
 
-    def __init__(self, config: CodeTestsConfig, book: MeasuredTimes, *, niceness: int = 0) -> None:
-        """ValueError if the machine does not allow this isolation. `book` has the run's anchors;
-        who scores tells it the results.
+    def __init__(
+        self, config: CodeTestsConfig, times: MeasuredTimes | None = None, *, niceness: int = 0
+    ) -> None:
+        """ValueError if the machine does not allow this isolation.
 
-        `niceness`: what programs yield of their processor time to others, 19 all.
+        `times`: the run's running times, its own if not given; whoever scores adds the results.
+        `niceness`: priority of the programs' processes as `nice` counts, 19 the lowest.
         """
         self._isolation = Isolation(config.isolation)
         check_isolation(self._isolation)
         self._config = config
-        self._book = book
+        self._times = times or MeasuredTimes()
         self._timed: set[str] = set()  # questions whose solution was executed here
         self._runner = CaseRunner(
             self._isolation, SandboxLimits(memory_bytes=config.memory_bytes, niceness=niceness)
@@ -102,7 +105,7 @@ class CodeTests(ProcessReward):
         """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first that does not."""
         gold, keys = read_gold(prompt.gold)
         self._time_solution(gold, keys)
-        return self._execute(prompt, generated, self._book.limits(self._config.timeout, keys))
+        return self._execute(prompt, generated, self._times.limits(self._config.timeout, keys))
 
     def look_again(self, prompt: Prompt, generated: Generated) -> Score:
         """The verdict that the response would have had with the longest limits."""
@@ -124,7 +127,7 @@ class CodeTests(ProcessReward):
             not gold.solution
             or timeout.is_fixed
             or question in self._timed
-            or self._book.has_anchor(question)
+            or self._times.has_anchor(question)
         ):
             return
         limits = (timeout.ceiling_s,) * len(keys)
@@ -137,7 +140,7 @@ class CodeTests(ProcessReward):
                 question,
                 verdict.detail,
             )
-        self._book.learn(observed(timeout, [verdict.cases]))
+        self._times.learn(observed(timeout, [verdict.cases]))
 
     def _execute(self, prompt: Prompt, generated: Generated, limits: tuple[float, ...]) -> Verdict:
         gold, keys = read_gold(prompt.gold)
@@ -206,15 +209,15 @@ LOWEST_PRIORITY = 19  # as `nice` counts
 class SecondLooks:
     """Executes programs of one configuration again, one after the other; ends with its run."""
 
-    def __init__(self, config: CodeTestsConfig, book: MeasuredTimes, most: int) -> None:
-        """At most `most` programs wait or run at a time; more are not looked at. ValueError if the
-        machine has no such isolation."""
+    def __init__(self, config: CodeTestsConfig, times: MeasuredTimes, max_waiting: int) -> None:
+        """At most `max_waiting` programs wait or run at a time; more get no second look. ValueError
+        if the machine has no such isolation."""
         self.config = config
-        self._book = book
-        self._most = most
+        self._times = times
+        self._max_waiting = max_waiting
         self._looks: list[Future[Score]] = []
         self._relearned: dict[str, Anchor] = {}
-        self._reward = CodeTests(config, book, niceness=LOWEST_PRIORITY)
+        self._reward = CodeTests(config, times, niceness=LOWEST_PRIORITY)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward-look")
 
@@ -223,12 +226,11 @@ class SecondLooks:
         `relearned`."""
         with self._lock:
             self._looks = [look for look in self._looks if not look.done()]
-            room = self._most - len(self._looks)
             places = second_looks(
                 self.config.timeout,
-                self._book.anchors,
+                self._times.anchors,
                 [score.cases for _, _, score in scored],
-                room,
+                self._max_waiting - len(self._looks),
             )
             looks = [
                 self._thread.submit(self._look, prompt, generated)
@@ -238,10 +240,11 @@ class SecondLooks:
         return looks
 
     def relearned(self) -> Mapping[str, Anchor]:
-        """What looks have told since this was last called; the book knows it already."""
+        """Running times that second looks have measured since the last call; `times` has them
+        already."""
         with self._lock:
-            told, self._relearned = self._relearned, {}
-        return told
+            relearned, self._relearned = self._relearned, {}
+        return relearned
 
     def close(self) -> None:
         """Give up what waits and what runs."""
@@ -252,8 +255,8 @@ class SecondLooks:
 
     def _look(self, prompt: Prompt, generated: Generated) -> Score:
         score = self._reward.look_again(prompt, generated)
-        told = observed(self.config.timeout, [score.cases])
-        self._book.learn(told)
+        measured = observed(self.config.timeout, [score.cases])
+        self._times.learn(measured)
         with self._lock:
-            self._relearned = merged(self._relearned, told)
+            self._relearned = merged(self._relearned, measured)
         return score

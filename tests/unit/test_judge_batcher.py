@@ -1,4 +1,4 @@
-"""The judges' desk: verdicts, batches, kept verdicts, budget, deadlines and lost judges, with
+"""The judges' batcher: verdicts, batches, kept verdicts, budget, deadlines and lost judges, with
 judges that follow a rule."""
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def test_a_whole_response_may_be_long_and_name_no_number() -> None:
 def test_judges_that_were_asked_may_rest_when_the_round_is_over() -> None:
     asked, idle = RuleJudge("judge-0"), RuleJudge("judge-1")
     score_all([asked, idle], answers(8))
-    assert (asked.num_rests, idle.num_rests) == (1, 0)
+    assert (asked.num_sleeps, idle.num_sleeps) == (1, 0)
 
 
 def test_questions_of_one_prompt_begin_alike() -> None:
@@ -230,9 +230,9 @@ def test_questions_of_one_prompt_begin_alike() -> None:
 
 def test_an_aborted_response_gets_no_verdict() -> None:
     async def run() -> Outcome:
-        async with JudgeBatcher([], JudgementCache(), 1) as desk:
+        async with JudgeBatcher([], JudgementCache(), 1) as batcher:
             return (
-                await desk.score(
+                await batcher.score(
                     make_config(),
                     make_prompt(),
                     make_generated("Answer: 8", finish_reason="aborted"),
