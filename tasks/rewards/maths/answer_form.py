@@ -1,4 +1,4 @@
-r"""Reads the shape of an answer: a list, a set, an interval, a relation, a matrix, one expression.
+r"""Read the shape of an answer: a list, a set, an interval, a relation, a matrix, an expression.
 
     uniform text -> the first reader that knows it -> Form, its parts read in the same way
 
@@ -9,7 +9,7 @@ what the two share.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -79,20 +79,17 @@ _BRACKETS = (
 
 @lru_cache(maxsize=4096)
 def read_form(text: str) -> Form:
-    """The form of a text in the uniform spelling; what nothing else reads is words or a scalar."""
+    """Read a text in the uniform spelling; whatever no reader knows is words or a scalar."""
     text = text.strip(" ,;")
-    if text.startswith("{{") and "," in text and text.endswith("}}") and _is_nested(text):
-        return Form(kind="set", parts=(replace(read_form(text[1:-1]), kind="set"),))
+    if text.startswith("{{") and "," in text and text.endswith("}}"):
+        inside = text[1:-1]  # {{1, 2}}: the inner braces are no group of TeX's
+        if peeled(text) != text and peeled(inside) != inside:
+            return Form(kind="set", parts=(replace(read_form(inside), kind="set"),))
     text = peeled(text if text.endswith("..") else text.removesuffix("."))
     for reader in READERS:
         if (form := reader(text)) is not None:
             return form
     return _read_rest(text)
-
-
-def _is_nested(text: str) -> bool:
-    """Whether braces that are no group of TeX's stand within braces around all of a text."""
-    return peeled(text) != text and peeled(text[1:-1]) != text[1:-1]
 
 
 def _read_constant_set(text: str) -> Form | None:
@@ -105,30 +102,51 @@ def _read_listing(text: str) -> Form | None:
     found, signs = split_at(_SEPARATOR, text)
     if sum(map(bool, found)) < 2:
         return None
-    joined = [*_joined(found, signs)]
-    joints, parts = [joint for joint, _ in joined], [_read_piece(piece) for _, piece in joined]
+    joints: list[str] = []  # of every piece: what joins it to the one before it
+    pieces: list[str] = []
+    joint = ""
+    for sign, piece in zip(["", *signs], found, strict=True):
+        joint = sign if sign not in _COMMAS else joint or sign  # ", and" is "and"
+        if piece:
+            joints.append(joint)
+            pieces.append(piece)
+            joint = ""
+    parts: list[Form] = []
+    for piece in pieces:
+        part = read_form(piece)
+        is_set = piece[0] == "{" and piece != peeled(piece) and len(piece) > 2  # {1}: no TeX group
+        parts.append(Form(kind="set", parts=(part,)) if is_set else part)
     names = {part.name for part in parts}
     if parts[0].name and names == {parts[0].name, ""}:  # x = 2, 5
         names = {parts[0].name}
     name = names.pop() if len(names) == 1 else ""
     if name:
         parts = [replace(part, name="") for part in parts]
-    is_stated = bool(name) or len(names) > 1 or joined[0][1].startswith(_COMPARED)
+    is_stated = bool(name) or len(names) > 1 or pieces[0].startswith(_COMPARED)
     return replace(_listed(joints, parts, is_stated=is_stated), name=name)
 
 
 def _listed(joints: Sequence[str], parts: Sequence[Form], *, is_stated: bool) -> Form:
-    """Parts as one thing: what ranges share or unite, statements of which one holds, or a list."""
+    """Join parts: the intersection or union of ranges, statements of which one holds, or a list."""
     is_strict = r"\land" in joints
     has_two_names = len({part.name for part in parts} - {""}) > 1
     kinds = {part.kind for part in parts}
-    groups = _groups(joints, parts)
+    groups: list[list[Form]] = []  # of parts between which "and" stands
+    for joint, part in zip(joints, parts, strict=True):
+        if joint in _BOTH:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
     if (
         "inequality" in kinds
         or (kinds <= RANGES and (is_stated or is_strict))
         or (is_strict and is_stated and not has_two_names)
     ):
-        parts = [group[0] if len(group) == 1 else _both(group) for group in groups]
+        parts = []
+        for group in groups:
+            common = shared(group) if len({part.name for part in group}) == 1 else None
+            both = common or Form(kind="both", parts=tuple(group))
+            parts.append(group[0] if len(group) == 1 else both)
         if len(parts) == 1:
             return parts[0]
     if (has_two_names or kinds & {"equation", "inequality"}) and not _EITHER.isdisjoint(joints):
@@ -142,42 +160,8 @@ def _listing(kind: Kind, parts: Sequence[Form]) -> Form:
     return Form(kind=kind, parts=_flat(parts, kind))
 
 
-def _groups(joints: Sequence[str], parts: Sequence[Form]) -> list[list[Form]]:
-    """The parts between which "and" stands, together."""
-    groups: list[list[Form]] = []
-    for joint, part in zip(joints, parts, strict=True):
-        if joint in _BOTH:
-            groups[-1].append(part)
-        else:
-            groups.append([part])
-    return groups
-
-
-def _both(parts: Sequence[Form]) -> Form:
-    """What ranges of one thing share; statements that all hold where that cannot be told."""
-    common = shared(parts) if len({part.name for part in parts}) == 1 else None
-    return common or Form(kind="both", parts=tuple(parts))
-
-
-def _joined(pieces: Sequence[str], signs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every piece with what joins it to the one before: `and`, `\\land`, or anything else."""
-    joint = ""
-    for sign, piece in zip(["", *signs], pieces, strict=True):
-        joint = sign if sign not in _COMMAS else joint or sign  # ", and" is "and"
-        if piece:
-            yield joint, piece
-            joint = ""
-
-
-def _read_piece(text: str) -> Form:
-    """An element; `{1}` as a set of its own, for nothing need be grouped here."""
-    is_grouped = text[0] == "{" and text != peeled(text) and len(text) > 2
-    part = read_form(text)
-    return Form(kind="set", parts=(part,)) if is_grouped else part
-
-
 def _flat(parts: Sequence[Form], kind: Kind) -> tuple[Form, ...]:
-    """The parts, those of the kind replaced by theirs."""
+    """Parts, those of this kind replaced by their own parts."""
     spread = [part.parts if part.kind == kind and not part.name else (part,) for part in parts]
     return tuple(part for some in spread for part in some)
 
@@ -198,20 +182,20 @@ def _read_intersection(text: str) -> Form | None:
 
 
 def _read_choice(text: str) -> Form | None:
-    """`A) 12`: the letter of a choice with its text, either of which is the answer."""
+    """`A) 12`: a choice's letter and its text, either of which is the answer."""
+
+    def lowered(match: re.Match[str]) -> str:
+        """The label out of upright text, the rest in upright text of its own."""
+        rest = match[2].strip()
+        return f"{match[1]} " + (rf"\text{{{rest}}}" if re.search("[A-Za-z]", rest) else rest)
+
     if text[:1] not in _LABEL_STARTS:
         return None
-    match = _LABELLED.fullmatch(_UPRIGHT_LABEL.sub(_lowered, text, count=1))
+    match = _LABELLED.fullmatch(_UPRIGHT_LABEL.sub(lowered, text, count=1))
     if match is None or _OTHER_LABEL.search(match["text"]):
         return None
     label = match["round"] or match["label"]
     return Form(kind="choice", mark=label, parts=(read_form(match["text"]),))
-
-
-def _lowered(match: re.Match[str]) -> str:
-    """A label out of upright text, what follows it in its own again."""
-    rest = match[2].strip()
-    return f"{match[1]} " + (rf"\text{{{rest}}}" if re.search("[A-Za-z]", rest) else rest)
 
 
 def _read_without(text: str) -> Form | None:
@@ -244,17 +228,15 @@ def _read_brackets(text: str) -> Form | None:
             parts = tuple(read_form(piece) for piece in pieces if piece)
             if opening == r"\{":
                 return Form(kind="set", parts=_flat(parts, "list"))
-            if commas and len(parts) == len(pieces):
-                return _read_ordered(opening + closing, parts)
-    return None
-
-
-def _read_ordered(brackets: str, parts: tuple[Form, ...]) -> Form | None:
-    is_infinite = brackets == "()" and any(INFINITY in part.mark for part in parts)
-    if len(parts) == 2 and (brackets in ("[]", "[)", "(]") or is_infinite):
-        return interval(brackets, *parts)
-    if brackets in ("()", r"\langle\rangle", "[]"):
-        return Form(kind="tuple", mark="[]" if brackets == "[]" else "", parts=parts)
+            if not commas or len(parts) != len(pieces):
+                continue
+            brackets = opening + closing
+            is_infinite = brackets == "()" and any(INFINITY in part.mark for part in parts)
+            if len(parts) == 2 and (brackets in ("[]", "[)", "(]") or is_infinite):
+                return interval(brackets, *parts)
+            if brackets in ("()", r"\langle\rangle", "[]"):
+                return Form(kind="tuple", mark="[]" if brackets == "[]" else "", parts=parts)
+            return None
     return None
 
 
@@ -283,7 +265,7 @@ def _read_ratio(text: str) -> Form | None:
 
 
 def _read_rest(text: str) -> Form:
-    """A choice, words, letters in an order, or an expression."""
+    """Read a choice, words, letters in an order, or an expression."""
     if choice := _CHOICE.fullmatch(_UPRIGHT.sub(lambda match: match[1].strip(), text)):
         return scalar(choice[1])
     if _LETTERS.fullmatch(text):

@@ -1,4 +1,4 @@
-r"""Exact arithmetic on rational functions of any size: numbers modulo a prime that nobody knows.
+r"""Exact arithmetic on rational functions of any size: numbers modulo a secret prime.
 
     3^{2024} - 1 ─▶ its remainder; two expressions with one remainder are the same one
 
@@ -33,7 +33,7 @@ class Exact(NamedTuple):
 
 
 def _is_prime(number: int) -> bool:
-    """Whether a number passes forty rounds of Miller and Rabin."""
+    """True if a number passes forty rounds of the Miller-Rabin test."""
     odd, twos = number - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
@@ -58,7 +58,7 @@ _MINUS_ONE = Exact(_PRIME - 1, -1)
 
 @lru_cache(maxsize=4096)
 def decimal(text: str) -> Exact:
-    """The number that digits stand for."""
+    """Read digits as a number."""
     whole, _, part = text.partition(".")
     number = int(whole + part or "0")
     shift = pow(10, -len(part), _PRIME) if part else 1

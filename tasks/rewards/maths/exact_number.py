@@ -1,6 +1,6 @@
-r"""Numbers compared exactly, in microseconds: decimals, fractions, powers of ten, percent signs.
+r"""Read numbers exactly, in microseconds: decimals, fractions, powers of ten, percent signs.
 
-Also says which answers are worth a symbolic check (`too_complex`, `is_unevaluated`, `is_undone`).
+Also finds answers that deserve no symbolic check (`too_complex`, `is_unevaluated`, `is_undone`).
 Nothing here evaluates an expression.
 """
 
@@ -53,27 +53,27 @@ _POWER_TOKEN = re.compile(r"\^|[{(]|[})]|-|[0-9.]+|\\[A-Za-z]+|\S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactNumber:
-    """A number as it was written; 42 and 42% differ."""
+    """A number as written; 42 and 42% differ."""
 
     value: Fraction  # exact
     percent: bool  # a percent sign follows
 
     @property
     def amount(self) -> Fraction:
-        """What it comes to: 50% is 1/2."""
+        """The number's size: 50% is 1/2."""
         return self.value / 100 if self.percent else self.value
 
 
 def plain(text: str) -> str:
-    r"""Without dollar signs, math delimiters, outer spaces and a final full stop; `1{,}000` becomes
-    `1,000`."""
+    r"""Text without dollar signs, math delimiters, outer spaces and a final full stop; `1{,}000`
+    becomes `1,000`."""
     text = " ".join(_WRAPPERS.sub(lambda match: "," if match[0] == "{,}" else "", text).split())
     return text if text.endswith("..") else text.removesuffix(".").strip()
 
 
 def exact_number(text: str) -> ExactNumber | None:
-    """The number that the whole of `plain` text is; None if it is anything else, longer than 256
-    characters or over zero."""
+    """Read the whole of a `plain` text as a number; None if it is anything else, longer than 256
+    characters, or divided by zero."""
     if len(text) > MAX_CHARS:
         return None
     text = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACED_PARTS.sub(r"\1/\2", text))
@@ -82,33 +82,32 @@ def exact_number(text: str) -> ExactNumber | None:
             break
         text = text[1:-1].strip()
     match = _VALUE.fullmatch(text)
-    return _value_of(match) if match else None
+    size = _size_of(match) if match else None
+    if match is None or size is None:
+        return None
+    value = -size if match["sign"] == "-" else size
+    return ExactNumber(value=value, percent=match["percent"] is not None)
 
 
 def amount(text: str) -> ExactNumber | None:
-    """The number that an answer is, alone or with a unit; None if it says more."""
+    """Read an answer as a number, alone or with a unit; None if there is more to it."""
     number = exact_number(text)
     return number if number is not None else exact_number(split_unit(text)[0])
 
 
-def _value_of(match: re.Match[str]) -> ExactNumber | None:
-    value = _size_of(match)
-    if value is None:
-        return None
-    signed = -value if match["sign"] == "-" else value
-    return ExactNumber(value=signed, percent=match["percent"] is not None)
-
-
 def _size_of(match: re.Match[str]) -> Fraction | None:
-    """Without its sign; None over zero."""
+    """The number without its sign; None if it is divided by zero."""
     if match["number"]:
         size = _fraction(match["number"].replace(",", ""), match["over"] or "1")
         power = match["power"] or match["power1"] or match["power2"]
         if size is None or not power:
             return size
         return size * Fraction(10) ** int(power.replace(" ", ""))
-    if match["fixed"] is not None:
-        return _repeating(match["fixed"], match["block"] or match["dotted"])
+    if match["fixed"] is not None:  # 0.1666...: 0.1 and 6 over 90
+        fixed, block = match["fixed"], match["block"] or match["dotted"]
+        places = len(fixed) - fixed.index(".") - 1
+        head = Fraction(fixed + "0" if fixed != "." else "0")
+        return head + Fraction(int(block), (10 ** len(block) - 1) * 10**places)
     if match["mixed"]:
         part = _fraction(match["mixed_top"], match["mixed_low"])
         return None if part is None else int(match["mixed"]) + part
@@ -123,35 +122,32 @@ def _fraction(top: str, low: str) -> Fraction | None:
     return Fraction(top.replace(" ", "")) / divisor if divisor else None
 
 
-def _repeating(fixed: str, block: str) -> Fraction:
-    """0.1 and 6 is 0.1666..., one sixth."""
-    places = len(fixed) - fixed.index(".") - 1
-    head = Fraction(fixed + "0" if fixed != "." else "0")
-    return head + Fraction(int(block), (10 ** len(block) - 1) * 10**places)
-
-
 def is_unevaluated(text: str) -> bool:
-    r"""Whether an answer to a number question still holds an operation (`6 \times 7`, `41+1`,
+    r"""True if an answer to a number question still holds an operation (`6 \times 7`, `41+1`,
     `1e9`): an echo, not a result."""
     return _UNEVALUATED.search(text) is not None
 
 
 def is_undone(text: str) -> bool:
-    r"""Whether text leaves much to be done: an integral, a sum, a product, a limit, a determinant,
-    a binomial, a factorial."""
+    r"""True if text still holds an integral, a sum, a product, a limit, a determinant, a binomial
+    or a factorial."""
     return _UNDONE.search(text) is not None
 
 
 def too_complex(text: str) -> bool:
-    """Whether text is past what an answer needs: length, nesting, towers of exponents."""
+    """True if text exceeds what an answer needs: length, nesting, towers of exponents."""
     if len(text) > MAX_CHARS:
         return True
-    return _brace_depth(text) > MAX_BRACE_DEPTH or _is_tower(text.replace("**", "^"))
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return deepest > MAX_BRACE_DEPTH or _is_tower(text.replace("**", "^"))
 
 
 def _is_tower(text: str) -> bool:
-    """Whether exponents stand three high, or two high over plain numbers: 10^{10^{10}} is, e^{x^2}
-    and x^2 y^3 are not."""
+    """True if exponents stand three high, or two high over plain numbers, as 10^{10^{10}} does;
+    e^{x^2} and x^2 y^3 do not."""
     opened: list[tuple[int, int]] = []  # floor and run to return to when a bracket closes
     floor = run = 0  # exponents around the current bracket, and stacked within it
     raised = over_number = False  # a caret was just read; its base is a number
@@ -178,11 +174,3 @@ def _is_tower(text: str) -> bool:
             over_number = False
             atom = token
     return False
-
-
-def _brace_depth(text: str) -> int:
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "{([") - (character in "})]")
-        deepest = max(deepest, depth)
-    return deepest

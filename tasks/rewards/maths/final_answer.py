@@ -1,12 +1,17 @@
-r"""Where a response states its answer: text in, the answer's characters out. Nothing here knows
-the gold, or whether the answer is right.
+r"""Find the answer that a response states: text in, the answer's characters out, whatever the gold.
 
     response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC)
     -> behind </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last
     "Answer:" line, else last "answer is", else last "#### 42"
 
-Every step is linear in the length of the response, whatever the model wrote. Left out: values
-(`exact_number`), marks and comments around an answer (`answer_line`).
+Every step is linear in the length of the response, whatever the model wrote. Values are read
+elsewhere (`exact_number`).
+
+An answer is freed of what stands around it: emphasis, check marks, phrases, comments.
+
+    "**x+1** ✓. I hope it is correct." -> "x+1"        "$42$, I think" -> "$42$"
+
+Only what is listed here is taken away, and only from the ends: the rest is the answer, whole.
 """
 
 from __future__ import annotations
@@ -65,28 +70,36 @@ _ASIDE = re.compile(
 
 
 def bare_answer(line: str) -> str:
-    """The answer that a line states: up to the end of its sentence or to a comment on it."""
-    text = unmarked(line)
-    bare = _without_comment(text)
+    """The answer that a line states: up to the end of its sentence, or to a comment."""
+    text = bare = unmarked(line)
+    if _PLAIN_NUMBER.fullmatch(text):
+        return text
+    for end in _SENTENCE_END.finditer(text):
+        head = text[: end.start()]
+        if head.count("{") == head.count("}") and not _ABBREVIATION.search(head):
+            bare = head
+            break
+    aside = _ASIDE.search(bare)
+    if aside and not any(map(changes_amount, re.findall("[A-Za-z]+", aside[0]))):
+        bare = bare[: aside.start()]
     return text if bare == text else unmarked(bare)
 
 
 def unmarked(text: str) -> str:
-    """A text without marks around it: all of it is meant."""
+    """A text without marks around it."""
     if _PLAIN_NUMBER.fullmatch(text):
         return text
     before = ""
     while text and text != before:
         before = text
-        text = _without_pair(_without_ends(text))
+        start = 0
+        while match := _START.match(text, start):
+            start = match.end()
+        text = _without_end(text[start:])
+        while text and text[-1] in _CLOSING and _is_odd(text, text[-1]):
+            text = text[:-1].removesuffix("\\").rstrip()
+        text = _without_pair(text)
     return text
-
-
-def _without_ends(text: str) -> str:
-    start = 0
-    while match := _START.match(text, start):
-        start = match.end()
-    return _without_closing(_without_end(text[start:]))
 
 
 def _without_end(text: str) -> str:
@@ -103,14 +116,8 @@ def _without_end(text: str) -> str:
     return bare
 
 
-def _without_closing(text: str) -> str:
-    """A text without brackets and quotes at its end that were opened before it began."""
-    while text and text[-1] in _CLOSING and _is_odd(text, text[-1]):
-        text = text[:-1].removesuffix("\\").rstrip()
-    return text
-
-
 def _is_odd(text: str, closing: str) -> bool:
+    """True if a text closes a bracket or quote at its end that was opened before it began."""
     opening = _CLOSING[closing]
     if text[-2:-1] == "\\":  # \} closes \{
         return text.count("\\" + closing) > text.count("\\" + opening)
@@ -134,20 +141,6 @@ def _without_pair(text: str) -> str:
         if text.startswith(mark) and mark not in text[len(mark) :]:
             return text[len(mark) :]
     return text
-
-
-def _without_comment(line: str) -> str:
-    if _PLAIN_NUMBER.fullmatch(line):
-        return line
-    for end in _SENTENCE_END.finditer(line):
-        head = line[: end.start()]
-        if head.count("{") == head.count("}") and not _ABBREVIATION.search(head):
-            line = head
-            break
-    aside = _ASIDE.search(line)
-    if aside and not any(map(changes_amount, re.findall("[A-Za-z]+", aside[0]))):
-        line = line[: aside.start()]
-    return line
 
 
 TAIL_CHARS = 4_000
@@ -200,7 +193,7 @@ _HASHES = re.compile(r"^####[ \t]*(?P<value>[-+]?\\?\$?\.?[0-9][0-9,./%]*)[ \t]*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalAnswer:
-    """An answer as a response gives it."""
+    """An answer as a response states it."""
 
     text: str  # the characters, unjudged
     # from \boxed{} or <answer></answer>: the whole content is the answer; otherwise the text runs
@@ -209,13 +202,13 @@ class FinalAnswer:
 
     @property
     def bare(self) -> str:
-        """The answer without marks and, on a line, comments."""
+        """The answer without marks around it; on a line also without comments."""
         return unmarked(self.text) if self.boxed else bare_answer(self.text)
 
 
 def visible_text(text: str) -> str:
-    """The response up to the first template marker: a turn that the model writes for somebody else
-    is not its answer."""
+    """The response up to the first template marker: a turn that the model writes for another
+    speaker is not its answer."""
     marker = _MARKER.search(text)
     text = text[: marker.start()] if marker else text
     role = _BARE_ROLE.search(text)
@@ -228,36 +221,30 @@ def answer_tail(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """NFKC with U+2212 as '-', except that it never glues an exponent or a vulgar fraction to the
-    digits before it."""
+    """Normalise to NFKC with U+2212 as '-', except that an exponent or a vulgar fraction is never
+    glued to the digits before it."""
     if text.isascii():
         return text
-    runs = groupby(text.translate(_SETS), key=_apart)
-    spaced = "".join(_unglued(sign, "".join(run)) for sign, run in runs)
-    return (
-        unicodedata.normalize("NFKC", spaced)
-        .replace("\N{MINUS SIGN}", "-")
-        .replace("\N{FRACTION SLASH}", "/")
-    )
+    spaced = ""
+    for sign, characters in groupby(text.translate(_SETS), key=_script):
+        run = "".join(characters)
+        if sign in ("^", "_"):
+            spaced += sign + (run if len(run) == 1 else f"{{{run}}}")
+        else:
+            spaced += "".join(sign + character for character in run) if sign else run
+    normal = unicodedata.normalize("NFKC", spaced)
+    return normal.replace("\N{MINUS SIGN}", "-").replace("\N{FRACTION SLASH}", "/")
 
 
-def _apart(character: str) -> str:
-    """What keeps a character apart from those before it: nothing, a blank, or the sign of its
-    script."""
+def _script(character: str) -> str:
+    """The sign that parts a character from the one before it: its script's, a blank, or none."""
     decomposition = "" if character.isascii() else unicodedata.decomposition(character)
     signs = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
     return signs.get(decomposition.partition(" ")[0], "")
 
 
-def _unglued(sign: str, run: str) -> str:
-    """Neighbours of one kind: a script's share its sign, fractions are numbers of their own."""
-    if sign in ("^", "_"):
-        return sign + (run if len(run) == 1 else f"{{{run}}}")
-    return "".join(sign + character for character in run) if sign else run
-
-
 def last_boxed(text: str) -> FinalAnswer | None:
-    r"""The content of the balanced \boxed{} that opens last, or what stands behind a later \boxed
+    r"""The content of the balanced \boxed{} that opens last, or the text behind a later \boxed
     without braces; None if there is neither."""
     opened: list[int | None] = []  # content start of an open \boxed{, None for a plain brace
     found: tuple[int, int] | None = None
@@ -279,23 +266,19 @@ def last_boxed(text: str) -> FinalAnswer | None:
 def find_answer(tail: str) -> FinalAnswer | None:
     r"""The answer of a response, whatever its gold is: the last \boxed{}, else <answer></answer>,
     else the last "Answer:" line, else the last "answer is" or "####"."""
-    found = map(_stated, thought_last(tail))
-    return next(filter(None, found), None)
+    for text in thought_last(tail):
+        if (boxed := last_boxed(text)) is not None:
+            return boxed
+        if tagged := _TAGGED.findall(text):
+            return FinalAnswer(text=tagged[-1].strip(), boxed=True)
+        for pattern in (_LINE, _SENTENCE, _HASHES):
+            stated = [line["value"] for line in pattern.finditer(text) if line["value"].strip()]
+            if stated:
+                return FinalAnswer(text=stated[-1].strip(), boxed=False)
+    return None
 
 
 def thought_last(text: str) -> tuple[str, ...]:
-    """Where to look for an answer, in this order: in what follows a thought, then in all of the
-    text; just there if it has no thought."""
+    """Texts to search for an answer, in order: the text behind the last thought, then the whole
+    text; only the whole one if there is no thought."""
     return tuple(dict.fromkeys((text.rpartition("</think>")[2], text)))
-
-
-def _stated(tail: str) -> FinalAnswer | None:
-    if (boxed := last_boxed(tail)) is not None:
-        return boxed
-    if tagged := _TAGGED.findall(tail):
-        return FinalAnswer(text=tagged[-1].strip(), boxed=True)
-    for pattern in (_LINE, _SENTENCE, _HASHES):
-        stated = [line["value"] for line in pattern.finditer(tail) if line["value"].strip()]
-        if stated:
-            return FinalAnswer(text=stated[-1].strip(), boxed=False)
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tasks.rewards.maths.bounded_arithmetic import Number, context
 from tasks.rewards.maths.closed_form import read_closed_form
@@ -32,41 +32,41 @@ class Form:
 
 
 def scalar(text: str) -> Form:
-    """One expression, read or not."""
+    """The form of an expression, which may turn out unreadable."""
     return Form(kind="scalar", mark=" ".join(text.removeprefix("+").split()))
 
 
 def interval(brackets: str, low: Form, high: Form) -> Form:
-    """Between two ends; at infinity it is open however it is written."""
+    """The form of an interval; open at infinity however it is written."""
     left = "(" if INFINITY in low.mark else brackets[0]
     right = ")" if INFINITY in high.mark else brackets[1]
     return Form(kind="interval", mark=left + right, parts=(low, high))
 
 
 def all_but(hole: Form) -> Form:
-    """All real numbers but one."""
+    """The form of all real numbers but one."""
     below = interval("()", scalar("-" + INFINITY), hole)
     return Form(kind="union", parts=(below, interval("()", hole, scalar(INFINITY))))
 
 
 def all_numbers() -> Form:
-    """The real line."""
+    """The form of the real line."""
     return interval("()", scalar("-" + INFINITY), scalar(INFINITY))
 
 
 def as_interval(form: Form) -> Form:
-    """`(1, 2)` where only an interval makes sense."""
+    """A pair `(1, 2)` as an interval, for places where only an interval makes sense."""
     is_pair = form.kind == "tuple" and len(form.parts) == 2
     return interval("()", *form.parts) if is_pair else form
 
 
 def tight(text: str) -> str:
-    """Without blanks and outer brackets; words keep their blanks."""
+    """Text without blanks and outer brackets; words keep their blanks."""
     return text.strip() if "\\text" in text else peeled(re.sub(r"\s+", "", text))
 
 
 def has_letters(text: str) -> bool:
-    """Whether text is an expression with variables."""
+    """True if text is an expression with variables."""
     form = read_closed_form(text)
     return form is not None and bool(form.letters)
 
@@ -74,8 +74,7 @@ def has_letters(text: str) -> bool:
 RANGES = frozenset(("interval", "union"))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
+class _End(NamedTuple):
     """An end of an interval."""
 
     value: Number
@@ -84,7 +83,7 @@ class _End:
 
 
 def shared(parts: Sequence[Form]) -> Form | None:
-    """The range that all of them share; None if one is no range or has an end with a letter."""
+    """The intersection of ranges; None if a part is no range or has an end with a letter."""
     ranges = [part.parts if part.kind == "union" else (part,) for part in parts]
     common = [*ranges[0]]
     for others in ranges[1:]:
@@ -98,7 +97,7 @@ def shared(parts: Sequence[Form]) -> Form | None:
 
 
 def _meeting(first: Form, second: Form) -> Form | None:
-    """What two intervals share, an empty set if nothing; None if that cannot be told."""
+    """The intersection of two intervals, which may be an empty set; None if it is unknown."""
     ends = [_ends(form) for form in (first, second)]
     if ends[0] is None or ends[1] is None:
         return None
@@ -113,14 +112,13 @@ def _meeting(first: Form, second: Form) -> Form | None:
 def _ends(form: Form) -> tuple[_End, _End] | None:
     if form.kind != "interval":
         return None
-    values = [_value(part.mark) for part in form.parts]
-    if values[0] is None or values[1] is None:
-        return None
-    low, high = form.parts
-    return _End(values[0], form.mark[0] == "(", low), _End(values[1], form.mark[1] == ")", high)
-
-
-def _value(text: str) -> Number | None:
-    if INFINITY in text:
-        return -context.inf if text.lstrip().startswith("-") else context.inf
-    return constant_value(text)
+    ends: list[_End] = []
+    for part, bracket in zip(form.parts, form.mark, strict=True):
+        if INFINITY in part.mark:
+            value = -context.inf if part.mark.lstrip().startswith("-") else context.inf
+        else:
+            value = constant_value(part.mark)
+        if value is None:
+            return None
+        ends.append(_End(value, bracket in "()", part))
+    return ends[0], ends[1]

@@ -1,8 +1,9 @@
-r"""One spelling for what mathematics writes in many: `\dfrac12`, `π/3`, `\mathrm{~cm}`, `\$5`.
+r"""Convert mathematical text to the uniform spelling: `\dfrac12`, `π/3`, `\mathrm{~cm}`, `\$5`.
 
     text -> characters -> currency -> commands -> words -> text with one name for each thing
 
-Every rule is a line of a table. Nothing here knows what an expression means.
+Every rule is a line of a table, whatever an expression means. Text in the uniform spelling is split
+outside brackets, and outer brackets are peeled off.
 """
 
 from __future__ import annotations
@@ -105,57 +106,41 @@ _PERCENT = re.compile(r"(?<=[0-9}\s])\s*(?:percent|per cent)(?![a-z])")
 
 
 def uniform(text: str) -> str:
-    """The text in the one spelling; at most a few times as long."""
-    text = _FONT.sub("", _turned(_bold(text)).replace("**", "^"))
+    """The text in the uniform spelling; at most a few times as long."""
+    bold = _BOLD.fullmatch(text)
+    text = bold[1] if bold else _BOLD_LABEL.sub(r"\1", text)
+    if turned := _REVERSED.fullmatch(text):  # ]0,1[ as (0,1)
+        text = f"{'(['[turned[1] == '[']}{turned[2]}{')]'[turned[3] == ']']}"
+    text = _FONT.sub("", text.replace("**", "^"))
     text = _DELIMITERS.sub("", _TEXT.sub(_text, text))
     text = _ROOT.sub(r"\\sqrt{\1}", _ABOUT.sub(r"\\approx ", text))
     text = _CHARACTER.sub(lambda match: CHARACTERS[match[0]], text)
     text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))|(?<=[0-9])\{,\}(?=[0-9]{3})", "", text)
     text = _CURRENCY.sub(lambda match: rf"{match[2]}\text{{{CURRENCIES[match[1]]}}}", text)
     text = text.replace(r"\$", "").replace("{,}", ",").replace(r"\%", "%")
-    text = _SPACES.sub(_space, _COMMAND.sub(_command, text))
+    text = _COMMAND.sub(lambda match: COMMANDS.get(match[1], match[0]), text)
+    text = _SPACES.sub(lambda match: {r"\!": "", "{:}": ":"}.get(match[0], " "), text)
     text = _DEGREE.sub(lambda _: r"\degree ", _OVER.sub(r"\\frac{\1}{\2}", text))
     text = _SCALE.sub(_scale, _PERCENT.sub("%", text))
     if _NOTHING.fullmatch(text):
         return r"\emptyset"
     text = _WORD.sub(_word, text)
     text = text if "\\begin" in text else text.replace("\\\\", ",")
-    text = " ".join(_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), _clock(text)).split())
-    return _without_thousands(text) if "," in text else text
+    if ":" in text:  # 2:15 p.m.
+        text = _CLOCK.sub(lambda match: rf"\text{{{match[1].lower()}m}}", text)
+    text = " ".join(_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text).split())
+    if "," not in text:
+        return text
+    depths = depths_of(text)  # within brackets a comma stands between two things
 
-
-def _without_thousands(text: str) -> str:
-    """`1,200` as 1200 outside brackets; within them a comma stands between two things."""
-    depths = depths_of(text)
-
-    def joined(match: re.Match[str]) -> str:
+    def without_commas(match: re.Match[str]) -> str:
         return match[0] if depths[match.start()] else match[0].replace(",", "")
 
-    return _COMMAS.sub(joined, text)
-
-
-def _bold(text: str) -> str:
-    """A text in plain type whose whole, or whose label as a choice, is bold."""
-    match = _BOLD.fullmatch(text)
-    return match[1] if match else _BOLD_LABEL.sub(r"\1", text)
-
-
-def _turned(text: str) -> str:
-    """An interval whose open ends are brackets turned away, with round ones."""
-    match = _REVERSED.fullmatch(text)
-    return f"{'(['[match[1] == '[']}{match[2]}{')]'[match[3] == ']']}" if match else text
-
-
-def _space(match: re.Match[str]) -> str:
-    return {r"\!": "", "{:}": ":"}.get(match[0], " ")
-
-
-def _command(match: re.Match[str]) -> str:
-    return COMMANDS.get(match[1], match[0])
+    return _COMMAS.sub(without_commas, text)
 
 
 def _scale(match: re.Match[str]) -> str:
-    """A power of ten for a word of scale; upright text that goes on stays upright."""
+    """A power of ten in place of a word of scale; the rest of upright text stays upright."""
     rest = "\\text{" if match[2] and not match[4] else ""
     return f"{match[1]}*10^{SCALES[match[3]]}{rest}"
 
@@ -168,7 +153,7 @@ def _word(match: re.Match[str]) -> str:
 
 
 def _text(match: re.Match[str]) -> str:
-    """Upright text: a function, a connective or a word of its own; anything else stays text."""
+    """The meaning of upright text: a function, a connective, a number; anything else stays text."""
     content = match[1].strip(" .,;")
     if content in ("e", "i") or not re.search("[A-Za-z]", content):
         return content if content in ("e", "i") else match[1]
@@ -181,17 +166,12 @@ def _text(match: re.Match[str]) -> str:
     return rf"\text{{{content}}}"
 
 
-def _clock(text: str) -> str:
-    """`2:15 p.m.` with its half of the day in one spelling."""
-    return _CLOCK.sub(lambda match: rf"\text{{{match[1].lower()}m}}", text) if ":" in text else text
-
-
 _BRACKET = re.compile(r"\\(?:begin|end|langle|rangle|lfloor|lceil|rfloor|rceil|[{}])|[(\[{)\]}]")
 _OPENING = frozenset(("\\begin", "\\langle", "\\lfloor", "\\lceil", "\\{", "(", "[", "{"))
 
 
 def split_at(sign: re.Pattern[str], text: str) -> tuple[list[str], list[str]]:
-    """The stripped pieces between the signs outside brackets, and the signs."""
+    """Split text at signs outside brackets: the stripped pieces, and the signs."""
     if sign.search(text) is None:
         return [text.strip()], []
     depths = depths_of(text)
@@ -207,27 +187,23 @@ def split_at(sign: re.Pattern[str], text: str) -> tuple[list[str], list[str]]:
 
 
 def peeled(text: str) -> str:
-    """Without braces, and round brackets around a single thing, that enclose all of the text."""
+    """Text without outer braces, and without round brackets around a single thing."""
     text = text.strip()
     while len(text) > 1 and (text[0], text[-1]) in (("{", "}"), ("(", ")")) and text[-2:] != "\\}":
-        if not _closes_at_end(text) or (text[0] == "(" and "," in text):
+        depth = end = 0  # where the bracket that opens the text is closed
+        for match in _BRACKET.finditer(text):
+            depth += 1 if match[0] in _OPENING else -1
+            if depth <= 0:
+                end = match.end()
+                break
+        if end != len(text) or (text[0] == "(" and "," in text):
             return text
         text = text[1:-1].strip()
     return text
 
 
-def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is closed by its last character."""
-    depth = 0
-    for match in _BRACKET.finditer(text):
-        depth += 1 if match[0] in _OPENING else -1
-        if depth <= 0:
-            return match.end() == len(text)
-    return False
-
-
 def depths_of(text: str) -> list[int]:
-    """How many brackets are open before each character; half-open intervals may mix their kinds."""
+    """Number of open brackets before each character; half-open intervals may mix their kinds."""
     depths = [0] * len(text)
     depth = place = 0
     for match in _BRACKET.finditer(text):

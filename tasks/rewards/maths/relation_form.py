@@ -1,4 +1,4 @@
-r"""Reads relations: `x = 5` is 5 by the name of x, `1 \le x < 2` the interval [1,2) by that name.
+r"""Read relations: `x = 5` is 5 by the name of x, `1 \le x < 2` the interval [1,2) by that name.
 
     sides and signs -> a named value, an interval, an equation or inequality, or "false"
 
@@ -55,7 +55,7 @@ _CONGRUENCE = re.compile(
 
 
 def read_congruence(text: str, read: Read) -> Form | None:
-    r"""`x \equiv 3 \pmod 5`."""
+    r"""Read a congruence, such as `x \equiv 3 \pmod 5`."""
     match = _CONGRUENCE.fullmatch(text)
     if match is None:
         return None
@@ -65,25 +65,36 @@ def read_congruence(text: str, read: Read) -> Form | None:
 
 
 def read_relation(text: str, read: Read) -> Form | None:
-    """Whatever holds signs of comparison outside brackets."""
+    """Read a text with signs of comparison outside brackets."""
     sides, signs = split_at(SIGN, text)
     if not signs or not sides[-1]:
         return None
-    if not sides[0] and len(sides) == 2 and signs[0] != r"\approx":
-        return _without_name(signs[0], sides[1], read)
-    if signs[0] == r"\approx" and _is_rounded(sides[0], sides[-1]):
-        name = tight(sides[0])
-        return Form(kind="approximate", parts=(read(sides[-1]),), name=name)
+    if not sides[0] and len(sides) == 2 and signs[0] != r"\approx":  # = 5, < 5; \ne 5 is false
+        if signs[0] == "=":
+            return read(sides[1])
+        if signs[0] not in ("<", ">", r"\le", r"\ge"):
+            return Form(kind="false")
+        return replace(_ordering(*_upwards(["x", sides[1]], signs), read), name="")
+    first, last = sides[0], sides[-1]
+    if signs[0] == r"\approx" and (not first or _is_name(first, last) or _is_name(last, first)):
+        return Form(kind="approximate", parts=(read(last),), name=tight(first))
     if not all(sides):
         return None
     if all(sign in ("=", r"\approx") for sign in signs):
-        return _equality(_exact_sides(sides, signs), read)
+        if r"\approx" in signs:  # without the decimals that \sqrt{2} \approx 1.414 adds
+            sides = sides[: signs.index(r"\approx") + 1]
+        return _equality(sides, read)
     sides, signs = _upwards(sides, signs)
     if set(signs) <= {"<", r"\le"}:
         return _ordering(sides, signs, read)
     if signs == [r"\in"] and _NAME.fullmatch(tight(sides[0])):
         return replace(as_interval(read(sides[1])), name=tight(sides[0]))
-    return _exclusion(sides, read) if signs == [r"\ne"] else None
+    if signs != [r"\ne"]:
+        return None
+    variable, value = sides if has_letters(sides[0]) else sides[::-1]
+    if _VARIABLE.fullmatch(tight(variable)) and not has_letters(value):
+        return replace(all_but(read(value)), name=tight(variable))
+    return Form(kind="inequality", mark=r"\ne", parts=(scalar(sides[0]), scalar(sides[1])))
 
 
 def _equality(sides: list[str], read: Read) -> Form:
@@ -102,15 +113,6 @@ def _equality(sides: list[str], read: Read) -> Form:
     return Form(kind="false")
 
 
-def _without_name(sign: str, side: str, read: Read) -> Form:
-    """`= 5` as 5, `< 5` as the interval of all that is smaller, `\\ne 5` as nothing true."""
-    if sign == "=":
-        return read(side)
-    if sign not in ("<", ">", r"\le", r"\ge"):
-        return Form(kind="false")
-    return replace(_ordering(*_upwards(["x", side], [sign]), read), name="")
-
-
 def _upwards(sides: list[str], signs: list[str]) -> tuple[list[str], list[str]]:
     """A relation with its smallest side first."""
     if set(signs) <= {">", r"\ge"}:
@@ -118,18 +120,8 @@ def _upwards(sides: list[str], signs: list[str]) -> tuple[list[str], list[str]]:
     return sides, signs
 
 
-def _is_rounded(side: str, last: str) -> bool:
-    r"""Whether `\approx` follows no exact value: `\approx 1.414`, `x \approx 1.414`."""
-    return not side or _is_name(side, last) or _is_name(last, side)
-
-
-def _exact_sides(sides: list[str], signs: list[str]) -> list[str]:
-    r"""Without the decimals that `\sqrt{2} \approx 1.414` adds."""
-    return sides[: signs.index(r"\approx") + 1] if r"\approx" in signs else sides
-
-
 def _is_name(side: str, other: str) -> bool:
-    """Whether a side of an equation is a name, and one that the other side does not use."""
+    """True if a side of an equation is a name that the other side does not use."""
     name = tight(side)
     if not _NAME.fullmatch(name) or name in _NO_NAMES:
         return False
@@ -144,7 +136,7 @@ def _all_same(sides: Sequence[str]) -> bool:
 
 
 def _ordering(sides: list[str], signs: list[str], read: Read) -> Form:
-    """`a < x` and the like as intervals; other inequalities as they are, smaller side first."""
+    """Read bounds of a letter, `a < x`, as an interval; other inequalities keep their sides."""
     lettered = [place for place, side in enumerate(sides) if has_letters(side)]
     if len(lettered) == 1 and _VARIABLE.fullmatch(name := tight(sides[lettered[0]])):
         left, right = ("(" if sign == "<" else "[" for sign in (signs[0], signs[-1]))
@@ -156,10 +148,3 @@ def _ordering(sides: list[str], signs: list[str], read: Read) -> Form:
         if len(sides) == 2:
             return replace(interval(left + ")", read(sides[0]), scalar(INFINITY)), name=name)
     return Form(kind="inequality", mark="".join(signs), parts=tuple(map(scalar, sides)))
-
-
-def _exclusion(sides: list[str], read: Read) -> Form:
-    variable, value = sides if has_letters(sides[0]) else sides[::-1]
-    if _VARIABLE.fullmatch(tight(variable)) and not has_letters(value):
-        return replace(all_but(read(value)), name=tight(variable))
-    return Form(kind="inequality", mark=r"\ne", parts=(scalar(sides[0]), scalar(sides[1])))

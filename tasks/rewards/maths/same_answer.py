@@ -1,4 +1,4 @@
-r"""Is one answer the other one, in whatever form each is written?
+r"""Compare two answers, in whatever form each is written.
 
     gold, answer -> uniform spelling -> forms -> part by part: numbers exactly, others as functions
 
@@ -35,20 +35,20 @@ _ROUNDED = re.compile(r"-?[0-9]*\.[0-9]{6,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRules:
-    """What counts as the same."""
+    """Rules for what counts as the same."""
 
     percent_is_hundredth: bool  # 50% is 0.5; otherwise both must have the sign or neither
     number_wants_number: bool  # for a number, an expression to be worked out is wrong
 
 
 def same_answer(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
-    """Whether two answers in `plain` form are the same; None if that is not decided here."""
+    """Compare two answers in `plain` form; None if they cannot be compared here."""
     return _same(_read(gold), _read(answer), rules)
 
 
 @lru_cache(maxsize=4096)
 def is_readable(gold: str) -> bool:
-    """Whether a gold has a form that is read, so that an answer without one is not it."""
+    """True if a gold has a form that is read, so that an answer without a form is wrong."""
     return _is_known(_read(gold))
 
 
@@ -73,8 +73,8 @@ def _read(text: str) -> Form:
 def _same(
     gold: Form, answer: Form, rules: ComparisonRules, *, is_part: bool = False
 ) -> bool | None:
-    if gold == answer and gold.kind != "false":
-        return True if _says_something(gold) else None
+    if gold == answer and gold.kind != "false":  # a scalar may be nothing but punctuation
+        return True if gold.kind != "scalar" or any(map(str.isalnum, gold.mark)) else None
     if "choice" in (gold.kind, answer.kind):
         return _same_choice(gold, answer, rules)
     if (equations := _as_equations(gold, answer)) is not None:
@@ -100,7 +100,7 @@ def _same(
 
 
 def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | None:
-    """Whether a choice with its text is the other one, or its letter or its text is."""
+    """Compare a choice with another, or with a letter or a text: either of its own will do."""
     if gold.kind == answer.kind and gold.mark != answer.mark:
         return False
     if answer.kind != "choice":
@@ -111,13 +111,8 @@ def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | Non
     return _same(wanted, answer.parts[0], rules)
 
 
-def _says_something(form: Form) -> bool:
-    """Whether there is more to a form than punctuation."""
-    return form.kind != "scalar" or any(map(str.isalnum, form.mark))
-
-
 def _across_kinds(gold: Form, answer: Form) -> bool | None:
-    """Two kinds are two answers, unless one is an expression that cannot be read."""
+    """Compare forms of two kinds: different, unless one is an expression that cannot be read."""
     if {gold.kind, answer.kind} in ({"words", "scalar"}, {"words", "letters"}):
         return gold.mark.isalpha() and gold.mark.casefold() == answer.mark.casefold()
     for side in (gold, answer):
@@ -127,7 +122,7 @@ def _across_kinds(gold: Form, answer: Form) -> bool | None:
 
 
 def _names_agree(gold: str, answer: str) -> bool:
-    """Whether two names may be the same thing's: equal, one of them left out, or y and f(x)."""
+    """True if two names may mean the same: equal ones, one left out, or y and f(x)."""
     if not gold or not answer or gold == answer:
         return True
     names = {gold, answer}
@@ -135,7 +130,7 @@ def _names_agree(gold: str, answer: str) -> bool:
 
 
 def _as_equations(gold: Form, answer: Form) -> tuple[Form, Form] | None:
-    """Both as equations between two sides, if they must be: `y = 2x + 1` against `y - 2x = 1`."""
+    """Both forms as equations, where one is an equation: `y = 2x + 1` against `y - 2x = 1`."""
     kinds = [gold.kind, answer.kind]
     if kinds == ["scalar", "scalar"] and _names_agree(gold.name, answer.name):
         return None
@@ -153,7 +148,7 @@ def _equation_of(form: Form) -> Form | None:
 
 
 def _alike(gold: Form, answer: Form) -> tuple[Form, Form]:
-    """Both in one kind, where they are two ways to write the same."""
+    """Convert both forms to a common kind, where there is one: a list and a set become sets."""
     kinds = (gold.kind, answer.kind)
     if kinds in (("set", "list"), ("list", "set")):
         return replace(gold, kind="set"), replace(answer, kind="set")
@@ -177,13 +172,13 @@ def _as_tuple(form: Form) -> Form:
 
 
 def _only_element(form: Form, other: Form) -> Form:
-    r"""The 5 of `\{5\}`, which answers for it where the other is one thing."""
+    r"""The 5 of `\{5\}`, if the other form is a single expression."""
     is_one = form.kind == "set" and len(form.parts) == 1 and other.kind == "scalar"
     return form.parts[0] if is_one else form
 
 
 def _by_names(form: Form) -> Form:
-    """`y = 2, x = 1` as (1, 2)."""
+    """A list of named values, such as `y = 2, x = 1`, as the tuple (1, 2)."""
     if form.kind != "list" or len({part.name for part in form.parts} - {""}) < len(form.parts):
         return form
     in_order = sorted(form.parts, key=lambda part: part.name)
@@ -209,7 +204,7 @@ def _same_parts(
 def _same_unordered(
     gold: Sequence[Form], answer: Sequence[Form], rules: ComparisonRules
 ) -> bool | None:
-    """Whether every part has its own counterpart."""
+    """True if every part has a counterpart of its own."""
     if len(gold) != len(answer):
         return False
     if len(gold) > MAX_PARTS:
@@ -267,5 +262,5 @@ def _same_scalar(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
 
 
 def same_number(gold: ExactNumber, answer: ExactNumber, rules: ComparisonRules) -> bool:
-    """Whether two numbers are equal, by the rule for percent signs."""
+    """True if two numbers are equal, by the rule for percent signs."""
     return gold.amount == answer.amount if rules.percent_is_hundredth else gold == answer

@@ -1,4 +1,4 @@
-r"""What stands after an amount as its unit: `12 \text{ cm}`, `12 cm`, `60\degree`, `12 apples`.
+r"""Units of amounts: `12 \text{ cm}`, `12 cm`, `60\degree`, `12 apples`.
 
 A unit is a known measure or a plural. Words before it may say of what kind (`12 red apples`), and
 words after it for each of what (`12 apples per day`). Any other word is no unit, because it may
@@ -79,26 +79,22 @@ _FACTORS = re.compile(r"[/*]|(?<![a-z])per(?![a-z])")
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    """An amount and its unit, None if there is none; text in the uniform spelling."""
+    """Split text in the uniform spelling into an amount and its unit, None without one."""
     for start in _STARTS.finditer(text):
         amount, rest = text[: start.start()].strip(), text[start.start() :]
         if start[0] == "\\degree" and _OF_ANGLES.search(amount):
             continue
-        if _may_have_unit(amount, rest) and _UNIT.match(rest):
+        is_amount = amount[-1:] in "0123456789.)}" if amount else False
+        if amount and not is_amount and rest.startswith("\\text"):  # 5t \text{ miles}
+            is_amount = amount[-1].isalpha() and any(map(str.isdigit, amount))
+        if is_amount and _UNIT.match(rest):
             unit = _canonical(rest)
             return (text, None) if unit is None else (amount, unit)
     return text, None
 
 
-def _may_have_unit(amount: str, rest: str) -> bool:
-    """Whether text is an amount: a number, or letters too if upright text follows: 5t miles."""
-    if not amount or amount[-1] in "0123456789.)}":
-        return bool(amount)
-    return rest.startswith("\\text") and amount[-1].isalpha() and any(map(str.isdigit, amount))
-
-
 def _canonical(unit: str) -> str | None:
-    """The one name of a unit, None for words that are no unit."""
+    """The canonical name of a unit, None for words that are no unit."""
     unit = _TEXT.sub(lambda match: f" {match[1]} ", unit).replace("\\degree", "degree")
     if not _READABLE.fullmatch(unit) or not _is_unit(unit):
         return None
@@ -109,7 +105,7 @@ def _canonical(unit: str) -> str | None:
 
 
 def _named(factor: str) -> str:
-    """The one name of a factor: `sqft` and `feet^2` are ft^2."""
+    """The canonical name of a factor: `sqft` and `feet^2` are ft^2."""
     if factor in _NAMES:
         return _NAMES[factor]
     power = _POWER.fullmatch(factor)
@@ -120,12 +116,12 @@ def _named(factor: str) -> str:
 
 
 def changes_amount(word: str) -> bool:
-    """Whether a word makes another amount of the one before it."""
+    """True if a word makes another amount of the one before it, as in `12 doubled`."""
     return word.lower() in NOT_UNITS or _FRACTION.fullmatch(word.lower()) is not None
 
 
 def _is_unit(unit: str) -> bool:
-    """Whether every factor ends with something counted, and no word changes the amount."""
+    """True if every factor ends with something counted, and no word changes the amount."""
     words = [re.findall("[A-Za-z]+", factor) for factor in _FACTORS.split(unit)]
     if sum(map(len, words)) > MAX_WORDS or not all(words):
         return False

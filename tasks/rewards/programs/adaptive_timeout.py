@@ -1,5 +1,5 @@
-"""How long a test case may run: a little longer than the slowest correct execution of it
-(RollPacker's adaptive timeout).
+"""Time limits of test cases: a little longer than the slowest correct execution (RollPacker's
+adaptive timeout).
 
     limit = min(max(floor, factor x slowest correct execution), ceiling), the ceiling while no
     execution was correct
@@ -8,12 +8,12 @@ Where a question has a solution of its own, that is the first correct execution 
 questions are asked once or twice in a run, and a limit that waits for a right response comes too
 late for them.
 
-An anchor is what is known of a test case's running times. One that was set by a lucky fast answer
-would kill every slower correct answer, and so never grow. Hence the second look (`second_look`):
-when a round is decided, some of the programs that were killed early run once more, up to the
-ceiling. One that passes mends the anchor for the rounds to come; its own verdict stays what it was.
-A case on which second looks have found nothing gets no further ones. Pure but for `MeasuredTimes`,
-which holds the state of a run.
+An anchor holds the known running times of a test case. An anchor set by a lucky fast answer would
+kill every slower correct answer, and so never grow. Hence the second look (`code_tests`): when a
+round is decided, some of the programs that were killed early run once more, up to the ceiling. A
+program that passes corrects the anchor for the rounds to come; its own verdict stays. A case on
+which second looks have found nothing gets no further ones. Pure but for `MeasuredTimes`, which
+holds the state of a run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AdaptiveTimeoutConfig(BaseModel):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether nothing that is learned of running times matters."""
+        """True if measured running times change no limit."""
         return self.floor_s == self.ceiling_s
 
     @model_validator(mode="after")
@@ -61,14 +61,14 @@ class AdaptiveTimeoutConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """What is known of one test case."""
+    """Known running times of a test case."""
 
     slowest_s: float = 0.0  # slowest correct execution, seconds
     num_correct: int = 0  # correct executions
     num_hopeless: int = 0  # executions that ran into the ceiling
 
     def __add__(self, other: Anchor) -> Anchor:
-        """What both know together; the order never matters."""
+        """Both together; commutative and associative."""
         return Anchor(
             slowest_s=max(self.slowest_s, other.slowest_s),
             num_correct=self.num_correct + other.num_correct,
@@ -80,20 +80,19 @@ Anchors = Mapping[str, Anchor]  # by key of the test case
 
 
 def limit_s(config: AdaptiveTimeoutConfig, anchor: Anchor) -> float:
-    """Seconds that a response has for a case."""
+    """Time limit of a case for a response, seconds."""
     if anchor.num_correct == 0:
         return config.ceiling_s
     return min(max(config.floor_s, config.factor * anchor.slowest_s), config.ceiling_s)
 
 
 def is_early_kill(config: AdaptiveTimeoutConfig, case: CaseResult) -> bool:
-    """Whether the case was ended before the ceiling, so that nobody knows if it would have
-    passed."""
+    """True if the case was ended before the ceiling, so that it might have passed."""
     return case.verdict is CaseVerdict.TIMEOUT and case.limit_s < config.ceiling_s
 
 
 def is_ended_early(config: AdaptiveTimeoutConfig, cases: Sequence[CaseResult]) -> bool:
-    """Whether early kills are all that speaks against a program: one that failed a case by itself
+    """True if all failed cases of a program are early kills: a program that failed a case by itself
     is wrong, whatever else was ended."""
     failed = [case for case in cases if case.verdict not in (CaseVerdict.PASS, CaseVerdict.NOT_RUN)]
     return bool(failed) and all(is_early_kill(config, case) for case in failed)
@@ -103,15 +102,15 @@ def second_looks(
     config: AdaptiveTimeoutConfig,
     anchors: Anchors,
     responses: Sequence[Sequence[CaseResult]],
-    most: int,
+    max_looks: int,
 ) -> list[int]:
-    """Which responses of a round to execute again: places of at most `most`, one for each case that
-    was killed early and has hope."""
+    """Choose responses of a round to execute again: positions of at most `max_looks`, one for each
+    early killed case that second looks have not given up on."""
     chosen: dict[str, int] = {}
     for place, cases in enumerate(responses):
         for case in cases if is_ended_early(config, cases) else ():
             hopeful = anchors.get(case.key, Anchor()).num_hopeless < MAX_HOPELESS
-            if hopeful and len(chosen) < most and is_early_kill(config, case):
+            if hopeful and len(chosen) < max_looks and is_early_kill(config, case):
                 chosen.setdefault(case.key, place)
     return sorted(set(chosen.values()))
 
@@ -119,31 +118,31 @@ def second_looks(
 def observed(
     config: AdaptiveTimeoutConfig, responses: Iterable[Sequence[CaseResult]]
 ) -> dict[str, Anchor]:
-    """What these executions tell: only responses that passed every case set anchors."""
+    """Anchors from executions, of which only those that passed every case count as correct."""
     found: dict[str, Anchor] = {}
     for cases in responses:
         correct = all(case.verdict is CaseVerdict.PASS for case in cases)
         for case in cases:
             if correct:
-                told = Anchor(slowest_s=case.wall_s, num_correct=1)
+                seen = Anchor(slowest_s=case.wall_s, num_correct=1)
             elif case.verdict is CaseVerdict.TIMEOUT and case.limit_s >= config.ceiling_s:
-                told = Anchor(num_hopeless=1)
+                seen = Anchor(num_hopeless=1)
             else:
                 continue
-            found[case.key] = found.get(case.key, Anchor()) + told
+            found[case.key] = found.get(case.key, Anchor()) + seen
     return found
 
 
 def merged(first: Anchors, second: Anchors) -> dict[str, Anchor]:
-    """Both together; associative and commutative, so a run's state is the sum of what its steps
-    recorded."""
+    """Add up anchors; associative and commutative, so that a run's state is the sum over its
+    steps."""
     return {
         key: first.get(key, Anchor()) + second.get(key, Anchor()) for key in {**first, **second}
     }
 
 
 def to_record(anchors: Anchors) -> dict[str, list[float]]:
-    """As JSON, for the step's commit."""
+    """Anchors as JSON, for the step's commit."""
     return {
         key: [anchor.slowest_s, anchor.num_correct, anchor.num_hopeless]
         for key, anchor in sorted(anchors.items())
@@ -151,7 +150,7 @@ def to_record(anchors: Anchors) -> dict[str, list[float]]:
 
 
 def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
-    """The inverse of `to_record`."""
+    """Anchors from a step's commit; the inverse of `to_record`."""
     return {
         key: Anchor(slowest_s=slowest, num_correct=int(correct), num_hopeless=int(hopeless))
         for key, (slowest, correct, hopeless) in record.items()
@@ -159,25 +158,25 @@ def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
 
 
 class MeasuredTimes:
-    """The anchors of a run while it goes on; read and written by several threads, one dict
-    operation at a time."""
+    """The anchors of a running run; several threads read and write them, one dict operation at a
+    time."""
 
     def __init__(self, anchors: Anchors | None = None) -> None:
         self._anchors = dict(anchors or {})
 
     @property
     def anchors(self) -> Anchors:
-        """What is known now."""
+        """The current anchors, by key of the test case."""
         return self._anchors
 
     def has_anchor(self, key: str) -> bool:
-        """Whether a correct execution of this case is known."""
+        """True if a correct execution of the case is known."""
         return self._anchors.get(key, Anchor()).num_correct > 0
 
     def limits(self, config: AdaptiveTimeoutConfig, keys: Sequence[str]) -> tuple[float, ...]:
-        """Seconds that a response has for each of its cases."""
+        """Time limit of each case for a response, seconds."""
         return tuple(limit_s(config, self._anchors.get(key, Anchor())) for key in keys)
 
-    def learn(self, told: Anchors) -> None:
-        """Add what one response tells."""
-        self._anchors.update(merged({key: self._anchors.get(key, Anchor()) for key in told}, told))
+    def learn(self, more: Anchors) -> None:
+        """Add the anchors of a response."""
+        self._anchors.update(merged({key: self._anchors.get(key, Anchor()) for key in more}, more))

@@ -1,10 +1,19 @@
-"""The code reward: does the response's program pass every test of the question?
+"""The code reward: 1 if the response's program passes every test of the question, else 0.
 
     response ─▶ its fenced program ─▶ limits by the adaptive timeout
     ─▶ sandbox ─▶ one verdict a test case ─▶ all passed?
 
-Whatever a program does, it is scored: 0 with the reason for what the model wrote, no verdict only
-when the sandbox itself fails.
+Whatever a program does has a verdict: 0 with the reason for what the model wrote, none only where
+the sandbox itself fails.
+
+A second look executes some programs that were killed early once more:
+
+    decided round ─▶ its early killed programs
+    ─▶ one thread, a sandbox of the lowest priority ─▶ anchors for the rounds to come
+
+No verdict waits for a second look. One takes no reward worker, and only the processor time that
+nothing else wants; on a machine that has none to spare, a slow correct program does not finish, and
+its limit stays what it was. `adaptive_timeout` chooses the programs.
 """
 
 from __future__ import annotations
@@ -42,6 +51,7 @@ from tasks.rewards.programs.sandbox.self_test import check_isolation
 logger = logging.getLogger(__name__)
 
 MAX_PROGRAM_CHARS = 1 << 18
+LOWEST_PRIORITY = 19  # of second looks, as `nice` counts
 _VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT, CaseVerdict.SABOTAGE)
 
 
@@ -74,7 +84,7 @@ class CodeTestsConfig(BaseModel):
 
 
 def code_tests_of(config: object) -> CodeTestsConfig | None:
-    """A reward's configuration, if it executes programs, whose running times set later limits."""
+    """A reward's configuration if the reward executes programs; else None."""
     return config if isinstance(config, CodeTestsConfig) else None
 
 
@@ -102,13 +112,13 @@ class CodeTests(ProcessReward):
         super().__init__(self._runner)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first that does not."""
+        """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first that fails."""
         gold, keys = read_gold(prompt.gold)
         self._time_solution(gold, keys)
         return self._execute(prompt, generated, self._times.limits(self._config.timeout, keys))
 
     def look_again(self, prompt: Prompt, generated: Generated) -> Score:
-        """The verdict that the response would have had with the longest limits."""
+        """Score a response with the longest limits."""
         started_s = time.time()
         limits = (self._config.timeout.ceiling_s,) * len(read_gold(prompt.gold)[1])
         return stamp(
@@ -120,8 +130,8 @@ class CodeTests(ProcessReward):
         )
 
     def _time_solution(self, gold: CodeGold, keys: tuple[str, ...]) -> None:
-        """Execute the question's own solution, once, before the first response that has no correct
-        one before it."""
+        """Execute the question's own solution once, before the first response, unless a correct
+        execution is known."""
         timeout, question = self._config.timeout, keys[0]
         if (
             not gold.solution
@@ -152,8 +162,7 @@ class CodeTests(ProcessReward):
         return self._weigh(keys, limits, self._runner.run(program, gold, limits))
 
     def check_gold(self, gold: str) -> None:
-        """ValueError for a gold that no program could pass: to be called when a data set is
-        read."""
+        """Check a gold when a data set is read; ValueError if no program could pass it."""
         read_gold(gold)
 
     def _weigh(
@@ -167,31 +176,22 @@ class CodeTests(ProcessReward):
             (number for number, case in enumerate(cases) if case.verdict is not CaseVerdict.PASS),
             None,
         )
-        told = (
-            right(f"{len(cases)} passed")
-            if failed is None
-            else self._failure(failed, cases[failed], runs[failed].detail)
-        )
-        return replace(told, cases=cases)
-
-    def _failure(self, number: int, case: CaseResult, words: str) -> Verdict:
-        detail = printable_line(f"{case.verdict}: case {number}{': ' if words else ''}{words}", 120)
+        if failed is None:
+            return replace(right(f"{len(cases)} passed"), cases=cases)
+        case, words, outcome = cases[failed], runs[failed].detail, Outcome.WRONG
+        detail = printable_line(f"{case.verdict}: case {failed}{': ' if words else ''}{words}", 120)
         if case.verdict is CaseVerdict.TIMEOUT:
             name = "early_kill" if is_early_kill(self._config.timeout, case) else "timeout"
-            return Verdict(
-                reward=0.0,
-                outcome=Outcome.TIMEOUT,
-                detail=f"{name}: case {number} after {case.limit_s:.3g} s",
-            )
-        if case.verdict in _VIOLATIONS:
-            return Verdict(reward=0.0, outcome=Outcome.VIOLATION, detail=detail)
-        return wrong(detail)
+            outcome, detail = Outcome.TIMEOUT, f"{name}: case {failed} after {case.limit_s:.3g} s"
+        elif case.verdict in _VIOLATIONS:
+            outcome = Outcome.VIOLATION
+        return Verdict(reward=0.0, outcome=outcome, detail=detail, cases=cases)
 
 
 @lru_cache(maxsize=256)  # about the questions of a round: some have tests of megabytes
 def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
-    """A question's tests and the keys of its cases, which are the same in every run. ValueError for
-    a malformed gold."""
+    """Read a question's tests, and the keys of its cases, which are the same in every run.
+    ValueError for a malformed gold."""
     try:
         gold = CodeGold.model_validate_json(text)
     except ValidationError as error:
@@ -203,11 +203,8 @@ def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
     return gold, tuple(f"{digest}/{number}" for number in range(len(gold.cases)))
 
 
-LOWEST_PRIORITY = 19  # as `nice` counts
-
-
 class SecondLooks:
-    """Executes programs of one configuration again, one after the other; ends with its run."""
+    """Executes programs of one configuration a second time, one after the other."""
 
     def __init__(self, config: CodeTestsConfig, times: MeasuredTimes, max_waiting: int) -> None:
         """At most `max_waiting` programs wait or run at a time; more get no second look. ValueError
@@ -222,8 +219,8 @@ class SecondLooks:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward-look")
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Have some of a round's early killed programs executed with the longest limits; see
-        `relearned`."""
+        """Submit some of a round's early killed programs, to run with the longest limits;
+        `relearned` has what is measured."""
         with self._lock:
             self._looks = [look for look in self._looks if not look.done()]
             places = second_looks(
@@ -247,7 +244,7 @@ class SecondLooks:
         return relearned
 
     def close(self) -> None:
-        """Give up what waits and what runs."""
+        """Drop waiting programs and end a running one."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._reward.interrupt.set()
         self._thread.shutdown(wait=True)

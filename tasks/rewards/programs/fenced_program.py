@@ -1,12 +1,12 @@
-"""Which part of a response is the program: of its fenced blocks the first that may be Python.
+"""Find the program in a response: the first of its fenced blocks that may be Python.
 
     behind the last </think>, else all of the text ─▶ blocks
     ─▶ those named Python or not at all, else all of them
     ─▶ the first that defines the question's function, else the first
 
-Fences are those of CommonMark (three marks or more, ``` or ~~~, closed by as many), and what models
-make of them: opened behind words, closed behind the last line or never. A program is never parsed
-here: whoever wrote it chose what that would cost.
+Fences are those of CommonMark (three marks or more, ``` or ~~~, closed by as many), also as models
+misuse them: opened behind words, closed behind the last line or never. A program is never parsed
+here: its author, the model, would choose the cost.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ class Block:
     info: str  # what stands behind the opening fence
     program: str  # the lines within, less the indentation that they share with the fence
 
-    @property
-    def may_be_python(self) -> bool:
-        """Whether it says that it is Python, or does not say what it is."""
-        return not self.info or _PYTHON.match(self.info) is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fence:
@@ -47,16 +42,17 @@ class _Fence:
 
 
 def program_of(text: str, function: str = "") -> str:
-    """The program of a response to a question about this function; without a fence, all that is
+    """The program of a response to a question about `function`; without a fence, all the text
     behind the thought."""
     defined = re.compile(_DEFINED.format(re.escape(function)), re.MULTILINE)
     parts = thought_last(text)
     for part in parts:
         blocks = list(_blocks(part))
-        likely = [block for block in blocks if block.may_be_python] or blocks
-        telling = [block for block in likely if function and defined.search(block.program)]
+        python = [block for block in blocks if not block.info or _PYTHON.match(block.info)]
+        likely = python or blocks
+        defining = [block for block in likely if function and defined.search(block.program)]
         if likely:
-            return (telling or likely)[0].program
+            return (defining or likely)[0].program
         if function and defined.search(part):
             return part
     return parts[0]
@@ -74,7 +70,7 @@ def _blocks(text: str) -> Iterator[Block]:
 
 
 def _opening(line: str) -> _Fence | None:
-    """The fence that a line opens, behind words only with the name of a language."""
+    """The fence that a line opens; behind words, a fence needs the name of a language."""
     bare = line.rstrip("\r\n")
     prefix = found[0] if (found := _LISTED.match(bare)) else ""
     rest = bare[len(prefix) :]
@@ -90,7 +86,7 @@ def _opening(line: str) -> _Fence | None:
 
 
 def _within(lines: Sequence[str], first: int, fence: _Fence) -> tuple[str, int]:
-    """The lines of a block from the one below its fence, and the place of the line after it."""
+    """The program of a block whose first line is `first`, and the number of the line after it."""
     depth = 0  # fences within, of a docstring
     for place in range(first, len(lines)):
         line = lines[place].rstrip()

@@ -1,4 +1,4 @@
-"""The process of one candidate program, from the fork to its end. Runs inside the sandbox: standard
+"""The process of a candidate program, from the fork to its end. Runs inside the sandbox: standard
 library only.
 
     private /tmp -> no capabilities -> streams -> limits -> filter -> say so -> program
@@ -29,10 +29,7 @@ from tasks.isolation.seccomp import SystemCallFilter
 
 Message = dict[str, Any]  # Any: JSON values
 
-COMMANDS, REPLIES = (
-    3,
-    4,
-)  # the descriptors that the program's process keeps beside its standard streams
+COMMANDS, REPLIES = 3, 4  # descriptors of the process beside its standard streams
 NUM_FILES = 32
 # the longest file where there is no /tmp: the one that standard output is kept in
 OUTPUT_FILE_BYTES = 4 << 20
@@ -42,10 +39,8 @@ CPU_S = 600  # the host's clock ends a program long before
 def run_program(
     memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: SystemCallFilter
 ) -> None:
-    """Never returns. Builds the walls, waits for its program, runs it.
-
-    The four streams become the descriptors 0, 1, 3 and 4; between them is what nobody reads.
-    """
+    """Build the walls, wait for the program and run it; never returns. The four streams become the
+    descriptors 0, 1, 3 and 4, and 2 is thrown away."""
     replies = streams[-1]
     try:
         confine(tmp_bytes)
@@ -89,7 +84,8 @@ def _serve(start: Message) -> None:
 
 
 def _compiled(start: Message) -> list[CodeType]:
-    """The program below its preamble, or after it where a `__future__` import must come first."""
+    """Compile the program below its preamble, or on its own where a `__future__` import must come
+    first."""
     program, preamble = start["program"].removeprefix("\ufeff"), start["preamble"]
     if not preamble:
         return [_code(program)]
@@ -141,7 +137,8 @@ def _obey(command: Message, namespace: Message) -> None:
 
 
 def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
-    """Do it and say what came of it; what the program raises is data. `is_exact`: see `to_json`."""
+    """Do some work and send its result; an exception of the program is data. `is_exact`: see
+    `to_json`."""
     try:
         message: Message = {"value": to_json(work(), is_exact=is_exact)}
         encoded = json.dumps(message).encode("ascii")
@@ -151,29 +148,24 @@ def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
     except MemoryError:
         encoded = b'{"memory": true}'
     except BaseException as error:
-        name, words = _name(error), _words(error)
+        # of its classes the builtin one: a test knows no class of the program's own
+        kinds = type(error).__mro__
+        known = (kind for kind in kinds if getattr(builtins, kind.__name__, None) is kind)
+        name = next(known, BaseException).__name__
+        try:
+            words = str(error)[:200]
+        except BaseException:
+            words = ""
         encoded = json.dumps({"raised": name, "message": words}).encode("ascii")
     write_message(REPLIES, encoded)
 
 
-def _name(error: BaseException) -> str:
-    """The builtin class that it belongs to: a test knows no class of the program's own."""
-    known = (kind for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
-    return next(known, BaseException).__name__
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)[:200]
-    except BaseException:
-        return ""
-
-
 def _ask(*arguments: object, **named: object) -> object:
-    """The function under test, as a test program sees it: the question leaves this sandbox and the
-    answer comes back."""
-    told = [to_json(given, is_exact=False) for given in (list(arguments), named)]
-    _write(REPLIES, {"ask": {"arguments": told[0], "named": told[1]}})
+    """Stand for the function under test in a test program: the call leaves this sandbox, and the
+    result comes back."""
+    given, by_name = (to_json(each, is_exact=False) for each in (list(arguments), named))
+    message = {"ask": {"arguments": given, "named": by_name}}
+    write_message(REPLIES, json.dumps(message).encode("ascii"))
     answer = _read(COMMANDS)
     if answer is None:
         os._exit(0)
@@ -183,10 +175,8 @@ def _ask(*arguments: object, **named: object) -> object:
 
 
 def _raised(name: str, words: str) -> Exception:
-    """What the function raised, as a test may see it.
-
-    StopIteration would end a `map` of the test, and so the test, as if it had passed.
-    """
+    """The function's exception as a test may see it. Not StopIteration, which would end a `map` of
+    the test, and so the test, as if it had passed."""
     known = getattr(builtins, name, None)
     endings = (StopIteration, StopAsyncIteration)
     if isinstance(known, type) and issubclass(known, Exception) and known not in endings:
@@ -196,10 +186,6 @@ def _raised(name: str, words: str) -> Exception:
 
 
 def _read(descriptor: int) -> Message | None:
-    """One message, or None at the end of the stream."""
+    """Read a message, None at the end of the stream."""
     body = read_message(descriptor)
     return None if body is None else dict(json.loads(body))
-
-
-def _write(descriptor: int, message: Message) -> None:
-    write_message(descriptor, json.dumps(message).encode("ascii"))

@@ -1,14 +1,13 @@
-"""A candidate's process as its host sees it: pipes of the host's own making, the host's clock, and
-its end.
+"""The host's side of a candidate's process: the pipes to it, the clock, and its end.
 
-    host --pipes' and files' far ends--> origin --fork--> candidate
-    host == frames over the pipes =====================> candidate
-    host --a byte, past a limit--> origin --SIGKILL--> candidate
-    host <== number and exit code === origin
+    host --pipes' and files' far ends--> fork server --fork--> candidate
+    host == frames over the pipes ==========================> candidate
+    host --a byte, past a limit--> fork server --SIGKILL--> candidate
+    host <== number and exit code === fork server
 
 The process is forked and walled in before there is a program for it, so that no response waits for
-that. It says once that its walls stand, and is believed, because no program is in it yet. From then
-on it may say anything: replies of known shapes pass, and nothing else.
+that. Its report that the walls stand is believed, because no program is in it yet. Whatever it
+sends later is not: replies of known shapes pass, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tasks.cluster.deaths import manner
@@ -34,27 +34,25 @@ from tasks.rewards.programs.sandbox.messages import (
     read_reply,
 )
 
-WATCH_S = 0.1  # between two looks at an origin that is slow to fork
+WATCH_S = 0.1  # between two checks of a fork server that is slow to fork
 PIPE_BYTES = 32 << 10  # that surely fit a pipe
 
 
 class ForkServerLost(ConnectionError):
-    """The process that forks candidates is gone, or does not answer."""
+    """Raised when the fork server is gone or does not answer."""
 
 
 class Unconfined(Exception):
-    """Its walls cannot be built; it was given no program."""
+    """Raised when a candidate's walls cannot be built; no program was handed over."""
 
 
 class CandidateDead(Exception):
-    """It ended, or closed its pipes, which is its end too."""
+    """Raised when a candidate has ended, or has closed its pipes, which ends it."""
 
 
 class CandidateProcess:
-    """One program's process, for one caller. ForkServerLost where the fault is the origin's.
-
-    Every wait for it raises Interrupted once the interrupt is set.
-    """
+    """The process of one program, for one caller. ForkServerLost where the fork server fails; every
+    wait raises Interrupted once the interrupt is set."""
 
     def __init__(
         self,
@@ -63,11 +61,8 @@ class CandidateProcess:
         interrupt: Interrupt,
         is_stopped: Callable[[], bool],
     ) -> None:
-        """Ask the origin at the other end of `control` for its `number`-th child.
-
-        OSError if it cannot be asked.
-        `is_stopped`: whether a signal has stopped the origin, as far as the host can see.
-        """
+        """Ask the fork server at the other end of `control` for its `number`-th child; OSError if
+        it cannot be asked. `is_stopped`: tells if a signal has stopped the fork server."""
         self.is_running, self.has_program = True, False
         self._control, self._number = control, number
         self._interrupt, self._is_stopped = interrupt, is_stopped
@@ -90,19 +85,17 @@ class CandidateProcess:
             os.close(give_replies)
 
     def start(self, message: dict[str, Json], stdin: str, limit_s: float) -> CommandReply:
-        """Hand the program over, with its input as standard input, and await the end of its text.
-
-        Unconfined, or ForkServerLost, if the process is not fit for a program.
-        """
+        """Hand the program over, with its standard input, and await the end of its text. Unconfined
+        or ForkServerLost if the process is not fit for a program."""
         self._await_walls()
         self.has_program = True
         os.pwrite(self._stdin, stdin.encode("utf-8", "surrogatepass"), 0)
         return self._timed(framed(message), limit_s)
 
     def obey(self, commands: Sequence[Command]) -> list[CommandReply]:
-        """The replies to commands, in order; none after the one that ended the program."""
+        """Send commands; their replies in order, none after the one that ended the program."""
         bodies = [framed(command.message) for command in commands]
-        if sum(map(len, bodies)) <= PIPE_BYTES:  # then it need not wait for us between two commands
+        if sum(map(len, bodies)) <= PIPE_BYTES:  # no wait for the host between two commands
             bodies = [b"".join(bodies), *[b""] * len(bodies)][: len(bodies)]
         replies: list[CommandReply] = []
         for body, command in zip(bodies, commands, strict=True):
@@ -112,13 +105,13 @@ class CandidateProcess:
         return replies
 
     def printed(self, max_bytes: int) -> str | None:
-        """What it wrote to its standard output, None if that is more."""
+        """The program's standard output, None if it is longer than `max_bytes`."""
         data = os.pread(self._stdout, max_bytes + 1, 0)
         return None if len(data) > max_bytes else data.decode("utf-8", "replace")
 
     def end(self) -> None:
-        """Have it killed, without waiting; harmless when it has ended. Nothing may be asked of it
-        any more."""
+        """Have the process killed, without waiting; harmless when it has ended. No other method may
+        be called afterwards."""
         self.is_running = False
         descriptors = (self._commands, self._replies, self._stdin, self._stdout)
         self._commands = self._replies = self._stdin = self._stdout = -1
@@ -126,48 +119,45 @@ class CandidateProcess:
             if descriptor >= 0:
                 os.close(descriptor)
         if self._exit_code is None and descriptors[0] >= 0:
-            _tell_origin(self._control)
+            self._request_end()
 
     def _await_walls(self) -> None:
-        """Hear that it is confined, before there is a program that could say so.
-
-        A program's time begins no earlier.
-        """
+        """Await the report that the process is confined, before there is a program that could forge
+        it. A program's time begins no earlier."""
         deadline_s = time.monotonic() + WALLS_S
-        told = self._hear_walls()
-        while told == "timeout" and time.monotonic() < deadline_s:
-            if self._is_stopped():
-                raise ForkServerLost("the process that forks candidates was stopped")
-            told = self._hear_walls()
-        if not isinstance(told, bytes):
+        try:
+            report = self._receive(time.monotonic() + WATCH_S)
+            while report == "timeout" and time.monotonic() < deadline_s:
+                if self._is_stopped():
+                    raise ForkServerLost("the process that forks candidates was stopped")
+                report = self._receive(time.monotonic() + WATCH_S)
+        except CandidateDead:
+            cause = self._cause_of_death().detail
+            raise ForkServerLost(f"a candidate ended before it had a program: {cause}") from None
+        if not isinstance(report, bytes):
             raise ForkServerLost(f"a candidate's walls did not stand after {WALLS_S:.0f} s")
-        if told != CONFINED:
-            raise Unconfined(told.decode("utf-8", "replace"))
+        if report != CONFINED:
+            raise Unconfined(report.decode("utf-8", "replace"))
         self._await_end(0.0)  # it may have been ended since, which is no program's doing
         if self._exit_code is not None:
             raise ForkServerLost("a candidate was ended before it had a program")
 
-    def _hear_walls(self) -> bytes | Kind:
-        try:
-            return self._receive(time.monotonic() + WATCH_S)
-        except CandidateDead:
-            cause = self._cause_of_death().detail
-            raise ForkServerLost(f"a candidate ended before it had a program: {cause}") from None
-
     def _timed(self, body: bytes, limit_s: float) -> CommandReply:
-        """Send something and await the reply to it, stamped with the time both took."""
+        """Send a message and await its reply, stamped with the time of both."""
         started_s = time.monotonic()
         deadline_s = started_s + limit_s
         try:
             is_sent = self._send(body, deadline_s)
-            reply = self._await_reply(deadline_s) if is_sent else CommandReply(kind="timeout")
+            received = self._receive(deadline_s) if is_sent else "timeout"
+            is_message = isinstance(received, bytes)
+            reply = read_reply(received) if is_message else CommandReply(kind=received)
         except CandidateDead:
             reply = self._cause_of_death()
         self.is_running = reply.kind in GOES_ON
         return replace(reply, wall_s=time.monotonic() - started_s)
 
     def _send(self, body: bytes, deadline_s: float) -> bool:
-        """Write commands; whether they were taken before the deadline."""
+        """Write commands; False if they were not taken before the deadline."""
         left = memoryview(body)
         while left:
             try:
@@ -179,13 +169,8 @@ class CandidateProcess:
                 raise CandidateDead from None
         return True
 
-    def _await_reply(self, deadline_s: float) -> CommandReply:
-        """The reply that the candidate's next message is."""
-        told = self._receive(deadline_s)
-        return read_reply(told) if isinstance(told, bytes) else CommandReply(kind=told)
-
     def _receive(self, deadline_s: float) -> bytes | Kind:
-        """The candidate's next message; "timeout" past the deadline, "too_long" if it is."""
+        """Receive the candidate's next message; "timeout" past the deadline, or "too_long"."""
         found = self._received
         while len(found) < LENGTH.size or len(found) < LENGTH.size + LENGTH.unpack_from(found)[0]:
             if len(found) >= LENGTH.size and LENGTH.unpack_from(found)[0] > MAX_REPLY_BYTES:
@@ -202,7 +187,7 @@ class CandidateProcess:
         return body
 
     def _wait(self, descriptor: int, event: int, deadline_s: float) -> bool:
-        """Whether a pipe is ready before the deadline. CandidateDead when it never will be."""
+        """Wait for a pipe; False past the deadline. CandidateDead when it will never be ready."""
         poller = select.poll()
         poller.register(descriptor, event)
         poller.register(self._interrupt.fileno(), select.POLLIN)
@@ -215,7 +200,7 @@ class CandidateProcess:
                 raise Interrupted("nobody needs the verdict")
             if descriptor in ready or not ready:
                 break
-            self._hear_origin()
+            self._receive_end()
             if self._exit_code is not None:
                 poller.unregister(self._control.fileno())
         if not ready and self._exit_code is not None:
@@ -223,13 +208,13 @@ class CandidateProcess:
         return bool(ready)
 
     def _cause_of_death(self) -> CommandReply:
-        """The end that its origin saw; one that is not seen soon is brought about."""
+        """The end as the fork server reports it, brought about if it does not come soon."""
         self._await_end(DYING_S)
         if self._exit_code is None:
-            _tell_origin(self._control)
+            self._request_end()
             self._await_end(GRACE_S)
         if self._exit_code is None:
-            raise ForkServerLost(f"no end of a candidate told for {GRACE_S:.0f} s")
+            raise ForkServerLost(f"no end of a candidate reported for {GRACE_S:.0f} s")
         return CommandReply(kind="died", detail=manner(self._exit_code))
 
     def _await_end(self, limit_s: float) -> None:
@@ -239,21 +224,18 @@ class CandidateProcess:
         while self._exit_code is None and poller.poll(
             max(0.0, 1000 * (deadline_s - time.monotonic()))
         ):
-            self._hear_origin()
+            self._receive_end()
 
-    def _hear_origin(self) -> None:
-        """One end, told in full: this candidate's, or an earlier one's that nobody waited for."""
-        told = self._control.recv(ENDED.size, socket.MSG_WAITALL)
-        if len(told) < ENDED.size:
+    def _receive_end(self) -> None:
+        """Receive the report of an end: this candidate's, or that of an earlier one."""
+        report = self._control.recv(ENDED.size, socket.MSG_WAITALL)
+        if len(report) < ENDED.size:
             raise ForkServerLost("the process that forks candidates is gone")
-        number, code = ENDED.unpack(told)
+        number, code = ENDED.unpack(report)
         if number == self._number:
             self._exit_code = code
 
-
-def _tell_origin(control: socket.socket) -> None:
-    """The running child is to end; an origin that is gone has ended it."""
-    try:
-        control.sendall(END)
-    except OSError:
-        return
+    def _request_end(self) -> None:
+        """Have the running child killed; a fork server that is gone has ended it."""
+        with suppress(OSError):
+            self._control.sendall(END)

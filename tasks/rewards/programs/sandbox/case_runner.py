@@ -1,9 +1,9 @@
-"""Test cases executed against a program, one verdict and time each.
+"""Execute a program's test cases: a verdict and a time for each.
 
     calls        program --start--> sandbox, one command a case; values are compared here
     whole runs   a fresh process a case; what it printed is compared here
-    assertions   program in one sandbox, tests in another: the tests' questions are carried over,
-                 and the values back
+    assertions   program in one sandbox, tests in another: the tests' calls are carried over, and
+                 the values back
 
 Expected values never enter the sandbox that a program runs in, and no verdict is taken from it: it
 returns values and text.
@@ -12,7 +12,7 @@ returns values and text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from artifacts.datasets.plain_values import same
 from artifacts.datasets.program_tests import AssertionCase, CallCase, CodeGold, StdioCase
@@ -46,14 +46,14 @@ ENDINGS: dict[Kind, CaseVerdict] = {
 
 
 class TestsBroken(SandboxUnavailable):
-    """The tests themselves do not run: a fault of the data, never of the program."""
+    """Raised when the tests themselves do not run: a fault of the data, never of the program."""
 
     __test__ = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseRun:
-    """One case, executed."""
+    """The execution of a case."""
 
     verdict: CaseVerdict
     wall_s: float  # seconds; of the first case the loading of the program included
@@ -73,7 +73,7 @@ class CaseRunner:
         self._tests = Sandbox(isolation, limits, self.interrupt, is_trusted=True)
 
     def warm(self) -> None:
-        """Have the programs' sandbox running now; SandboxUnavailable if it cannot."""
+        """Start the programs' sandbox unless it runs; SandboxUnavailable if it cannot start."""
         self._programs.warm()
 
     def close(self) -> None:
@@ -82,11 +82,10 @@ class CaseRunner:
         self._tests.close()
 
     def run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
-        """A run for every case of the gold, in order, `limits_s` seconds each.
+        """Run every case of the gold, in order, `limits_s` seconds each.
 
-        A sandbox that is lost is replaced once. A program that loses the second one, too, has done
-        so itself if one that does nothing loses none: could it bring about that there is no
-        verdict, it would be taken out of its group by it.
+        A lost sandbox is replaced once. If the second one is lost, too, and an empty program loses
+        none, the program is at fault: could it prevent its verdict, it would leave its group.
         """
         try:
             return self._run(program, gold, limits_s)
@@ -104,26 +103,16 @@ class CaseRunner:
     def _run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
         runs: dict[int, CaseRun] = {}
         numbered = list(zip(range(len(gold.cases)), gold.cases, limits_s, strict=True))
-        calls = [
-            (number, case, limit) for number, case, limit in numbered if isinstance(case, CallCase)
-        ]
-        statements = [
-            (number, case, limit)
-            for number, case, limit in numbered
-            if isinstance(case, AssertionCase)
-        ]
+        calls = [(n, case, limit) for n, case, limit in numbered if isinstance(case, CallCase)]
         if calls:
             numbers, cases, limits = zip(*calls, strict=True)
             found = self._run_calls(program, gold, cases, limits)
             runs |= dict(zip(numbers, found, strict=True))
-        if statements:
-            found = self._run_statements(
-                program,
-                gold,
-                [case for _, case, _ in statements],
-                [limit for _, _, limit in statements],
-            )
-            runs |= dict(zip((number for number, _, _ in statements), found, strict=True))
+        tests = [(n, case, limit) for n, case, limit in numbered if isinstance(case, AssertionCase)]
+        if tests:
+            numbers, statements, limits = zip(*tests, strict=True)
+            found = self._run_statements(program, gold, statements, limits)
+            runs |= dict(zip(numbers, found, strict=True))
         for number, case, limit in numbered:
             if isinstance(case, StdioCase):
                 ended = any(run.verdict is CaseVerdict.TIMEOUT for run in runs.values())
@@ -140,10 +129,13 @@ class CaseRunner:
         )
         if start.kind != "value":
             return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
-        runs = [_judge_call(case, reply) for case, reply in zip(cases, replies, strict=False)]
-        runs[0] = CaseRun(
-            verdict=runs[0].verdict, wall_s=start.wall_s + runs[0].wall_s, detail=runs[0].detail
-        )
+        runs = [
+            _judged(reply, is_right=same(case.expected, reply.value, case.tolerance))
+            if reply.kind == "value"
+            else _ended(reply)
+            for case, reply in zip(cases, replies, strict=False)
+        ]
+        runs[0] = replace(runs[0], wall_s=start.wall_s + runs[0].wall_s)
         return runs + [NOT_RUN] * (len(cases) - len(runs))
 
     def _run_whole(self, program: str, gold: CodeGold, case: StdioCase, limit_s: float) -> CaseRun:
@@ -155,10 +147,7 @@ class CaseRunner:
             return _ended(reply)
         if reply.stdout is None:
             return CaseRun(verdict=CaseVerdict.OUTPUT, wall_s=reply.wall_s)
-        right = _lines(reply.stdout) == _lines(case.stdout)
-        return CaseRun(
-            verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s
-        )
+        return _judged(reply, is_right=_lines(reply.stdout) == _lines(case.stdout))
 
     def _run_statements(
         self,
@@ -194,9 +183,9 @@ class CaseRunner:
     def _run_statement(
         self, function: str, case: AssertionCase, limit_s: float
     ) -> tuple[CaseRun, bool]:
-        """One statement, its calls carried over to the program, which has `limit_s` for all.
+        """Run a statement, its calls carried over to the program, which has `limit_s` for all.
 
-        And whether there can be a next: not while the test waits for an answer that never comes.
+        The flag is False where the test waits for an answer that never comes: no other can run.
         """
         spent_s, raised = 0.0, ""
         reply = self._tests.send(Command(message={"statement": case.statement}, limit_s=TEST_S))
@@ -213,25 +202,19 @@ class CaseRunner:
                     False,
                 )
             raised = _words(answer) if answer.kind == "raised" else raised
-            told: dict[str, Json] = {answer.kind: answer.value, "message": answer.detail}
-            reply = self._tests.send(Command(message=told, limit_s=TEST_S))
-        return _judge_statement(reply, raised, spent_s), reply.kind in ("value", "raised")
+            result: dict[str, Json] = {answer.kind: answer.value, "message": answer.detail}
+            reply = self._tests.send(Command(message=result, limit_s=TEST_S))
+        if reply.kind == "value":
+            return CaseRun(verdict=CaseVerdict.PASS, wall_s=spent_s), True
+        failed = reply.kind == "raised" and reply.value != "AssertionError" and raised
+        verdict = CaseVerdict.EXCEPTION if failed else CaseVerdict.WRONG
+        run = CaseRun(verdict=verdict, wall_s=spent_s, detail=raised or _words(reply))
+        return run, reply.kind == "raised"
 
 
-def _judge_statement(reply: CommandReply, raised: str, wall_s: float) -> CaseRun:
-    """The tests' own reply decides; `raised`: what the program raised last, in words."""
-    if reply.kind == "value":
-        return CaseRun(verdict=CaseVerdict.PASS, wall_s=wall_s)
-    failed = reply.kind == "raised" and reply.value != "AssertionError" and raised
-    verdict = CaseVerdict.EXCEPTION if failed else CaseVerdict.WRONG
-    return CaseRun(verdict=verdict, wall_s=wall_s, detail=raised or _words(reply))
-
-
-def _judge_call(case: CallCase, reply: CommandReply) -> CaseRun:
-    if reply.kind != "value":
-        return _ended(reply)
-    right = same(case.expected, reply.value, case.tolerance)
-    return CaseRun(verdict=CaseVerdict.PASS if right else CaseVerdict.WRONG, wall_s=reply.wall_s)
+def _judged(reply: CommandReply, *, is_right: bool) -> CaseRun:
+    verdict = CaseVerdict.PASS if is_right else CaseVerdict.WRONG
+    return CaseRun(verdict=verdict, wall_s=reply.wall_s)
 
 
 def _ended(reply: CommandReply) -> CaseRun:

@@ -1,12 +1,11 @@
-"""The sandbox's own process, the origin of all candidates: it forks one, has it killed when the
-host says so, and tells its end.
+"""The sandbox's fork server: forks candidates, kills them at the host's request, reports their end.
 
-    host == a byte, the candidate's descriptors with it ==> origin --fork--> candidate
-    host == pipes ========================================================> candidate
+    host == a byte, the candidate's descriptors with it ==> fork server --fork--> candidate
+    host == pipes =============================================================> candidate
 
 Runs inside the sandbox: standard library only. Trusted, executes no candidate's code. The modules
 that programs import are imported here once, so that a program costs a fork and not an interpreter's
-start. The origin never sees a program nor a result, which pass by it through the host's pipes: no
+start. The fork server never sees a program nor a result, which pass through the host's pipes: no
 candidate inherits memory in which another's text or results lie, not even freed memory.
 """
 
@@ -33,22 +32,20 @@ PRELOADED = (
     "numbers", "operator", "queue", "random",
     "re", "statistics", "string", "textwrap", "time", "types", "typing", "unicodedata",
 )  # fmt: skip
-FORK, END = (
-    b"F",
-    b"E",
-)  # what a host says: a candidate for these four descriptors; the running one is to end
+FORK = b"F"  # the host's request for a candidate, with its four descriptors
+END = b"E"  # the host's request to kill the running candidate
 NUM_STREAMS = 4  # standard input, standard output, commands, replies
 
 
 def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], None]) -> None:
-    """Fork a process that calls `run` for every one that the host asks for, one at a time, until
-    the host is gone."""
+    """Fork a process that calls `run` at each request of the host, one at a time, until the host is
+    gone."""
     number = 0
     while True:
         order, streams, _, _ = socket.recv_fds(control, 1, NUM_STREAMS)
         if not order:
             return
-        if order != FORK:  # the end of one that had ended
+        if order != FORK:  # a request to end a candidate that had ended
             continue
         number += 1
         pid = fork()
@@ -60,7 +57,7 @@ def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], N
 
 
 def _await_end(control: socket.socket, pid: int) -> int:
-    """The exit code of a child that ends by itself, or because the host says so or is gone."""
+    """Await the exit code of a child, which is killed when the host asks for it or is gone."""
     watched = os.pidfd_open(pid)
     ready = select.poll()
     ready.register(watched, select.POLLIN)
@@ -76,12 +73,12 @@ def main() -> None:
     """`fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`: paths are given where
     there are no namespaces."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    memory_bytes, tmp_bytes = int(sys.argv[2]), int(sys.argv[3])
+    memory_bytes, tmp_bytes, readable = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     for name in PRELOADED:
         importlib.import_module(name)
     try:
         calls = SystemCallFilter(has_files=tmp_bytes > 0)
-        fork = confine_fork_server(sys.argv[4:])
+        fork = confine_fork_server(readable)
     except (OSError, ValueError) as error:
         send_frame(control, {"unavailable": str(error)})
         return

@@ -1,4 +1,5 @@
-"""What a host tells a candidate's process to do, and how that is written."""
+"""Messages between a host and a candidate's process: commands, and replies that the host cannot
+trust."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tasks.isolation.frames import LENGTH, Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """Something for a running program to do."""
+    """A message to a running program, with the time for the reply."""
 
     message: dict[str, Json]  # a `call`, {"statement"}, or the {"value"} or {"raised"} of an "ask"
     limit_s: float  # seconds it may take
@@ -21,9 +22,9 @@ class Command:
     def call(
         cls, function: str, arguments: Json, named: Json, limit_s: float, *, is_exact: bool = True
     ) -> Command:
-        """Call a function of the program; arguments as `plain_values` writes a list and a dict.
+        """Command to call a function; arguments as `plain_values` writes a list and a dict.
 
-        Unless `is_exact`, what it returns of a subclass comes back as the value of its base.
+        Unless `is_exact`, a returned instance of a subclass comes back as the value of its base.
         """
         message: dict[str, Json] = {
             "function": function,
@@ -35,7 +36,7 @@ class Command:
 
 
 def framed(message: dict[str, Json]) -> bytes:
-    """A message as it stands in the pipe, below its length."""
+    """A message's bytes in the pipe: length, then JSON."""
     body = json.dumps(message).encode("ascii")
     return LENGTH.pack(len(body)) + body
 
@@ -50,8 +51,8 @@ GOES_ON: frozenset[Kind] = frozenset({"value", "raised", "ask"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReply:
-    """What came of one command, and how long it took by the host's clock. All but `kind` and
-    `wall_s` may be invented."""
+    """The reply to a command, and the time by the host's clock. All but `kind` and `wall_s` may be
+    invented by the program."""
 
     kind: Kind  # how it ended
     value: Json = None  # a result as `plain_values` writes it; the exception's name of "raised"
@@ -61,40 +62,34 @@ class CommandReply:
 
 
 def read_reply(body: bytes) -> CommandReply:
-    """A candidate's message: known shapes with plain values pass, all else is "forged".
+    """Read a candidate's message: known shapes with plain values pass, all else is "forged".
 
     The work is linear in the bytes: values stay JSON, and no number that a program chose is hashed.
     """
     try:
         message = _DECODER.decode(body.decode("ascii"))
-        return _read(tuple(message.items()) if isinstance(message, dict) else ())
+        match tuple(message.items()) if isinstance(message, dict) else ():
+            case (("value", value),):
+                check(value)
+                return CommandReply(kind="value", value=value)
+            case (("raised", str() as name), ("message", str() as words)):
+                return CommandReply(kind="raised", value=name[:80], detail=words[:200])
+            case (("ask", {"arguments": [*arguments], "named": {"dict": [*pairs]}}),):
+                named = {"dict": pairs}
+                check(arguments)
+                check(named)
+                return CommandReply(kind="ask", value={"arguments": arguments, "named": named})
+            case (("memory", True),):
+                return CommandReply(kind="memory")
+            case (("exited", True),):
+                return CommandReply(kind="exited")
     except (ValueError, RecursionError):  # no JSON, or no plain value; or nested without end
-        return CommandReply(kind="forged")
-
-
-def _read(message: tuple[tuple[str, Any], ...]) -> CommandReply:  # Any: JSON
-    match message:
-        case (("value", value),):
-            check(value)
-            return CommandReply(kind="value", value=value)
-        case (("raised", str() as name), ("message", str() as words)):
-            return CommandReply(kind="raised", value=name[:80], detail=words[:200])
-        case (("ask", {"arguments": [*arguments], "named": {"dict": [*named]}}),):
-            check(arguments)
-            check({"dict": named})
-            return CommandReply(
-                kind="ask", value={"arguments": arguments, "named": {"dict": named}}
-            )
-        case (("memory", True),):
-            return CommandReply(kind="memory")
-        case (("exited", True),):
-            return CommandReply(kind="exited")
-        case _:
-            return CommandReply(kind="forged")
+        pass
+    return CommandReply(kind="forged")
 
 
 def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON
-    """An object, none of which has more than two names here, each of them once."""
+    """An object of a message: at most two names, each of them once."""
     if len(pairs) > 2 or len(record := dict(pairs)) < len(pairs):
         raise ValueError("no message has such an object")
     return record

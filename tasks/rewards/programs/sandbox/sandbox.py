@@ -1,10 +1,13 @@
-"""One sandbox: a fork server behind walls, and the process of one program after the other.
+"""A sandbox: a fork server behind walls, and the process of one program after the other.
 
     start(program, commands) -> replies, send(command) -> reply, ..., end()
 
-A program's time begins once its process says that it waits for it. Past its limit it is killed by
-the fork server, at the host's word; when the fork server itself is dead or stopped, the host kills
-the whole sandbox and the next program gets a fresh one.
+A program's time begins once its process waits for it. Past its limit the fork server kills it at
+the host's request; when the fork server itself is dead or stopped, the host kills the whole sandbox
+and the next program gets a fresh one.
+
+Walls beside those of the isolation: no installed packages, no new processes, threads, sockets or
+signals (`seccomp`), bounded memory, time and output (`candidate`). `self_test` tries them out.
 """
 
 from __future__ import annotations
@@ -37,21 +40,21 @@ START_S = 30.0  # to a fork server that answers
 
 
 class SandboxUnavailable(RewardUnavailable):
-    """The sandbox cannot start, or was lost and lost again."""
+    """Raised when the sandbox cannot start, or was lost twice."""
 
 
 class SandboxLost(SandboxUnavailable):
-    """The sandbox died or stopped answering; a fresh one may do."""
+    """Raised when the sandbox died or stopped answering; a fresh one may do."""
 
 
 class LostUnderProgram(SandboxLost):
-    """That happened while a program ran that nobody trusts, and may be its doing."""
+    """Raised when the sandbox was lost while an untrusted program ran, which may have done it."""
 
 
 class Sandbox:
     """Runs one program at a time for one caller at a time; starts with `warm` or the first program.
 
-    Whatever waits here raises Interrupted once the interrupt is set; what it waited for is ended.
+    Every wait raises Interrupted once the interrupt is set, and the program is ended.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Sandbox:
         return self._process.popen.pid if self._process else None
 
     def warm(self) -> None:
-        """Have it running now; SandboxUnavailable if it cannot."""
+        """Start the sandbox unless it runs; SandboxUnavailable if it cannot start."""
         if self._process is not None and self._process.popen.poll() is not None:
             self.close()
         if self._process is None:
@@ -105,12 +108,12 @@ class Sandbox:
         commands: Sequence[Command] = (),
         keep: bool = False,
     ) -> list[CommandReply]:
-        """Execute a program's text, then commands: the replies to them, none after a program's end.
+        """Execute a program's text, then commands; the replies to all of them, none after the
+        program's end.
 
-        With `stdin` it is a whole program whose output is kept; without, its functions are called.
-        `keep`: the program goes on, until `end`, if none of them has ended it.
-        `preamble`: text above the program's. `asks`: name of a function that is not the program's
-        own: calls of it come back as replies of kind "ask".
+        `stdin`: the text is a whole program, whose output is kept; without, its functions are
+        called. `keep`: the program goes on until `end`. `preamble`: text above the program's.
+        `asks`: name of a function that is not the program's: its calls come back as "ask" replies.
         """
         self.warm()
         message: dict[str, Json] = {
@@ -119,12 +122,19 @@ class Sandbox:
             "is_main": stdin is not None,
             "asks": asks,
         }
-        return self._ask(
-            lambda candidate: self._begin(candidate, message, stdin, limit_s), commands, keep=keep
-        )
+
+        def begin(candidate: CandidateProcess) -> CommandReply:
+            if candidate.has_program:  # kept and never ended: no process sees two
+                candidate = self._next_candidate()
+            reply = candidate.start(message, stdin or "", limit_s)
+            if stdin is None:
+                return reply
+            return replace(reply, stdout=candidate.printed(self._limits.output_bytes))
+
+        return self._ask(begin, commands, keep=keep)
 
     def send(self, command: Command) -> CommandReply:
-        """A command to the running program; "not_run" if it has ended."""
+        """Send a command to the kept program; "not_run" if the program has ended."""
         if self._candidate is None or not self._candidate.is_running:
             return CommandReply(kind="not_run")
         (reply,) = self._ask(lambda _: None, (command,), keep=True)
@@ -134,22 +144,6 @@ class Sandbox:
         """Kill the program that was kept."""
         if self._candidate is not None:
             self._replace_candidate()
-
-    def _begin(
-        self,
-        candidate: CandidateProcess,
-        message: dict[str, Json],
-        stdin: str | None,
-        limit_s: float,
-    ) -> CommandReply:
-        if candidate.has_program:  # kept and never ended: no process sees two
-            candidate = self._next_candidate()
-        reply = candidate.start(message, stdin or "", limit_s)
-        return (
-            reply
-            if stdin is None
-            else replace(reply, stdout=candidate.printed(self._limits.output_bytes))
-        )
 
     def _ask(
         self,
@@ -179,14 +173,14 @@ class Sandbox:
         return replies
 
     def _replace_candidate(self) -> None:
-        """End the program; what it replied stands, even if the sandbox is lost at its end."""
+        """End the program; its replies stand, even if the sandbox is lost at its end."""
         try:
             self._next_candidate()
         except OSError:
             self.close()
 
     def _next_candidate(self) -> CandidateProcess:
-        """End the candidate and ask for the next, which waits behind its walls for its program."""
+        """End the candidate and request the next, which waits behind its walls for a program."""
         assert self._process is not None
         if self._candidate is not None:
             self._candidate.end()

@@ -1,5 +1,5 @@
-"""Does the sandbox hold on this machine? Tried before it is used, and refused where one attempt
-gets through.
+"""Try out the sandbox on this machine before its first use: one attempt that gets through, and the
+isolation is refused.
 
 The attempts are the plainest of their kind; the escape suite of the tests has the cunning ones.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.isolation.interpreter import below_tmp, own
 from tasks.isolation.isolation import CURES, Isolation, SandboxLimits, hidden_packages
-from tasks.rewards.programs.sandbox.messages import Command, CommandReply
+from tasks.rewards.programs.sandbox.messages import Command
 from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
 
 LIMIT_S = 10.0
@@ -62,8 +62,8 @@ def try_out(path, packages):
 
 @lru_cache(maxsize=8)
 def holds(isolation: Isolation) -> str:
-    """Why this isolation is not to be had on this machine, an empty string if it holds. Takes half
-    a second, once per process."""
+    """The reason why this machine does not give the isolation, empty if it does. Takes half a
+    second, once per process."""
     sandbox = Sandbox(isolation, SandboxLimits())
     try:
         sandbox.warm()
@@ -75,7 +75,7 @@ def holds(isolation: Isolation) -> str:
 
 
 def check_isolation(isolation: Isolation) -> None:
-    """ValueError with the cure if this isolation is not to be had."""
+    """Check that this machine gives the isolation; ValueError with the cure if it does not."""
     if isolation is Isolation.NAMESPACES and (hidden := below_tmp(own())):
         raise ValueError(
             "code rewards need a Python outside of /tmp, in place of which a program has its own,"
@@ -99,14 +99,16 @@ def _try_out(sandbox: Sandbox) -> str:
             limit_s=LIMIT_S,
             commands=[Command.call("add", [2, 3], {"dict": []}, LIMIT_S), attempts],
         )
-    if len(replies) != 3 or replies[1] != CommandReply(
-        kind="value", value=5, wall_s=replies[1].wall_s
-    ):
+    if len(replies) != 3 or (replies[1].kind, replies[1].value) != ("value", 5):
         return (
             f"a right program must give its result, the sandbox says {replies[-1].kind}"
             f" {replies[-1].value} {replies[-1].detail}"
         )
-    if through := _got_through(replies[2]):
+    tried = replies[2]
+    if tried.kind != "value" or not isinstance(tried.value, dict):
+        return f"a program inside can not be tried out ({tried.kind} {tried.value} {tried.detail})"
+    through = [what for what, refused in dict(tried.value["dict"]).items() if refused is not True]
+    if through:
         return f"a program inside can {' and '.join(through)}"
     (imported,) = sandbox.start(IMPORT, limit_s=LIMIT_S)
     if imported.kind != "value":
@@ -117,10 +119,3 @@ def _try_out(sandbox: Sandbox) -> str:
         if endless.kind == "timeout"
         else f"an endless program must be ended, the sandbox says {endless.kind}"
     )
-
-
-def _got_through(reply: CommandReply) -> list[str]:
-    if reply.kind != "value" or not isinstance(reply.value, dict):
-        return [f"not be tried out ({reply.kind} {reply.value} {reply.detail})"]
-    attempts = dict(reply.value["dict"])
-    return [attempt for attempt, refused in attempts.items() if refused is not True]
