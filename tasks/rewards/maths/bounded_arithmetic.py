@@ -37,14 +37,15 @@ Function = Callable[[Number], Number]
 
 
 class Value(NamedTuple):
-    """A part of an expression."""
+    """The value of a part of an expression."""
 
     at: Evaluate  # the number at a point; raises OutsideError where it has none
     exact: Exact | None = None  # where it is rational
 
 
 class OutsideError(Exception):
-    """Not a form, or no number, that is decided here."""
+    """Raised for text outside the supported grammar, and for numbers outside the bounds; the caller
+    leaves the comparison to others."""
 
 
 # One context for all threads: some of its functions raise its precision and put it back.
@@ -55,19 +56,25 @@ PI, E, IMAGINARY_UNIT = +context.pi, +context.e, context.mpc(0, 1)
 
 
 def decimal(text: str) -> Value:
-    """The number that digits stand for."""
+    """Read digits as a number."""
     number = context.mpf("0" + text)  # mpmath cannot read ".0"
     is_long = len(text) > MAX_DIGITS
-    return Value(_outside if is_long else lambda _: number, exact_arithmetic.decimal(text))
+
+    def value(_: Point) -> Number:
+        if is_long:
+            raise OutsideError
+        return number
+
+    return Value(value, exact_arithmetic.decimal(text))
 
 
 def letter(name: str) -> Value:
-    """The number that a letter stands for."""
+    """The value of a letter: its coordinate at the point."""
     return Value(lambda point: point[name], exact_arithmetic.letter(name))
 
 
 def magnitude(number: Number) -> int:
-    """About the binary logarithm, 0 for zero; OutsideError past the bounds and for infinity."""
+    """The rounded binary logarithm, 0 for zero; OutsideError past the bounds and for infinity."""
     if not context.isfinite(number):
         raise OutsideError
     if number == 0:
@@ -78,12 +85,8 @@ def magnitude(number: Number) -> int:
     return bits
 
 
-def _outside(_: Point) -> Number:
-    raise OutsideError
-
-
 def entrance(inside: Value) -> Evaluate:
-    """The value for callers: one evaluation at a time; whatever fails in it is OutsideError."""
+    """Make a value callable from outside: one evaluation at a time, any failure an OutsideError."""
 
     def value(point: Point) -> Number:
         with _LOCK:
@@ -97,7 +100,7 @@ def entrance(inside: Value) -> Evaluate:
 
 
 def size(inside: Value) -> int:
-    """The binary digits before or behind the point of a value without letters; 0 if it has none."""
+    """Binary digits before or behind the point of a value without letters; 0 outside the bounds."""
     try:
         return abs(magnitude(entrance(inside)({})))
     except OutsideError:
@@ -105,12 +108,12 @@ def size(inside: Value) -> int:
 
 
 def constant(number: Number) -> Value:
-    """The same number at every point, which is not rational."""
+    """The value of an irrational constant."""
     return Value(lambda _: number)
 
 
 def added(first: Value, second: Value) -> Value:
-    """Their sum, in which no term vanishes."""
+    """The sum of two values, in which no term may vanish."""
 
     def value(point: Point) -> Number:
         left, right = first.at(point), second.at(point)
@@ -127,12 +130,12 @@ def added(first: Value, second: Value) -> Value:
 
 
 def negated(inside: Value) -> Value:
-    """Minus the value."""
+    """The negative of a value."""
     return Value(lambda point: -inside.at(point), exact_arithmetic.negated(inside.exact))
 
 
 def multiplied(first: Value, second: Value) -> Value:
-    """Their product."""
+    """The product of two values."""
     return Value(
         lambda point: _bounded(first.at(point) * second.at(point)),
         exact_arithmetic.multiplied(first.exact, second.exact),
@@ -140,7 +143,7 @@ def multiplied(first: Value, second: Value) -> Value:
 
 
 def divided(first: Value, second: Value) -> Value:
-    """Their quotient."""
+    """The quotient of two values."""
 
     def value(point: Point) -> Number:
         low = second.at(point)
@@ -152,7 +155,7 @@ def divided(first: Value, second: Value) -> Value:
 
 
 def raised(base: Value, exponent: Value) -> Value:
-    """A power, whose size is known before it is taken."""
+    """The power of a value, whose size is checked before it is computed."""
     return Value(
         lambda point: _power(base.at(point), exponent.at(point)),
         exact_arithmetic.raised(base.exact, exponent.exact),
@@ -160,7 +163,7 @@ def raised(base: Value, exponent: Value) -> Value:
 
 
 def rooted(inside: Value, index: Value) -> Value:
-    """The root that is real, if there is one."""
+    """The root of a value, the real one if there is one."""
 
     def value(point: Point) -> Number:
         number, degree = inside.at(point), index.at(point)
@@ -187,23 +190,23 @@ def chosen(top: Value, low: Value) -> Value:
 
 
 def logarithm(inside: Value, base: Value | None) -> Value:
-    """To a base, which is ten where none is given."""
+    """The logarithm to a base, which is ten where none is given."""
     base = base or decimal("10")
     return divided(applied(_log, inside), applied(_log, base))
 
 
 def applied(function: Function, inside: Value) -> Value:
-    """A function of one number."""
+    """A function of one number, applied to a value."""
     return Value(lambda point: _bounded(function(_bounded(inside.at(point)))))
 
 
 def factorial(inside: Value) -> Value:
-    """The factorial, or what extends it."""
+    """The factorial of a value, extended by the gamma function."""
     return Value(applied(_factorial, inside).at, exact_arithmetic.factorial(inside.exact))
 
 
 def degrees(inside: Value) -> Value:
-    """An angle."""
+    """An angle in degrees as radians."""
     return applied(lambda number: number * PI / 180, inside)
 
 
@@ -248,7 +251,7 @@ def _small(number: Number) -> Number:
 
 
 def _modest(function: Function, max_bits: int = MAX_GAP // 2) -> Function:
-    """A function of an argument that leaves enough digits."""
+    """Restrict a function to arguments that leave enough digits."""
 
     def value(number: Number) -> Number:
         if not MIN_BITS <= magnitude(number) <= max_bits:
@@ -264,12 +267,12 @@ def _bounded(number: Number) -> Number:
 
 
 def _simple(number: Number) -> Number:
-    """A complex number without imaginary part as the real one that it is."""
+    """Convert a complex number without imaginary part to a real one."""
     return number if is_real(number) or number.imag != 0 else number.real
 
 
 def is_real(number: Number) -> bool:
-    """Whether a value is a real number; none has an imaginary part of zero."""
+    """True if a value is a real number; complex ones have an imaginary part other than zero."""
     return not hasattr(number, "_mpc_")
 
 

@@ -1,4 +1,4 @@
-r"""Reads a closed form in the uniform spelling as a function of its letters: `2x\sin(x) - 1`.
+r"""Read a closed form in the uniform spelling as a function of its letters: `2x\sin(x) - 1`.
 
     text -> tokens -> recursive descent -> ClosedForm: a function of a point
 
@@ -9,7 +9,7 @@ are left out, with None. `e` is Euler's number, `i` the imaginary unit, any othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,7 +30,11 @@ _TOKEN = re.compile(
 
 
 class Tokens:
-    """Read from left to right; every method that wants more than there is raises OutsideError."""
+    """The tokens of an expression and a place among them: numbers, single letters, commands, signs.
+
+    Words of four letters or more are no letters side by side. Methods raise OutsideError for such a
+    word, and where there are too few tokens.
+    """
 
     def __init__(self, text: str) -> None:
         self.place = 0
@@ -51,19 +55,18 @@ class Tokens:
         """The text of some tokens behind the next one."""
         return "".join(self._tokens[self.place + 1 : self.place + 1 + count])
 
-    def is_broken_since(self, place: int) -> bool:
-        """Whether the tokens taken from a place on hold a fraction."""
-        taken = self._tokens[place : self.place]
-        return any(token in ("/", "\\frac") or "." in token for token in taken)
+    def taken_since(self, place: int) -> list[str]:
+        """The tokens from a place up to this one."""
+        return self._tokens[place : self.place]
 
     def is_digit_out_of_place(self) -> bool:
-        """Whether a number comes right after a letter or another number: x2, 2 3."""
+        """True if a number comes right after a letter or another number: x2, 2 3."""
         if self.next[0] not in "0123456789.":
             return False
         return self.place != self._subscript_end and self.last not in (")", "}", "]", "!")
 
     def take(self) -> str:
-        """The next token."""
+        """Take the next token."""
         token = self.next
         if not token:
             raise OutsideError
@@ -71,13 +74,13 @@ class Tokens:
         return token
 
     def take_digit(self) -> str:
-        """The first digit of the number that is next."""
+        """Take the first digit of the number that is next."""
         number = self.next
         self._tokens[self.place] = number[1:]
         return number[0]
 
     def take_subscript(self) -> str:
-        """A token or the characters of a group."""
+        """Take a subscript: a token, or the characters of a group."""
         name = ""
         if not self.skip("{"):
             name = self.take()
@@ -88,17 +91,13 @@ class Tokens:
         return name
 
     def skip(self, *tokens: str) -> bool:
-        """Whether these tokens come next; if so they are taken."""
+        """Take these tokens if they come next; True if they do."""
         found = self._tokens[self.place : self.place + len(tokens)] == list(tokens)
         self.place += len(tokens) if found else 0
         return found
 
-    def skip_one_of(self, sequences: Sequence[tuple[str, ...]]) -> bool:
-        """Whether one of several sequences comes next; if so it is taken."""
-        return any(self.skip(*tokens) for tokens in sequences)
-
     def expect(self, token: str) -> None:
-        """Take this token, the end being an empty one."""
+        """Take this token, OutsideError if another is next; the end is an empty token."""
         if self.next != token:
             raise OutsideError
         self.place += bool(token)
@@ -144,7 +143,7 @@ class ClosedForm:
 
 @lru_cache(maxsize=4096)
 def read_closed_form(text: str) -> ClosedForm | None:
-    """Text read; None for what is no closed form."""
+    """Read a text; None if it is no closed form."""
     if len(text) > MAX_CHARS:
         return None
     try:
@@ -164,7 +163,7 @@ def read_closed_form(text: str) -> ClosedForm | None:
 
 
 class _Reader:
-    """Recursive descent over tokens; every method reads one form and returns its value."""
+    """Recursive descent over tokens; every method reads a form and returns its value."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -177,7 +176,7 @@ class _Reader:
         self._num_letters = 0  # read so far
 
     def sum(self) -> Value:
-        """[+-] product ([+-] product)*, as deep as brackets may go."""
+        """Read [+-] product ([+-] product)*, as deep as brackets may go."""
         self._deepen()
         value = self._signed(self._product)
         while self.tokens.next in ("+", "-"):
@@ -192,7 +191,7 @@ class _Reader:
         return read()
 
     def _product(self) -> Value:
-        """Factors side by side or with signs between them; after `/` come one factor and a sign."""
+        """Read factors side by side or with signs between; after `/` come a factor and a sign."""
         value = self._factor()
         while not self._is_at_end_of_product():
             if self.tokens.skip("/"):
@@ -228,7 +227,9 @@ class _Reader:
             return value
         start = self.tokens.place
         exponent = self._argument()
-        self.has_kinks = self.has_kinks or self.tokens.is_broken_since(start)
+        taken = self.tokens.taken_since(start)
+        is_broken = any(token in ("/", "\\frac") or "." in token for token in taken)
+        self.has_kinks = self.has_kinks or is_broken
         if self.tokens.next == "^":
             raise OutsideError
         return self._postfixed(arithmetic.raised(value, exponent))
@@ -279,7 +280,7 @@ class _Reader:
         return value
 
     def _number(self, text: str) -> Value:
-        """A number, or the mixed one that it opens: `3\\frac{1}{2}`."""
+        """Read a number, or a mixed one, such as `3\\frac{1}{2}`."""
         value = arithmetic.decimal(text)
         is_whole = text.isdigit() and self.tokens.next == "\\frac"
         if is_whole and _WHOLE_PARTS.match(self.tokens.ahead(6)):
@@ -297,7 +298,7 @@ class _Reader:
         return arithmetic.letter(name)
 
     def _argument(self) -> Value:
-        r"""What a command or a caret takes: a group or a token, of `\frac12` one digit."""
+        r"""Read the argument of a command or caret: a group or a token, of `\frac12` one digit."""
         is_exponent = self.tokens.last == "^"
         if self.tokens.next in ("{", "("):
             return self._until(_CLOSING[self.tokens.take()])
@@ -312,10 +313,10 @@ class _Reader:
         return value
 
     def _function(self, token: str) -> Value:
-        r"""`\sin(x)`, `\sin 2x`, `\sin^2 x`, `\tan^{-1} x`, `\log_2 x`."""
+        r"""Read a function: `\sin(x)`, `\sin 2x`, `\sin^2 x`, `\tan^{-1} x`, `\log_2 x`."""
         self._deepen()
         base = self._argument() if token == "\\log" and self.tokens.skip("_") else None
-        if self.tokens.skip_one_of(_MINUS_ONE):
+        if any(self.tokens.skip(*tokens) for tokens in _MINUS_ONE):
             token = "\\arc" + token[1:]
         exponent = self._argument() if self.tokens.skip("^") else None
         is_bracketed = self.tokens.next in ("(", "{")
@@ -333,7 +334,7 @@ class _Reader:
         return self._powered(value) if is_bracketed else value
 
     def _bare_argument(self) -> Value:
-        r"""Factors side by side up to a sign or function; not `\sin x/2`, `\sin x(y)`."""
+        r"""Read factors side by side up to a sign or function; not `\sin x/2`, `\sin x(y)`."""
         value = self._factor()
         ends = ("*", "/", "(")
         while not (

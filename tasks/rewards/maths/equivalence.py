@@ -1,5 +1,4 @@
-"""Are two mathematical expressions equal, according to math-verify? Runs inside a verify worker
-only.
+"""Compare two mathematical expressions by math-verify. Runs inside a verify worker only.
 
     gold, once --parse--> values far apart? --no--> math-verify: equal or different
                                         \--yes--> different
@@ -36,10 +35,8 @@ from sympy.core.function import AppliedUndef
 
 # math-verify returns sympy objects and strings of many types, all untyped: hence list[object].
 
-POINTS = (
-    Rational(13, 11),
-    Rational(29, 17),
-)  # where two functions are compared: positive, of no special value
+# where two functions are compared: positive, of no special value
+POINTS = Rational(13, 11), Rational(29, 17)
 FAR = 1e-5  # relative; math-verify takes values for equal that agree to six places
 DIGITS = 20
 SAME_DIGITS = 40  # in which two numbers agree that are taken for one
@@ -98,8 +95,8 @@ by_digits = grader.sympy_numeric_eq
 
 
 def same_number(wanted: object, given: object, *rounding: int) -> bool:
-    """Whether two expressions are one number: rational ones exactly, others by forty digits,
-    relative to their size, if nothing in them is so large or small that it could vanish.
+    """Compare two numbers: rational ones exactly, others by forty digits relative to their size, if
+    nothing in them is so large or small that it could vanish.
 
     math-verify rounds to 15 digits and calls whatever is smaller zero.
     """
@@ -126,7 +123,7 @@ def _is_percent(side: object) -> bool:
 
 
 def _may_vanish(*sides: Expr) -> bool:
-    """Whether factorials, large powers or numbers of many digits occur in an expression."""
+    """True if factorials, large powers or numbers of many digits occur in an expression."""
     for side in sides:
         numbers = side.atoms(Rational)
         powers = (power.exp for power in side.atoms(Pow) if power.exp.is_number)
@@ -144,9 +141,10 @@ grader.sympy_numeric_eq = same_number
 
 @lru_cache(maxsize=4096)
 def compare(gold: str, answer: str) -> str:
-    """ "equal", "different", or "bad_gold" if the gold itself is no expression."""
-    wanted = parse_gold(gold)
-    if not wanted:
+    """Compare gold and answer: "equal", "different", or "bad_gold" for a gold that is no
+    expression."""
+    wanted = _parsed(f"${gold}$")
+    if all(isinstance(reading, str) for reading in wanted):  # nothing but its characters
         return "bad_gold"
     given = _parsed(f"\\boxed{{{answer}}}")
     if given and differ_in_value(wanted[0], given[0]):
@@ -156,49 +154,46 @@ def compare(gold: str, answer: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_gold(gold: str) -> tuple[object, ...]:
-    """The gold's readings; empty if math-verify finds nothing but its characters."""
+    """Read a gold; empty if math-verify finds nothing but its characters."""
     readings = tuple(_parsed(f"${gold}$"))
     return () if all(isinstance(reading, str) for reading in readings) else readings
 
 
 def _parsed(text: str) -> list[object]:
-    """math-verify's readings, in which primes, divisors of letters and derivatives of letters stay
-    what they are: it drops primes, and sympy takes the others for 1, a product and 0."""
+    """math-verify's readings of a text that keep primes, divisors of letters and derivatives of
+    letters: math-verify drops primes, and sympy takes the others for 1, a product and 0."""
+
+    def subscripted(match: re.Match[str]) -> str:
+        """`y_1''` as a letter of its own, the primes in its subscript."""
+        return f"{match[1]}_{{{match[2] or match[3] or ''}prime{len(match[4])}}}"
+
+    def divisor(match: re.Match[str]) -> str:
+        """`\\gcd(b, a)` as an unknown symmetric function."""
+        if not re.search("[A-Za-z]", match[2]):
+            return match[0]
+        arguments = ",".join(sorted(part.strip() for part in match[2].split(",")))
+        return rf"\text{{{match[1]}}}({arguments})"
+
+    def vanishes(part: Basic) -> bool:
+        """True for derivatives that sympy takes for 0."""
+        return isinstance(part, Derivative) and not part.expr.free_symbols & set(part.variables)
+
     primed = _PRIME.sub(lambda match: "'" * match[0].count("prime"), text)
-    distinct = _DIVISOR.sub(_divisor, _PRIMED.sub(_subscripted, primed))
-    return [_kept(reading) for reading in parse(distinct, READING, parsing_timeout=None)]
-
-
-def _subscripted(match: re.Match[str]) -> str:
-    """`y_1''` as a letter of its own, the primes in its subscript."""
-    return f"{match[1]}_{{{match[2] or match[3] or ''}prime{len(match[4])}}}"
-
-
-def _divisor(match: re.Match[str]) -> str:
-    """`\\gcd(b, a)` as a function of which nothing is known but that order does not matter."""
-    if not re.search("[A-Za-z]", match[2]):
-        return match[0]
-    return rf"\text{{{match[1]}}}({','.join(sorted(part.strip() for part in match[2].split(',')))})"
-
-
-def _kept(reading: object) -> object:
-    if not isinstance(reading, Basic):
-        return reading
-    return reading.replace(
-        lambda part: (
-            isinstance(part, Derivative) and not part.expr.free_symbols & set(part.variables)
-        ),
-        lambda part: Symbol(str(part)),
-    )
+    distinct = _DIVISOR.sub(divisor, _PRIMED.sub(subscripted, primed))
+    return [
+        reading.replace(vanishes, lambda part: Symbol(str(part)))
+        if isinstance(reading, Basic)
+        else reading
+        for reading in parse(distinct, READING, parsing_timeout=None)
+    ]
 
 
 def differ_in_value(wanted: object, given: object) -> bool:
-    """Whether two expressions in the same letters have values far apart: a proof that spares
+    """True if two expressions in the same letters have values far apart: a proof that spares
     math-verify the search for one.
 
-    Of equations that name the same letter alone on the left, the right sides count. False for
-    whatever math-verify reads with indulgence: single letters, percent, functions without a
-    meaning.
+    Of equations with the same single letter on the left, the right sides are compared. False for
+    expressions that math-verify reads generously: single letters, percent, unknown functions.
     """
     if isinstance(wanted, Eq) and isinstance(given, Eq):
         name = wanted.lhs

@@ -67,13 +67,13 @@ def decimal(text: str) -> Exact:
 
 @lru_cache(maxsize=4096)
 def letter(name: str) -> Exact:
-    """A letter, at the point of this process."""
+    """The value of a letter at the point of this process."""
     digest = blake2b(name.encode(), key=_KEY, digest_size=40).digest()
     return Exact(int.from_bytes(digest) % _PRIME, None)
 
 
 def added(first: Exact | None, second: Exact | None) -> Exact | None:
-    """Their sum."""
+    """The sum of two values."""
     if first is None or second is None:
         return None
     small = None if first.small is None or second.small is None else first.small + second.small
@@ -81,12 +81,12 @@ def added(first: Exact | None, second: Exact | None) -> Exact | None:
 
 
 def negated(inside: Exact | None) -> Exact | None:
-    """Minus the value."""
+    """The negative of a value."""
     return multiplied(_MINUS_ONE, inside)
 
 
 def multiplied(first: Exact | None, second: Exact | None) -> Exact | None:
-    """Their product."""
+    """The product of two values."""
     if first is None or second is None:
         return None
     small = None if first.small is None or second.small is None else first.small * second.small
@@ -94,7 +94,7 @@ def multiplied(first: Exact | None, second: Exact | None) -> Exact | None:
 
 
 def divided(first: Exact | None, second: Exact | None) -> Exact | None:
-    """Their quotient."""
+    """The quotient of two values; None over zero."""
     if first is None or second is None or second.residue == 0:
         return None
     small = None
@@ -104,7 +104,7 @@ def divided(first: Exact | None, second: Exact | None) -> Exact | None:
 
 
 def raised(base: Exact | None, exponent: Exact | None) -> Exact | None:
-    """A power with a whole exponent."""
+    """The power with a whole exponent; None for other exponents."""
     if base is None or exponent is None or (times := exponent.small) is None:
         return None
     if base.residue == 0 and times <= 0:

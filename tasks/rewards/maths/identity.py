@@ -1,4 +1,4 @@
-r"""Are two closed forms the same function, two equations the same? Asked at points nobody knows.
+r"""Compare closed forms as functions, and equations, at secret points.
 
     texts -> closed forms -> rational? one remainder (`exact_arithmetic`)
     -> numbers of 130 digits at points drawn anew in every process -> equal?
@@ -42,7 +42,7 @@ _DRAW = SystemRandom()
 
 
 def same_function(gold: str, answer: str) -> bool | None:
-    """Whether two expressions are equal wherever both are real; None if one cannot be read."""
+    """Compare two expressions wherever both are real; None if one cannot be read."""
     if gold == answer and read_closed_form(gold) is not None:
         return True
     wanted = read_closed_form(gold)
@@ -65,7 +65,8 @@ def same_function(gold: str, answer: str) -> bool | None:
 
 
 def same_equation(gold: tuple[str, str], answer: tuple[str, str], *, signed: bool) -> bool | None:
-    """Whether the differences of two pairs of sides are multiples, positive ones if `signed`."""
+    """Compare two equations: True if the differences of their sides are multiples, positive ones if
+    `signed`; None if it cannot be known."""
     wanted, given = (read_closed_form(f"({left})-({right})") for left, right in (gold, answer))
     if wanted is None or given is None:
         return None
@@ -82,13 +83,13 @@ def same_equation(gold: tuple[str, str], answer: tuple[str, str], *, signed: boo
 
 
 def close(left: Number, right: Number) -> bool:
-    """Whether two numbers are the same but for rounding."""
+    """True if two numbers are the same but for rounding."""
     difference = context.fabs(left - right)
     return bool(difference <= TOLERANCE * max(context.fabs(left), context.fabs(right)))
 
 
 def close_to_decimal(value: Number, decimal: str) -> bool:
-    """Whether a decimal is a number rounded or cut off at its last place, of six digits or more."""
+    """True if a decimal of six digits or more is the number, rounded or cut off."""
     places = len(decimal.partition(".")[2])
     digits = decimal.lstrip("-0.").replace(".", "")
     distance = context.fabs(value - context.mpf(decimal))
@@ -96,7 +97,7 @@ def close_to_decimal(value: Number, decimal: str) -> bool:
 
 
 def constant_value(text: str) -> Number | None:
-    """The real number that an expression stands for; None if it has letters or cannot be read."""
+    """The real value of an expression; None if it has letters or cannot be read."""
     form = read_closed_form(text)
     if form is None or form.letters:
         return None
@@ -121,7 +122,8 @@ def _pairs(wanted: ClosedForm, given: ClosedForm) -> Iterator[tuple[Number, Numb
 
 
 def _windows(reach: int | None) -> tuple[Window, ...]:
-    """Where to compare: near, and where there are kinks, between constants of this size, beyond."""
+    """Windows to compare in: near ones; for forms with kinks also the other quadrants, and beyond
+    constants of `reach` binary digits."""
     if reach is None:
         return NEAR
     sizes = {FAR_BITS, min(max(2 * reach + 4, FAR_BITS), MAX_FAR_BITS)}

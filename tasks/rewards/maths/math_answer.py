@@ -1,4 +1,5 @@
-r"""The mathematics reward: is the final answer equal to the gold?
+r"""The mathematics rewards: 1 if the final answer equals the gold; and one that also pays for the
+worked lines before it.
 
     final answer -> both plain numbers? exact fractions, microseconds
                  -> too complex, left undone? wrong
@@ -8,6 +9,15 @@ r"""The mathematics reward: is the final answer equal to the gold?
 The gold is a number (`42`, `-1/2`, `42%`) or a LaTeX expression without \boxed{}. A number question
 wants a number: by default an unevaluated `6 \times 7`, which may be an echo of the question, is
 wrong where math-verify would call it equal.
+
+With worked lines (`worked_answer`):
+
+    gold "3 + 5 = 8 / 8 + 2 = 10 / 10", response "3 + 5 = 8 / Answer: 8"
+    ─▶ the answer is wrong: 0, one line of two is there: 1/2 ─▶ 0 + (1 - answer_share) / 2
+
+Where most answers to a long question are wrong, the answer alone teaches a policy nothing about the
+steps towards it; the lines do, from the first one on. A gold of a single line has no worked lines
+and is scored as by `math_answer`: so held-out questions can be scored by their answers.
 """
 
 from __future__ import annotations
@@ -57,8 +67,8 @@ REHEARSED = (
     "x^2y - e^{2x}",
 )
 _NAMED = re.compile(r"^\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=")
-# What an answer to a gold that nothing here reads may have though the gold has it not: math-verify
-# reads past signs that it does not know, and past relations.
+# Signs that an answer to an unreadable gold may have although the gold lacks them. Others may not
+# stand in it: math-verify reads past relations, and past signs that it does not know.
 _HARMLESS = re.compile(
     r"[A-Za-z0-9\s+\-*/^_(){}\[\].,|!']|\\(?:[,;:! {}]|(?:[dt]?frac|sqrt|cdot|times|left|right"
     r"|pi|e|ln|log|exp|infty|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|int|sum|prod|lim|binom|text"
@@ -110,8 +120,8 @@ class MathAnswerConfig(BaseModel):
 
 
 class MathAnswer(ProcessReward):
-    """Scores against `Prompt.gold`; the worker process starts with the first answer that needs it,
-    or with `warm`."""
+    """Compares final answers with `Prompt.gold`; the worker process starts with the first answer
+    that needs it, or with `warm`."""
 
     name = "math_answer"
 
@@ -135,8 +145,7 @@ class MathAnswer(ProcessReward):
         return self.judge(prompt.gold, generated.text)
 
     def check_gold(self, gold: str) -> None:
-        """ValueError if nothing can ever be equal to this gold: to be called when a data set is
-        read."""
+        """Check a gold when a data set is read; ValueError if no answer can ever equal it."""
         verdict = self.judge(gold, f"\\boxed{{{stated_gold(gold)}}}")
         reason = why_unusable(stated_gold(gold)) or verdict.detail
         if verdict.outcome is not Outcome.OK or reason != verdict.detail:
@@ -146,7 +155,7 @@ class MathAnswer(ProcessReward):
             )
 
     def judge(self, gold: str, text: str) -> Verdict:
-        """The verdict on a response's text; whatever reading it raises, it is not the answer."""
+        """Judge a response's text; a text whose reading raises is wrong."""
         try:
             return self._judge(gold, text)
         except (RewardUnavailable, Interrupted):
@@ -167,6 +176,7 @@ class MathAnswer(ProcessReward):
         return self._judge_expression(wanted_text, answer)
 
     def _judge_expression(self, gold: str, answer: str) -> Verdict:
+        """Judge an answer that is no plain number, or whose gold is none."""
         if too_complex(answer):
             return wrong("too_complex")
         if not answer.isprintable():
@@ -176,22 +186,22 @@ class MathAnswer(ProcessReward):
             return wrong("unevaluated")
         same = same_answer(gold, answer, self._rules)
         if same is not None:
-            return right("identical") if same else wrong(self._why_not(gold, answer))
+            if same:
+                return right("identical")
+            if exact_number(gold) is not None:
+                if not any(character in "0123456789" for character in answer):
+                    return wrong("not_a_number")
+                if self._unevaluated_is_wrong and is_unevaluated(answer):
+                    return wrong("unevaluated")
+            return wrong("unequal")
         if (is_readable(gold) and not is_undone(answer)) or says_more(gold, answer):
             return wrong("unreadable")
         if is_readable(gold) and is_readable(answer):  # out of bounds: nobody decides it by floats
             return wrong("undecided")
         return self._verify(gold, answer)
 
-    def _why_not(self, gold: str, answer: str) -> str:
-        """What is wrong with an answer that is not the gold."""
-        if exact_number(gold) is None:
-            return "unequal"
-        if not any(character in "0123456789" for character in answer):
-            return "not_a_number"
-        return "unevaluated" if self._unevaluated_is_wrong and is_unevaluated(answer) else "unequal"
-
     def _verify(self, gold: str, answer: str) -> Verdict:
+        """Have math-verify compare them, in the worker."""
         if not gold:
             return infra("bad_gold")
         self.num_verified += 1
@@ -205,26 +215,32 @@ class MathAnswer(ProcessReward):
 
 
 def says_more(gold: str, answer: str) -> bool:
-    """Whether an answer has signs that the gold has not, but for the known ones of functions, or
-    one of them a double factorial, which math-verify takes for a factorial of a factorial."""
+    """True if an answer has signs that the gold lacks, those of known functions apart, or if either
+    has a double factorial, which math-verify takes for a factorial of a factorial."""
     stated = _NAMED.sub("", answer, count=1)
     signs = set(_PART.findall(stated)) - set(_PART.findall(gold))
     return "!!" in gold + answer or not all(map(_HARMLESS.fullmatch, signs))
 
 
 def stated_gold(gold: str) -> str:
-    """What GSM8K's solutions state behind `####`; other golds are their own statement."""
+    """The answer of a gold: of GSM8K's solutions the text behind `####`, else all of it."""
     return gold.rpartition("####")[2]
 
 
 def why_unusable(gold: str) -> str:
-    """Why no answer meets a gold though its own characters would; empty if one does."""
+    """The reason why no answer meets a gold, although its own characters would; else empty."""
     text = plain(fold(gold))
     if "\n" in gold.strip() and "\\begin" not in gold:
         return "it has several lines"
     if _MISSING.fullmatch(text):
         return "it is a missing value"
-    if '"' in text or _is_json_list(text):
+    try:
+        value = json.loads(text.replace("'", '"'))
+    except ValueError:
+        value = None
+    is_list = isinstance(value, list)
+    is_interval = is_list and len(value) == 2 and set(map(type, value)) <= {int, float}
+    if '"' in text or ((is_list or isinstance(value, dict)) and not is_interval):
         return "it is a list of JSON or in quotes"
     if text.endswith("=") or sum(map(text.count, "([{")) > sum(map(text.count, ")]}")):
         return "it ends too early"
@@ -233,22 +249,10 @@ def why_unusable(gold: str) -> str:
     return ""
 
 
-def _is_json_list(text: str) -> bool:
-    """Whether a text is a list or an object, and no interval."""
-    try:
-        value = json.loads(text.replace("'", '"'))
-    except ValueError:
-        return False
-    is_interval = (
-        isinstance(value, list) and len(value) == 2 and set(map(type, value)) <= {int, float}
-    )
-    return isinstance(value, (list, dict)) and not is_interval
-
-
 @lru_cache(maxsize=4096)
 def read_gold(gold: str) -> tuple[str, ExactNumber | None]:
-    """A gold in plain form, and its value if it is a number. Golds repeat for every response of a
-    group."""
+    """Read a gold: its plain form, and its value if it is a number. Cached, as golds repeat for
+    every response of a group."""
     text = plain(fold(stated_gold(gold)))
     return text, exact_number(text)
 
@@ -298,19 +302,18 @@ class WorkedAnswer(MathAnswer):
         return replace(verdict, reward=self._answer_share * verdict.reward + lines_share)
 
     def check_gold(self, gold: str) -> None:
-        """ValueError if nothing can ever be equal to the answer: the gold's last line."""
+        """Check a gold's last line, the answer; ValueError if no answer can ever equal it."""
         super().check_gold(gold.split("\n")[-1])
 
 
 def worked_share(working: Sequence[str], text: str) -> float:
-    """Leading lines that a response has in common with the working, over the longer of both; what
-    follows a stated answer is none of its lines, nor is a blank one."""
-    written = filter(None, map(_plain, visible_text(text).split("\n")))
-    given = [*takewhile(lambda line: find_answer(line) is None, written)]
-    pairs = zip(map(_plain, working), given, strict=False)
+    """Share of leading lines that a response has in common with the working, of the longer of both;
+    blank lines and lines from a stated answer on do not count."""
+    wanted, written = (
+        [" ".join(line.split()) for line in lines]
+        for lines in (working, visible_text(text).split("\n"))
+    )
+    given = [*takewhile(lambda line: find_answer(line) is None, filter(None, written))]
+    pairs = zip(wanted, given, strict=False)
     num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return num_same / max(len(working), len(given))
-
-
-def _plain(line: str) -> str:
-    return " ".join(line.split())

@@ -149,8 +149,10 @@ class CandidateProcess:
         try:
             is_sent = self._send(body, deadline_s)
             received = self._receive(deadline_s) if is_sent else "timeout"
-            is_message = isinstance(received, bytes)
-            reply = read_reply(received) if is_message else CommandReply(kind=received)
+            if isinstance(received, bytes):
+                reply = read_reply(received)
+            else:
+                reply = CommandReply(kind=received)
         except CandidateDead:
             reply = self._cause_of_death()
         self.is_running = reply.kind in GOES_ON
