@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePace:
-    """What decoding and prefilling cost a replica."""
+    """The cost of decoding and prefilling on a replica."""
 
     step_s: float  # of a decode step of one sequence
     step_s_per_sequence: float  # that the first further sequence adds
@@ -63,7 +63,7 @@ class Decoded:
 
 
 def calibrated(run: RecordedRun) -> PlainMachine:
-    """The machine that recorded the run. ValueError when it cannot be told."""
+    """Fit the machine that recorded the run. ValueError where the record cannot tell it."""
     steps = counted(run)
     placed = parse_role_map(run.config["cluster"]["roles"])
     num_devices = len({*placed["rollout"], *placed["learner"]})
@@ -101,7 +101,7 @@ def calibrated(run: RecordedRun) -> PlainMachine:
 
 
 def pace_of(run: RecordedRun) -> EnginePace:
-    """What its engines' decoding and prefilling cost."""
+    """Fit the cost of decoding and prefilling on a run's engines."""
     engine = run.config["engine"]
     # a simulated engine has another name for it
     shares_prompts = bool(engine.get("prefix_caching", engine.get("shares_prompts", False)))
@@ -110,7 +110,7 @@ def pace_of(run: RecordedRun) -> EnginePace:
 
 
 def counted(run: RecordedRun) -> Sequence[RecordedStep]:
-    """The steps that say what a step costs: all but the first, unless there is only that."""
+    """The steps that are counted: all but the first, unless there is only one."""
     return run.steps[1:] or run.steps
 
 
@@ -139,8 +139,8 @@ def engines_of(steps: Sequence[RecordedStep]) -> list[str]:
 
 
 def decode_drift(pace: EnginePace, steps: Sequence[RecordedStep]) -> float:
-    """What the responses of these steps took, over what the pace says of them in the company that
-    they had: how much slower the machine decoded than when the pace was recorded."""
+    """Seconds that the responses of these steps took, over those that the pace predicts in the
+    company they had: how much slower the machine decoded than when the pace was recorded."""
     periods = busy_periods(steps, pace.shares_prompts)
     return float(_seconds(periods).sum() / _told(pace, periods).sum())
 

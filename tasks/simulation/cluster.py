@@ -25,7 +25,7 @@ PROMPT_ROOM = 4096  # tokens of the longest prompt that an engine takes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which devices do what. ValueError where some are left over or none generates."""
+    """The devices of each role. ValueError where some are left over or none generates."""
 
     num_devices: int
     num_learner: int = 0  # the last but the reserved ones, which train alone; 0: all do both
@@ -52,12 +52,12 @@ class Placement:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Those that generate or train."""
+        """The devices that generate or train."""
         return device_names(sorted({*self.rollout, *self.learner}))
 
     @property
     def is_colocated(self) -> bool:
-        """Whether what trains must stop generating."""
+        """True if a device must stop generating before it trains."""
         return not self.num_learner
 
     @property
@@ -95,14 +95,14 @@ class Cluster:
         self._closed_tokens = 0  # that engines generated which are no more
 
     def open_step(self, step: int, seed: int) -> None:
-        """What begins from now on has the lengths of this step."""
+        """Give responses that begin from now on the lengths of this step."""
         lengths = self._work.writer(step, seed)
         if self._lengths is None:
             self._lengths = StepLengths(lengths)
         self._lengths.now = lengths
 
     async def rebuild(self, size: int, version: int) -> None:
-        """Engines of this size, with weights of this version."""
+        """Replace the engines by ones of this size, with weights of this version."""
         self._closed_tokens = await self.tokens_generated()
         places = device_groups(self.placement.rollout, size, self._machine.devices_per_host)
         config = self._machine.engine(size)
@@ -121,7 +121,7 @@ class Cluster:
         self.groups = self._groups()
 
     async def load(self, version: int, running: Running) -> None:
-        """New weights in every engine."""
+        """Load new weights into every engine."""
         weights = WeightsRef(version=version, path="", digest="")
         await asyncio.gather(
             *(engine.load_weights(weights, (), running) for engine in self.engines)
@@ -152,7 +152,7 @@ def device_names(devices: Sequence[int]) -> tuple[str, ...]:
 def spans_on(
     devices: Sequence[str], actor: str, kind: str, start_s: float, end_s: float
 ) -> tuple[Span, ...]:
-    """The same work on every device."""
+    """Spans of the same work on every device."""
     return tuple(
         Span(device=device, actor=actor, kind=kind, start_s=start_s, end_s=end_s)
         for device in devices

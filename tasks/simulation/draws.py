@@ -14,22 +14,22 @@ _NORMAL = NormalDist()
 
 
 def uniform(seed: int, *names: object) -> float:
-    """Between 0 and 1, both excluded."""
+    """Draw a number between 0 and 1, both excluded."""
     text = "/".join(map(str, (seed, *names)))
     digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**48
 
 
 def normal(seed: int, *names: object) -> float:
-    """Of the standard normal law."""
+    """Draw a number of the standard normal law."""
     return _NORMAL.inv_cdf(uniform(seed, *names))
 
 
 def alike(shared: float, own: float, correlation: float) -> float:
-    """A standard normal of two, such that those with the same `shared` have this correlation."""
+    """Mix two standard normals so that results with the same `shared` have this correlation."""
     return float(correlation**0.5 * shared + (1 - correlation) ** 0.5 * own)
 
 
 def normal_score(share: float) -> float:
-    """What this share of the standard normal law lies below."""
+    """The number below which this share of the standard normal law lies."""
     return _NORMAL.inv_cdf(share)

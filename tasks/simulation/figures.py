@@ -33,7 +33,7 @@ class TrainedGroup:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all responses, each with its own."""
+        """Prompt tokens of all responses, each with its own prompt."""
         return self.prompt_tokens * len(self.response_tokens)
 
 
@@ -104,7 +104,7 @@ class PlayedStep:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of trained responses, each with its own."""
+        """Prompt tokens of trained responses, each with its own prompt."""
         return sum(group.num_prompt_tokens for group in self.groups)
 
     @property
@@ -113,7 +113,7 @@ class PlayedStep:
         return self.tokens[Fate.TRAINED]
 
     def row(self) -> dict[str, str | int | float]:
-        """A row of a table."""
+        """The figures as a row of a table."""
         return {
             "step": self.step,
             "kind": self.kind,
@@ -139,15 +139,15 @@ class PlayedRun:
 
     @property
     def planned(self) -> PlayedRun:
-        """Without the steps that trained what was left."""
+        """The run without the steps that trained what was left."""
         return self._of(step for step in self.steps if not step.is_drain)
 
     def after(self, num_steps: int) -> PlayedRun:
-        """Without the first steps."""
+        """The run without its first steps."""
         return self._of(self.steps[num_steps:])
 
     def of_kind(self, kind: str) -> PlayedRun:
-        """The steps with such rounds."""
+        """The steps whose rounds are of this kind."""
         return self._of(step for step in self.steps if step.kind == kind)
 
     def periods(self, skipped: int = 1) -> PlayedRun:
@@ -163,18 +163,19 @@ class PlayedRun:
         return self._of(planned[skipped * self.period_steps : num_periods * self.period_steps])
 
     def mean(self, figure: str) -> float:
-        """Of an attribute of the steps, by its name. ValueError for a run without steps."""
+        """The mean of an attribute of the steps, by its name. ValueError for a run without
+        steps."""
         if not self.steps:
             raise ValueError(f"a mean of {figure} needs at least one step, got none; play more")
         return sum(float(getattr(step, figure)) for step in self.steps) / len(self.steps)
 
     def total(self, figure: str) -> float:
-        """Of an attribute of the steps, by its name."""
+        """The sum of an attribute of the steps, by its name."""
         return sum(float(getattr(step, figure)) for step in self.steps)
 
     @property
     def tokens_per_s(self) -> float:
-        """Trained ones, sampled."""
+        """Sampled tokens in trained groups, a second."""
         return self.total("tokens_trained") / self.total("step_s")
 
     def rows(self) -> list[dict[str, str | int | float]]:
@@ -198,7 +199,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindow:
-    """What everybody did between the beginning of a step and its end."""
+    """The work of all devices between the beginning of a step and its end."""
 
     spans: Sequence[Span]
     devices: Sequence[str]  # that generate or train
@@ -207,7 +208,7 @@ class StepWindow:
 
 
 def trained_groups(groups: Iterable[Group]) -> tuple[TrainedGroup, ...]:
-    """What their lengths are."""
+    """The lengths of accepted groups."""
     return tuple(
         TrainedGroup(
             prompt_tokens=len(group.prompt.token_ids),
@@ -275,7 +276,7 @@ def _parts_s(spans: Sequence[Span], start_s: float, end_s: float) -> dict[str, f
 
 
 def reward_spans(scores: Iterable[Score]) -> tuple[Span, ...]:
-    """When anything was scored, of what was told in time."""
+    """Spans of scoring, of the verdicts that came in time."""
     busy = union((score.started_s, score.finished_s) for score in scores)
     return tuple(
         Span(device="host", actor="rewards", kind="reward", start_s=start_s, end_s=end_s)

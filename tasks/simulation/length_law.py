@@ -31,7 +31,7 @@ LONGEST_SCORE = normal_score(0.5 ** (1 / STEP_RESPONSES))
 
 @dataclass(frozen=True, kw_only=True)
 class LengthLaw:
-    """How long the responses of a domain are before anything cuts them."""
+    """The law of the lengths of a domain's responses, before anything cuts them."""
 
     median_tokens: float  # half are shorter
     p75_tokens: float  # three quarters are shorter
@@ -52,7 +52,7 @@ class LengthLaw:
 
     @cached_property
     def endless_score(self) -> float:
-        """Responses above it never end."""
+        """The normal score above which responses never end."""
         return normal_score(1 - self.endless_share) if self.endless_share else math.inf
 
     def tokens(self, score: float) -> float:

@@ -35,7 +35,7 @@ EXCHANGES_PER_LAYER = 2  # all-reduces of a pass between tensor-parallel devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCost:
-    """How a learner works."""
+    """The parallel sizes and micro-batches of a learner."""
 
     tensor: int = 1  # devices that share out each matrix
     pipeline: int = 1  # groups of layers
@@ -45,7 +45,7 @@ class TrainingCost:
 
     @property
     def num_passes(self) -> int:
-        """Forward passes that are as much work as what is done with a token."""
+        """The work done with a token, in forward passes."""
         return UPDATE_PASSES + LOGPROB_PASSES * self.num_logprob_models
 
     @property
@@ -105,7 +105,7 @@ class Machine:
     context_tokens: float = 1_000  # before a trained token, on average over tokens
 
     def roofline(self, size: int) -> Roofline:
-        """What a replica of this size takes."""
+        """The times of a replica of this size."""
         return Roofline(
             model=self.model,
             device=self.device,
@@ -144,7 +144,7 @@ class Machine:
         )
 
     def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
-        """What calibration would measure of replicas of these sizes."""
+        """The profile that calibration would measure of replicas of these sizes."""
         return ThroughputProfile(
             model=self.model.name,
             device=self.device.name,

@@ -79,7 +79,7 @@ class OverlappedLearner(Protocol):
         ...
 
     async def published(self, wait_s: float) -> list[int]:
-        """As `Publications`."""
+        """Versions published since the last call (`Publications`)."""
         ...
 
 
@@ -118,7 +118,7 @@ class SimulatedLearner:
             await self._training[-1]
 
     async def published(self, wait_s: float) -> list[int]:
-        """As `Publications`."""
+        """Versions published since the last call (`Publications`)."""
         return await self._news.take(wait_s)
 
     async def _train(self, step: int, before: asyncio.Task[None] | None) -> None:
@@ -221,13 +221,13 @@ def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
 
 
 def oldest_version(generated: Generated) -> int:
-    """The version that sampled its first token."""
+    """The version that sampled the first token of a response."""
     return min(span.version for span in generated.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """A step of the learner."""
+    """A step as the learner trained it."""
 
     training: SimulatedTraining
     spans: Sequence[Span]  # of its update and publication

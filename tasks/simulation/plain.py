@@ -21,7 +21,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainMachine:
-    """Devices whose speed is said outright; the defaults resemble a 7B model on large GPUs.
+    """Devices with given speeds; the defaults resemble a 7B model on large GPUs.
 
     A replica of size t has the memory of t devices less one copy of the weights; a decode step
     takes the time to read its share of the weights, and more for the exchange the more devices

@@ -23,14 +23,14 @@ from tasks.scheduling.layout_planner import ThroughputProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientWork:
-    """What accepted groups cost a rank."""
+    """The cost of accepted groups for a learner rank."""
 
     flat_costs: bool  # whether groups without a gradient are computed, too: see `balance`
     num_tokens: Callable[[Sequence[GroupPart]], int]  # that the parts of a call are
 
 
 def every_token(parts: Sequence[GroupPart]) -> int:
-    """Each response once, and the prompt of a part once."""
+    """Count each response once, and the prompt of a part once."""
     return sum(map(tokens_of, parts))
 
 
@@ -38,16 +38,16 @@ EVERY_TOKEN = GradientWork(flat_costs=True, num_tokens=every_token)
 
 
 class MachineCosts(Protocol):
-    """A cluster with a model on it: what its devices take for what."""
+    """Seconds that a cluster with a model on it takes for each kind of work."""
 
     @property
     def num_devices(self) -> int:
-        """All of them."""
+        """Devices of the cluster."""
         ...
 
     @property
     def devices_per_host(self) -> int:
-        """No replica spans two hosts."""
+        """Devices of a host; no replica spans two hosts."""
         ...
 
     def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class MachineCosts(Protocol):
         ...
 
     def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
-        """What calibration would measure of replicas of these sizes."""
+        """The profile that calibration would measure of replicas of these sizes."""
         ...
 
     def train_s_per_token(self) -> float:
@@ -85,7 +85,7 @@ class MachineCosts(Protocol):
 
 
 class RunWork(Protocol):
-    """What a run is asked, how long its answers get, and who scores them."""
+    """The prompts of a run, the lengths of its answers, and the stage that scores them."""
 
     @property
     def longest_tokens(self) -> int:
@@ -113,5 +113,5 @@ class RunWork(Protocol):
         ...
 
     def gradients(self, seed: int) -> GradientWork:
-        """What its groups cost the learner."""
+        """The cost of the run's groups for the learner."""
         ...

@@ -48,7 +48,7 @@ class RecordedStep:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Its figures by name, see `tasks.metrics.step_metrics`."""
+        """Figures of the step by name, see `tasks.metrics.step_metrics`."""
         return self.commit.metrics
 
 
@@ -112,7 +112,7 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedResponse:
-    """What is known of a response."""
+    """A response as it was recorded."""
 
     name: str  # among the run's
     num_tokens: int
@@ -140,7 +140,7 @@ class RecordedPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedWork:
-    """Prompts in the order in which they were asked."""
+    """A workload of recorded prompts, in the order in which they were asked (`RunWork`)."""
 
     prompts: tuple[RecordedPrompt, ...]
     longest_tokens: int  # bound on a response, of the simulated run
@@ -157,7 +157,8 @@ class RecordedWork:
         return len(self.question(prompt_id))
 
     def question(self, prompt_id: str) -> tuple[int, ...]:
-        """As it was asked: groups are dealt to ranks by what their questions begin with."""
+        """The prompt's tokens as they were asked: groups are dealt to ranks by what their questions
+        begin with."""
         return self._at(row_of(prompt_id)).token_ids
 
     def writer(self, step: int, seed: int) -> RecordedLengths:
@@ -170,7 +171,7 @@ class RecordedWork:
         return RecordedFeed(self, seed)
 
     def gradients(self, seed: int) -> GradientWork:
-        """Of a learner as the recorded one."""
+        """The cost of groups for a learner like the recorded one."""
         return GradientWork(
             flat_costs=self.flat_costs, num_tokens=partial(self._computed_tokens, seed)
         )
@@ -183,7 +184,7 @@ class RecordedWork:
         return told if told is not None else _mean_scored_s([prompt], _mean_scored_s(self.prompts))
 
     def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
-        """As recorded; 0 where only the bound that is played cuts the response."""
+        """The recorded reward; 0 where only the bound that is played cuts the response."""
         told = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
         return told.reward if told.is_cut or not is_cut else 0.0
 
@@ -229,8 +230,8 @@ class RecordedLengths:
 
 
 def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
-    """What the run was asked and said; with another bound on responses, if it is given. ValueError
-    for a run whose responses are not there."""
+    """Make a workload of a recorded run; with another bound on responses, if it is given.
+    ValueError for a run whose responses are not there."""
     rows: dict[str, list[ResponseRow]] = {}
     for row in run.rows:
         rows.setdefault(row.prompt.prompt_id, []).append(row)
@@ -259,7 +260,7 @@ def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
 
 
 def resampled(work: RecordedWork, draw: int) -> RecordedWork:
-    """As many of its prompts, drawn anew with replacement: played with another seed than 0, whose
+    """Draw as many of its prompts anew, with replacement: played with another seed than 0, whose
     responses are drawn from a prompt's own, it is a bootstrap sample of what was recorded."""
     num_prompts = len(work.prompts)
     places = (int(uniform(draw, "resampled", place) * num_prompts) for place in range(num_prompts))

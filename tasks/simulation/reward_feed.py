@@ -32,37 +32,37 @@ from tasks.simulation.reward_queue import (
 
 
 class ScoredWork(Protocol):
-    """What is scored."""
+    """A workload as its reward stage sees it."""
 
     def prompt_tokens(self, prompt_id: str) -> int:
         """The length of a prompt."""
         ...
 
     def reward_of(self, prompt_id: str) -> RewardTimes:
-        """What scores its responses."""
+        """The stage that scores its responses."""
         ...
 
     def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
-        """Whether a response that ends by itself is."""
+        """True if a response that ends by itself is right."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correctness:
-    """How many answers are right."""
+    """The share of answers that are right."""
 
     share: float = 0.5  # of the answers that end by themselves
     prompt_share: float = 0.5  # correlation of two answers to a prompt, before they are counted
 
     def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
-        """Whether this one is."""
+        """True if this answer is right."""
         shared = normal(seed, "easy prompt", prompt_id)
         own = normal(seed, "right", prompt_id, index)
         return alike(shared, own, self.prompt_share) < normal_score(self.share)
 
 
 class QueuedFeed:
-    """Scores the responses of a run with the workers there are."""
+    """Scores the responses of a run with its reward workers."""
 
     def __init__(self, work: ScoredWork, workers: RewardWorkers, seed: int) -> None:
         self._scored_work = work
@@ -74,7 +74,7 @@ class QueuedFeed:
 
     @property
     def load(self) -> RewardLoad:
-        """What its workers have done so far."""
+        """The work of its reward workers so far."""
         return self._queue.load
 
     async def publish(self, generated: Sequence[Generated]) -> None:
@@ -155,10 +155,10 @@ def _given_up(answer: AnswerToScore, now_s: float) -> Score:
 
 
 class ScoredRecord(Protocol):
-    """What was recorded of verdicts."""
+    """Recorded verdicts and their seconds."""
 
     def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
-        """Of a response; is_cut: whether the bound on tokens ends it."""
+        """The reward of a response. is_cut: whether the bound on tokens ends it."""
         ...
 
     def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
@@ -215,7 +215,7 @@ class RoundFeed:
         self._attempt = 0  # of this round, whoever asked for what it publishes
 
     def open_round(self) -> None:
-        """Nobody waits any more for what the round before published."""
+        """Begin a round: drop verdicts on responses that the round before published."""
         self._stale.update(self._awaited)
         self._awaited.clear()
         self._attempt += 1

@@ -30,7 +30,7 @@ from tasks.simulation.draws import alike, normal, uniform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerToScore:
-    """What is to be scored."""
+    """An answer that waits for a verdict."""
 
     prompt_id: str
     index: int
@@ -48,7 +48,7 @@ class RuleTimes:
     limit_s: float = 2.0  # the longest that it may take
 
     def seconds(self, answer: AnswerToScore, seed: int) -> float:
-        """Until its verdict."""
+        """Seconds until the verdict."""
         spread = self.sigma * normal(seed, "rule", answer.prompt_id, answer.index)
         return min(self.limit_s, self.median_s * math.exp(spread))
 
@@ -70,7 +70,7 @@ class ProgramTimes:
     timeout: AdaptiveTimeoutConfig = field(default_factory=AdaptiveTimeoutConfig)
 
     def case(self, answer: AnswerToScore, seed: int, book: MeasuredTimes) -> CaseResult:
-        """The case that decides, by the limit that the book has for it now."""
+        """The test case that decides, under the limit that the measured times give now."""
         key = f"{answer.prompt_id}/case"
         (limit,) = book.limits(self.timeout, (key,))
         needs_s = self._needs_s(answer, seed) / self.num_cases
@@ -81,8 +81,8 @@ class ProgramTimes:
         return CaseResult(key=key, verdict=verdict, wall_s=min(needs_s, limit), limit_s=limit)
 
     def seconds(self, case: CaseResult) -> float:
-        """Until the verdict: all cases, or the first one if that is killed, as `CaseRunner` goes
-        on behind a wrong answer and not behind a killed one."""
+        """Seconds until the verdict: of all cases, or the first one if that is killed, as
+        `CaseRunner` goes on behind a wrong answer and not behind a killed one."""
         return case.wall_s * (1 if case.verdict is CaseVerdict.TIMEOUT else self.num_cases)
 
     def _needs_s(self, answer: AnswerToScore, seed: int) -> float:
@@ -118,11 +118,11 @@ class JudgeTimes:
     compute_share: float = 1.0  # of the device's arithmetic that it gets beside a rollout
 
     def tokens(self, answer: AnswerToScore) -> int:
-        """What it reads for an answer."""
+        """Tokens that the judge reads for an answer."""
         return answer.num_tokens + self.frame_tokens
 
     def seconds(self, num_tokens: int) -> float:
-        """Of a forward pass."""
+        """Seconds of a forward pass."""
         tflops = self.compute_share * self.streaming.compute_tflops
         compute_s = 2 * self.parameters * num_tokens / (tflops * 1e12)
         copy_s = 2 * self.parameters / (self.streaming.link_gb_per_s * 1e9)
@@ -140,7 +140,7 @@ RewardTimes = RuleTimes | ProgramTimes | JudgeTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardWorkers:
-    """What verdicts are reached with."""
+    """The workers and devices that reach verdicts."""
 
     num_workers: int = 64  # processes for rules and programs
     num_judges: int = 1  # devices that a judge model lies on
@@ -160,7 +160,7 @@ class Work:
 
 @dataclass(slots=True)
 class RewardLoad:
-    """What a queue has done so far."""
+    """The work of a queue so far."""
 
     busy_s: dict[str, float] = field(default_factory=dict)  # of workers, by kind of times
     waited_s: float = 0.0  # of all answers, before they were begun
@@ -168,7 +168,7 @@ class RewardLoad:
 
 
 class RewardQueue:
-    """First come, first served within a kind."""
+    """A queue of answers, first come, first served within a kind."""
 
     def __init__(self, workers: RewardWorkers, book: MeasuredTimes, seed: int) -> None:
         """`book`: the run's, which outlives its steps."""
@@ -182,14 +182,14 @@ class RewardQueue:
         self._works: dict[Work, None] = {}  # that go on, in the order in which they began
 
     def offer(self, answer: AnswerToScore, times: RewardTimes, now_s: float) -> list[Work]:
-        """One more answer; what begins with it."""
+        """Add an answer; returns the works that begin with it."""
         kind = type(times).__name__
         assert self._times.setdefault(kind, times) == times, f"two sorts of {kind} in a run"
         self._backlog.setdefault(kind, deque()).append((answer, now_s))
         return list(self._begin(now_s))
 
     def end(self, work: Work, now_s: float) -> list[Work]:
-        """A work is over, and its limits are learned; what begins instead."""
+        """End a work and learn its limits; returns the works that begin instead."""
         self._running[work.kind] -= 1
         del self._works[work]
         if isinstance(work.times, ProgramTimes):

@@ -45,7 +45,7 @@ class Roofline:
 
     @property
     def fixed_s(self) -> float:
-        """Of a step, whatever is in it: the engine's processes, launches, the latency of
+        """Seconds of a step, whatever is in it: the engine's processes, launches, the latency of
         exchanges."""
         layers = self.model.num_layers
         launches_s = layers * KERNELS_PER_LAYER * self.device.launch_s
@@ -57,29 +57,30 @@ class Roofline:
 
     @property
     def sequence_s(self) -> float:
-        """Of a step, for each sequence: its bookkeeping and sampling in the engine's process."""
+        """Seconds of a step for each sequence: its bookkeeping and sampling in the engine's
+        process."""
         return self.device.host_s_per_sequence
 
     @property
     def weights_s(self) -> float:
-        """Reading each device's share of the weights once."""
+        """Seconds to read each device's share of the weights once."""
         weights = BF16_BYTES * self.model.matrix_parameters / self.size
         return weights / self.device.read_bytes_per_s
 
     @property
     def matrix_s_per_token(self) -> float:
-        """The matrix products of a token."""
+        """Seconds of the matrix products of a token."""
         return self.model.flops_per_token / self.size / self.device.matrix_flops
 
     @property
     def kv_s_per_token(self) -> float:
-        """Attending to one token: reading it, or the arithmetic where that takes longer."""
+        """Seconds to attend to one token: reading it, or the arithmetic where that takes longer."""
         read_s = self.kv_bytes_per_token / self.device.read_bytes_per_s
         return max(read_s, self.model.flops_per_token_pair / self.size / self.device.matrix_flops)
 
     @property
     def exchange_s_per_token(self) -> float:
-        """What the devices send each other of a token's activations: rings of all-reduces."""
+        """Seconds to exchange a token's activations between devices, by rings of all-reduces."""
         if self.size == 1:
             return 0.0
         sent = 2 * (self.size - 1) / self.size * BF16_BYTES * self.model.hidden_size
@@ -93,13 +94,13 @@ class Roofline:
 
     @property
     def prefill_s_per_token(self) -> float:
-        """Of a prompt token in a long chunk."""
+        """Seconds of a prompt token in a long chunk."""
         return self.matrix_s_per_token + self.exchange_s_per_token
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of a token on each device: key-value heads are shared out, or repeated when there are
-        fewer of them than devices."""
+        """KV bytes of a token on each device: key-value heads are shared out, or repeated when
+        there are fewer of them than devices."""
         return self.model.kv_bytes_per_token / min(self.size, self.model.num_kv_heads)
 
     @property
@@ -116,7 +117,7 @@ class Roofline:
 
     @property
     def fits(self) -> bool:
-        """Whether the devices hold the weights and a token."""
+        """True if the devices hold the weights and a token."""
         return self._room_bytes >= self.kv_bytes_per_token
 
     @property

@@ -84,12 +84,12 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all parameters, in bf16."""
+        """Bytes of all parameters, in bf16."""
         return BF16_BYTES * self.parameters
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of a token in all layers, in bf16."""
+        """Bytes of a token's keys and values in all layers, in bf16."""
         return 2 * BF16_BYTES * self.num_layers * self.num_kv_heads * self.head_size
 
     @property

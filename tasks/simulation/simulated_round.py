@@ -40,7 +40,7 @@ class SimulatedRound:
 
 
 async def play_rounds(next_plan: NextPlan, play: Play) -> AsyncIterator[SimulatedRound]:
-    """The rounds of a run, one after the other, from a state without a queue."""
+    """Play the rounds of a run, one after the other, from a state without a queue."""
     state = QueueState()
     loop = asyncio.get_running_loop()
     step = 1
@@ -80,7 +80,7 @@ def round_inputs(
     max_response_tokens: int,
     **others: Any,  # Any: fields of RoundInputs
 ) -> RoundInputs:
-    """The round over these engines; `others` are fields that are not as in most rounds."""
+    """The inputs of a round over these engines; `others` are fields unlike those of most rounds."""
     inputs = RoundInputs(
         plan=plan,
         versions=plan.versions,

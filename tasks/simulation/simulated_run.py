@@ -29,7 +29,7 @@ def _unwatched(plan: RoundPlan, scheduler: RoundScheduler) -> RoundScheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """What is played."""
+    """Machine, workload and policy of a simulated run."""
 
     machine: MachineCosts
     work: RunWork
@@ -52,19 +52,19 @@ class SimulatedRun:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a round begins while the step before it trains."""
+        """True if a round begins while the step before it trains."""
         return self.policy.algebra(self.batch).overlaps
 
     @property
     def domains(self) -> Sequence[str]:
-        """Of the rows of its data set."""
+        """The domains of the rows of its data set."""
         rounds = self.policy.algebra(self.batch).rounds
         most = 2 * max(shape.launch_prompts for shape in rounds)
         return self.work.domains(max(self.num_rows, most))
 
     @property
     def placement(self) -> Placement:
-        """Which devices do what."""
+        """The devices of each role."""
         return Placement(
             num_devices=self.machine.num_devices,
             num_learner=self.learner_devices,
@@ -74,7 +74,7 @@ class SimulatedRun:
 
     @property
     def layouts(self) -> LayoutPlanner:
-        """Who says of what size the engines are."""
+        """The planner of the engines' sizes."""
         num_devices = len(self.placement.rollout)
         sizes = self.machine.sizes(num_devices, self.planner.max_tensor_parallel_size)
         return LayoutPlanner(

@@ -45,7 +45,7 @@ __all__ = ["SimulatedRun", "play"]
 
 
 def play(run: SimulatedRun) -> PlayedRun:
-    """The run from its beginning to its end, on a clock of its own. ValueError for steps that
+    """Play the run to its end, on a clock of its own. ValueError for steps that
     overlap on devices that they would have to share."""
     return run_virtual(_play(run))
 
@@ -172,5 +172,5 @@ class _Player:
 
 
 def mean_tokens(prompts: Prompts) -> int:
-    """Of a round's prompts."""
+    """Mean tokens of a round's prompts."""
     return sum(len(prompt.token_ids) for prompt in prompts.values()) // len(prompts)

@@ -58,7 +58,7 @@ class SimulatedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTraining:
-    """The gradients of a step, as they came about."""
+    """A step's gradients: which rank trained what, and when."""
 
     split: Split  # which rank trained what
     num_streamed: int  # groups of which something was trained before the round was over
@@ -68,7 +68,7 @@ class SimulatedTraining:
 def ranks_of(
     cluster: Cluster, machine: MachineCosts, work: GradientWork, spans: list[Span]
 ) -> list[SimulatedRank]:
-    """The learner ranks of a cluster; what they do is noted among the spans."""
+    """The learner ranks of a cluster; they note their work among the spans."""
     return [
         SimulatedRank(
             name, devices, machine.train_s_per_token() / len(devices), spans, work.num_tokens
@@ -80,7 +80,8 @@ def ranks_of(
 async def update_and_publish(
     cluster: Cluster, machine: MachineCosts, version: int, running: Running = Running.DROP
 ) -> tuple[Span, ...]:
-    """New weights from complete gradients, and into every engine; what that took."""
+    """Make new weights from complete gradients and load them into every engine; returns the
+    spans."""
     clock, placement = asyncio.get_running_loop().time, cluster.placement
     start_s = clock()
     await asyncio.sleep(machine.update_s())
@@ -96,7 +97,7 @@ async def update_and_publish(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRules:
-    """What a round goes by."""
+    """The machine, plan, scheduler and work of a round."""
 
     machine: MachineCosts
     plan: RoundPlan

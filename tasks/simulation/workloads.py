@@ -56,7 +56,7 @@ class Domain:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A data set, what a model makes of it, and who scores that (`RunWork`)."""
+    """A data set, the lengths of a model's answers, and the stage that scores them (`RunWork`)."""
 
     name: str
     longest_tokens: int  # bound on a response
@@ -94,15 +94,15 @@ class Workload:
         return QueuedFeed(self, self.workers, seed)
 
     def gradients(self, seed: int) -> GradientWork:
-        """Questions that have nothing in common, and a learner that computes every group."""
+        """The cost of questions that have nothing in common, where every group is computed."""
         return EVERY_TOKEN
 
     def reward_of(self, prompt_id: str) -> RewardTimes:
-        """What scores the responses to a prompt."""
+        """The stage that scores the responses to a prompt."""
         return self.part_of(prompt_id).reward
 
     def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
-        """Whether a response that ends by itself is."""
+        """True if a response that ends by itself is right."""
         return self.correctness.is_right(seed, prompt_id, index)
 
     def _part_of_row(self, row: int) -> Domain:
@@ -124,7 +124,7 @@ class DrawnLengths:
         self._prompts: dict[str, tuple[LengthLaw, float]] = {}  # law and hardness of a prompt
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length up to one token more than the bound, which cuts it."""
+        """The length of a response, up to one token more than the bound, which cuts it."""
         law, hardness = self._prompt(prompt_id)
         length = law.tokens(law.score(hardness, self._seed, prompt_id, index, noise))
         return max(1, round(min(length, self._workload.longest_tokens + 1)))
@@ -144,7 +144,7 @@ def row_of(prompt_id: str) -> int:
 
 
 def blank_question(prompt_id: str, num_tokens: int) -> tuple[int, ...]:
-    """One that says nothing but its row, so that no two begin alike."""
+    """A question that holds only its row, so that no two begin alike."""
     return (FIRST_TOKEN + row_of(prompt_id), *(1,) * (num_tokens - 1))
 
 
@@ -170,12 +170,12 @@ JUDGE = Domain(
 
 
 def mixed(*parts: Domain) -> tuple[Domain, ...]:
-    """The same share of each."""
+    """Domains with equal shares."""
     return tuple(replace(part, share=1 / len(parts)) for part in parts)
 
 
 def without_tail(part: Domain) -> Domain:
-    """Lengths that differ by little: nothing for a scheduler to gain."""
+    """The domain with lengths that differ by little, where no scheduler can gain."""
     lengths = replace(
         part.lengths,
         p75_tokens=1.1 * part.lengths.median_tokens,
