@@ -21,7 +21,7 @@ from artifacts.urls import Location, NetworkAddress
 from flows.run_log import hide_refused_secrets
 from tasks.cluster.deaths import manner
 from tasks.cluster.process_environment import python_path
-from tasks.elastic.worker_defaults import GRACE_S, LEASE_S, PRICE_CLASS
+from tasks.elastic.worker_card import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
 CLOSES_WITHIN_S = 8.0  # an elastic worker that has drained is gone by then

@@ -5,7 +5,7 @@
         a temporary file at first ──▶ runs/ID/log/flow.log once the run has a folder
 
 `divert` is what a command does; a flow that a worker of Prefect runs writes everything to the
-streams it was given. Leaves out the output of Dask's workers (tasks.cluster.worker_output).
+streams it was given. Leaves out the output of Dask's workers (tasks.cluster.nanny).
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
 class Participants:
     """Those of one run."""
 
-    def __init__(self, run: OpenRun, elastic_workers: WorkerHistory, client: Client) -> None:
+    def __init__(self, run: OpenRun, history: WorkerHistory, client: Client) -> None:
         self._run = run
-        self._elastic_workers = elastic_workers
+        self._history = history
         self._client = client
         self._key = artifact_key(run.context.run_id)
 
@@ -46,9 +46,9 @@ class Participants:
         workers to hold, a line for each where there are any."""
         told = (
             pools_summary(self._pools()),
-            elastic_workers_summary(self._elastic_workers.members),
+            elastic_workers_summary(self._history.rows),
             seeding_summary(figures),
-            self._hiring_told(figures),
+            self._worker_advice(figures),
         )
         return "\n".join(filter(None, told))
 
@@ -73,15 +73,15 @@ class Participants:
 
     async def _keep_elastic_workers(self, figures: Figures) -> None:
         """Who generates that the run did not start."""
-        await asyncio.to_thread(self._elastic_workers.keep)
-        members = self._elastic_workers.members
-        if not members:
+        await asyncio.to_thread(self._history.save)
+        rows = self._history.rows
+        if not rows:
             return
         told = (f"Elastic workers of {self._run.context.run_id}", seeding_summary(figures))
         artifact = acreate_table_artifact(
-            table=elastic_worker_rows(members, time.time()),
+            table=elastic_worker_rows(rows, time.time()),
             key=f"elastic-workers-{self._key}",
-            description=". ".join(filter(None, (*told, self._hiring_told(figures)))),
+            description=". ".join(filter(None, (*told, self._worker_advice(figures)))),
         )
         await shown(artifact)
 
@@ -89,5 +89,5 @@ class Participants:
         context = self._run.context
         return reported_states(self._client, context.run_id, context.environment_pools)
 
-    def _hiring_told(self, figures: Figures) -> str:
+    def _worker_advice(self, figures: Figures) -> str:
         return worker_advice(figures, own_dollars_per_h(self._run.context))

@@ -65,7 +65,7 @@ ALARM_TAG = "rollflow.alarm"  # MLflow's tag of a run that raised one
 class RunReporter:
     """Tells of one run; `async with` shows it in the terminal meanwhile."""
 
-    def __init__(self, run: OpenRun, elastic_workers: WorkerHistory) -> None:
+    def __init__(self, run: OpenRun, history: WorkerHistory) -> None:
         self._run = run
         self._journal = Journal(run.store)
         self._folder = ReportFolder(run)
@@ -74,7 +74,7 @@ class RunReporter:
         self._commits = list(run.commits)
         self._key = artifact_key(run.context.run_id)
         self._client = get_client()
-        self._participants = Participants(run, elastic_workers, self._client)
+        self._participants = Participants(run, history, self._client)
         self._view = TerminalView(
             run.context.run_id,
             run.config.num_steps,

@@ -36,7 +36,7 @@ from flows.run_record import links_of, record_beginning
 from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.cluster.ports import refusal
-from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.config import WeightServerConfig
 from tasks.environments.processes.walls import check_seen
 from tasks.isolation.interpreter import own
 from tasks.learner.architecture import check_architecture, read_config

@@ -99,7 +99,7 @@ class StepController:
         """The step's flow, and its checkpoint if one is due."""
         relayout = self._relayout
         shared = place if plan.overlaps else None
-        window = self._windows.plan(self._fleet.members(), plan.round.kind)
+        window = self._windows.plan(self._fleet.elastic.workers, plan.round.kind)
         placed = replace(plan, run=self._fleet.run, window=window)
         report = await self._step_flow(placed, shared)
         await self._fleet.published(report.published, plan.round.at_update)
@@ -122,7 +122,7 @@ class StepController:
         run, reporter = self._run, self._reporter
         planner = self._layouts.observe(report)
         record = self._records.record(report, state, planner, checkpoint, reporter.last)
-        record = self._windows.enter(record, report, self._fleet.members())
+        record = self._windows.enter(record, report, self._fleet.elastic.workers)
         check_place(run.store, run.context.manifest_digest, reporter.last)
         commit_step(run.store, record)
         Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)

@@ -22,10 +22,10 @@ from tasks.scheduling.queue_state import QueueState
 class StepCommitter:
     """Makes the commits of the steps of one attempt at a run."""
 
-    def __init__(self, run: OpenRun, elastic_workers: WorkerHistory) -> None:
+    def __init__(self, run: OpenRun, history: WorkerHistory) -> None:
         self._began_s = time.time()
         self._run = run
-        self._elastic_workers = elastic_workers
+        self._history = history
         self._journal = Journal(run.store)
 
     def record(
@@ -42,12 +42,10 @@ class StepCommitter:
         metrics = (
             step_metrics(report, state, groups)
             | episode_metrics(report.rollout, rows)
-            | cost_metrics(
-                report, self._paid_until_s(before), self._elastic_workers.elastic_workers
-            )
+            | cost_metrics(report, self._paid_until_s(before), self._history.workers)
         )
         if self._run.context.elastic.enabled:
-            metrics |= self._elastic_workers.enter(rows)
+            metrics |= self._history.record_step(rows)
         totals = running_totals(before.counters if before else {}, metrics, state)
         return StepCommit(
             step=report.plan.step,

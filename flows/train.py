@@ -125,8 +125,8 @@ async def train_steps(
     evaluation_flow = on_cluster(evaluate, task_runner)
     step = len(run.commits)
     weights = await start_at(run, fleet, step)
-    records = StepCommitter(run, fleet.book)
-    async with RunReporter(run, fleet.book) as reporter:
+    records = StepCommitter(run, fleet.elastic.history)
+    async with RunReporter(run, fleet.elastic.history) as reporter:
         for past in evaluations_until(run, step):
             scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
             reporter.tell_evaluation(past, scores)

@@ -23,7 +23,7 @@ from flows.commands.situation import Situation
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
-from tasks.cluster.roles import num_environment_workers, parse_role_map
+from tasks.cluster.devices import num_environment_workers, parse_role_map
 from tasks.scheduling.policies.multilevel import levels_within
 
 

@@ -23,7 +23,7 @@ from flows.config.overlay import Values, overlay
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import OF_ONE_RUN
-from tasks.cluster.roles import parse_role_map
+from tasks.cluster.devices import parse_role_map
 from tasks.simulation.calibration import calibrated, pace_of
 from tasks.simulation.hardware import CORE, DEVICES
 from tasks.simulation.machine import ROLLPACKER, Machine, TrainingCost

@@ -19,7 +19,7 @@ from artifacts.private_files import private_files
 from artifacts.urls import NETWORK
 from tasks.cluster.certificate import TlsFiles
 from tasks.cluster.ports import LOOPBACK, address_towards, interface_of
-from tasks.elastic.worker_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
+from tasks.elastic.worker_card import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
 
 DESCRIPTION = """\
 Lend this machine to a run that is going on, as a rollout worker that may leave
@@ -240,9 +240,8 @@ def given_words(options: Namespace, *names: str) -> tuple[str, ...]:
 def environment_of(cores: str) -> dict[str, str]:
     """What the process must have in its environment when it begins: a nanny would see to it."""
     from tasks.cluster.dask_cluster import SETTINGS
-    from tasks.cluster.devices import WorkerSpec
+    from tasks.cluster.devices import WorkerSpec, parse_ranges
     from tasks.cluster.process_environment import first_environment
-    from tasks.cluster.roles import parse_ranges
     from tasks.elastic.worker_card import devices_here
 
     bound = parse_ranges(cores, cores) if cores else ()

@@ -7,8 +7,7 @@ from ipaddress import ip_address, ip_network
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import Wish, is_loopback
-from tasks.elastic.config import ElasticConfig
-from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.config import ElasticConfig, WeightServerConfig
 
 
 def check_elastic_workers(config: Parts) -> None:

@@ -31,10 +31,10 @@ from statistics import median
 
 from artifacts.records import WeightsRef
 from research.kills.network_hosts import NetworkHosts, network_hosts
+from tasks.elastic.config import WeightServerConfig
 from tasks.elastic.weights.client import Pull
+from tasks.elastic.weights.pulls import WorkerWeights
 from tasks.elastic.weights.server import WeightServer
-from tasks.elastic.weights.weight_config import WeightServerConfig
-from tasks.elastic.weights.worker_weights import WorkerWeights
 
 TOKEN = "of-the-benchmark"
 EVERYBODY = ("0.0.0.0/0", "::/0")

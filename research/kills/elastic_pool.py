@@ -31,7 +31,7 @@ from research.kills.network_hosts import NetworkHosts, NetworkRefused, network_h
 from tasks.cluster.certificate import make_certificate
 from tasks.cluster.ports import free_port
 from tasks.cluster.process_environment import python_path
-from tasks.elastic.weights.weight_config import LOOPBACK_NETWORKS
+from tasks.elastic.config import LOOPBACK_NETWORKS
 from tasks.elastic.worker_process import LOST
 
 LONGEST_PAUSE_S = 20.0  # before an empty place is filled again

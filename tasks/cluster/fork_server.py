@@ -26,8 +26,7 @@ from typing import Any, Literal
 from distributed.utils import get_mp_context
 
 from tasks.cluster.devices import WorkerSpec
-from tasks.cluster.process_environment import has_begun_with
-from tasks.cluster.worker_output import name_process
+from tasks.cluster.process_environment import has_begun_with, name_process
 
 METHOD = "distributed.worker.multiprocessing-method"  # Dask's setting
 _begun: tuple[tuple[str, ...], dict[str, str]] | None = None  # modules, environment of the server

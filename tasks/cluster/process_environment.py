@@ -59,3 +59,9 @@ def python_path() -> dict[str, str]:
     """
     entries = (str(SOURCES), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, entries)))} | SAFE_PATH
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` call this process; its command line may be that of who forked it."""
+    with suppress(OSError):  # a system without /proc
+        Path("/proc/self/comm").write_text(name)

@@ -25,7 +25,7 @@ from tasks.cluster.actors import ActorLost, Remote, means_lost, published_name, 
 from tasks.cluster.dask_cluster import check_coming, worker_addresses
 from tasks.cluster.deaths import Death, account
 from tasks.cluster.nanny import death_of
-from tasks.cluster.renewal import renew_workers
+from tasks.cluster.ownership import renew_workers
 
 logger = logging.getLogger(__name__)
 

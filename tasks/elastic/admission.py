@@ -1,14 +1,14 @@
-"""Who of the workers that a run did not start generates for it. Pure: the clock comes with the
-events, and what is to be done is returned.
+"""The rules by which workers that a run did not start generate for it. Pure: the clock comes with
+the events, and decisions are returned.
 
-    seen ─▶ AskCard ─▶ card ─▶ Refuse
-                         └───▶ Admit: building ─▶ loaded: present ─▶ leaving ─▶ Forget: gone
-                                   └── it fails, its lease is over, its worker is away ──▲
+    polled ─▶ ReadCard ─▶ card ─▶ EndProcess(refuse)
+                            └───▶ Admit: building ─▶ loaded: present ─▶ leaving ─▶ Forget: gone
+                                      └── it fails, its lease is over, its process is away ──▲
 
-An elastic worker is one process of a worker: a worker that comes back under its name is another
-elastic worker, with another name (`NAME.g2`), so that no name is used twice in a run. One that a
-round gave up must begin anew like that, for it may live and still run what it was asked. Leaves out
-how workers are watched and engines made (`tasks.elastic.keeper`).
+An elastic worker is one process of a Dask worker: a Dask worker that comes back under its name is
+another elastic worker, with another name (`NAME.g2`), so that no name is used twice in a run. A
+worker that a round gave up must begin anew like that, for it may live and still run old requests.
+Leaves out how workers are watched and engines made (`tasks.elastic.keeper`).
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from dataclasses import dataclass, replace
 
 from artifacts.prices import CLASS_NAME
 from tasks.elastic.worker_events import (
+    AdmissionDecision,
     Admit,
     AdmittedWorker,
     Applicant,
-    AskCard,
     CardRead,
     CardUnread,
-    Dismiss,
     Drain,
     Emptied,
+    Ending,
+    EndProcess,
     Failed,
     Forget,
     GivenUp,
     Join,
     Leaves,
     Loaded,
-    Looked,
-    MemberDecision,
-    Refuse,
-    Renew,
+    Polled,
+    ReadCard,
     Renewed,
     WorkerEvent,
 )
@@ -47,7 +46,7 @@ MAX_FAILURES = 3  # of a worker's engines in a row, after which it is refused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRules:
-    """Who may come."""
+    """Conditions that a worker must meet to be admitted and to stay."""
 
     versions: Mapping[str, str]  # of the run's packages, by name
     max_workers: int
@@ -57,100 +56,104 @@ class AdmissionRules:
 
 
 class WorkerAdmission:
-    """The elastic workers of one run."""
+    """The elastic workers of one run, and the state of each."""
 
     def __init__(self, rules: AdmissionRules, generations: Mapping[str, int] | None = None) -> None:
-        """generations: how often each worker came in earlier attempts at the run."""
+        """generations: how often each Dask worker came in earlier attempts at the run."""
         self._rules = rules
         self._generations = Counter(dict(generations or {}))
-        self._elastic_workers: dict[str, AdmittedWorker] = {}
-        self._known: set[str] = set()  # addresses that were asked
-        self._failures = Counter[str]()  # in a row, by worker
+        self._workers: dict[str, AdmittedWorker] = {}
+        self._known: set[str] = set()  # addresses whose cards were asked for
+        self._failures = Counter[str]()  # in a row, by name of the Dask worker
         self._now_s = 0.0
 
     @property
-    def elastic_workers(self) -> tuple[AdmittedWorker, ...]:
-        """All that ever came, in their order."""
-        return tuple(self._elastic_workers.values())
+    def workers(self) -> tuple[AdmittedWorker, ...]:
+        """All workers that were ever admitted, in their order."""
+        return tuple(self._workers.values())
 
     @property
     def here(self) -> tuple[AdmittedWorker, ...]:
-        """Those that are not gone."""
-        return tuple(
-            elastic_worker
-            for elastic_worker in self._elastic_workers.values()
-            if elastic_worker.state != "gone"
-        )
+        """The admitted workers that are not gone."""
+        return tuple(worker for worker in self._workers.values() if worker.state != "gone")
 
-    def handle(self, event: WorkerEvent) -> list[MemberDecision]:
-        """What follows from this."""
+    def handle(self, event: WorkerEvent) -> list[AdmissionDecision]:
+        """Take in an event and return the decisions that follow from it."""
         match event:
-            case Looked(at_s=at_s, workers=workers):
-                return self._look(at_s, workers)
+            case Polled(at_s=at_s, addresses=addresses):
+                return self._reconcile(at_s, addresses)
             case CardRead(at_s=at_s, address=address, applicant=applicant):
-                return self._consider(at_s, address, applicant)
-            case CardUnread():
-                return [_without_card(event)]
-            case Renewed(at_s=at_s, worker=worker):
-                self._renew(at_s, worker)
+                return [self._consider(at_s, address, applicant)]
+            case CardUnread(address=address):
+                how: Ending = "renew" if event.may_try_again else "refuse"
+                reason = f"its card must be readable: {event.reason}"
+                return [EndProcess(how=how, address=address, reason=reason)]
+            case Renewed(at_s=at_s, dask_name=dask_name):
+                for worker in self.here:
+                    if worker.dask_name == dask_name:
+                        self._keep(replace(worker, renewed_s=max(at_s, worker.renewed_s)))
                 return []
-            case Leaves(worker=worker, reason=reason):
-                return self._drain(worker, reason)
+            case Leaves(dask_name=dask_name, reason=reason):
+                return self._drain(dask_name, reason)
             case Loaded():
                 return self._join(event)
             case Failed():
                 return self._fail(event)
-            case GivenUp(elastic_worker=name, reason=reason):
-                return self._give_up(name, reason)
-            case Emptied(elastic_worker=name):
-                return self._part(name)
+            case GivenUp(name=name, reason=reason):
+                known = self._workers.get(name)
+                return [] if known is None else self._end(known, reason)
+            case Emptied(name=name):
+                worker = self._workers[name]
+                return self._end(worker, worker.reason) if worker.state == "leaving" else []
 
     # --- coming --------------------------------------------------------------------------------
 
-    def _look(self, at_s: float, workers: frozenset[str]) -> list[MemberDecision]:
-        """Those that are away or silent go before others come under their names."""
+    def _reconcile(self, at_s: float, addresses: frozenset[str]) -> list[AdmissionDecision]:
+        """Remove lost workers, then ask new ones for their cards: a worker may come back under an
+        old name."""
         passed_s, self._now_s = at_s - self._now_s, at_s
-        decisions: list[MemberDecision] = []
-        for elastic_worker in self.here:
-            if elastic_worker.address not in workers:
-                decisions.append(self._forget(_lost(elastic_worker), "its worker is away"))
-            elif overdue := self._overdue(self._pardoned(elastic_worker, passed_s)):
-                self._keep(_lost(elastic_worker))
-                decisions += self._end(elastic_worker.name, overdue)
-        decisions += [AskCard(address=address) for address in sorted(workers - self._known)]
-        self._known = set(workers)
+        decisions: list[AdmissionDecision] = []
+        for worker in self.here:
+            if worker.address not in addresses:
+                decisions.append(self._forget(_lost(worker), "its worker is away"))
+            elif overdue := self._overdue(self._pardoned(worker, passed_s)):
+                decisions += [
+                    self._forget(_lost(worker), overdue),
+                    _ending("renew", worker, overdue),
+                ]
+        decisions += [ReadCard(address=address) for address in sorted(addresses - self._known)]
+        self._known = set(addresses)
         return decisions
 
-    def _pardoned(self, elastic_worker: AdmittedWorker, passed_s: float) -> AdmittedWorker:
-        """Its lease does not run while the trainer stood still or its clock was set: no two looks
-        are that far apart else."""
+    def _pardoned(self, worker: AdmittedWorker, passed_s: float) -> AdmittedWorker:
+        """Stop the worker's lease while the trainer stood still or its clock was set: two polls
+        are never that far apart otherwise."""
         if 0 <= passed_s <= self._rules.lease_s:
-            return elastic_worker
-        return self._keep(
-            replace(elastic_worker, renewed_s=min(self._now_s, elastic_worker.renewed_s + passed_s))
-        )
+            return worker
+        renewed_s = min(self._now_s, worker.renewed_s + passed_s)
+        return self._keep(replace(worker, renewed_s=renewed_s))
 
-    def _overdue(self, elastic_worker: AdmittedWorker) -> str:
-        """What an elastic worker should have done by now; empty if nothing. One that is building is
-        bound by another clock: what is imported there may hold the thread that renews."""
-        rules, now_s = self._rules, self._now_s
-        if elastic_worker.state == "building":
-            late = now_s - elastic_worker.since_s > rules.ready_s
-            told = f"it held no weights within {rules.ready_s:g} s, all its limits together"
-            return told if late else ""
-        is_silent = now_s - elastic_worker.renewed_s > elastic_worker.lease_s
-        return f"its lease of {elastic_worker.lease_s:g} s was not renewed" if is_silent else ""
+    def _overdue(self, worker: AdmittedWorker) -> str:
+        """The time limit that the worker has missed, in words; empty if none. A worker that is
+        building has another clock: imports there may hold the thread that renews the lease."""
+        ready_s, now_s = self._rules.ready_s, self._now_s
+        if worker.state == "building":
+            is_late = now_s - worker.since_s > ready_s
+            limits = f"it held no weights within {ready_s:g} s, all its limits together"
+            return limits if is_late else ""
+        is_silent = now_s - worker.renewed_s > worker.lease_s
+        return f"its lease of {worker.lease_s:g} s was not renewed" if is_silent else ""
 
-    def _consider(self, at_s: float, address: str, applicant: Applicant) -> list[MemberDecision]:
+    def _consider(self, at_s: float, address: str, applicant: Applicant) -> AdmissionDecision:
         if applicant.has_served:  # an engine of an earlier attempt leaves more than it takes back
             reason = "its process has held an engine; start one process for each elastic worker"
-            return [Renew(address=address, reason=reason)]
-        if reason := self._against(applicant):
-            return [Refuse(address=address, reason=reason)]
-        self._generations[applicant.name] += 1
-        elastic_worker = AdmittedWorker(
-            name=f"{applicant.name}.g{self._generations[applicant.name]}",
-            worker=applicant.name,
+            return EndProcess(how="renew", address=address, reason=reason)
+        if reason := self._objection(applicant):
+            return EndProcess(how="refuse", address=address, reason=reason)
+        self._generations[applicant.dask_name] += 1
+        worker = AdmittedWorker(
+            name=f"{applicant.dask_name}.g{self._generations[applicant.dask_name]}",
+            dask_name=applicant.dask_name,
             address=address,
             price_class=applicant.price_class,
             devices=applicant.devices,
@@ -159,12 +162,11 @@ class WorkerAdmission:
             lease_s=applicant.lease_s,
             renewed_s=at_s,
         )
-        self._elastic_workers[elastic_worker.name] = elastic_worker
-        return [Admit(elastic_worker=elastic_worker)]
+        return Admit(worker=self._keep(worker))
 
-    def _against(self, applicant: Applicant) -> str:
-        """Why this one may not come: the rule, the value, the cure. Empty if it may."""
-        rules, name, price = self._rules, applicant.name, applicant.price_class
+    def _objection(self, applicant: Applicant) -> str:
+        """Why the applicant is not admitted: the rule, the value, the cure. Empty if it is."""
+        rules, name, price = self._rules, applicant.dask_name, applicant.price_class
         if not applicant.knows_token:
             return (
                 "the token must be the run's, this one is not; give the worker elastic.token_file"
@@ -173,127 +175,99 @@ class WorkerAdmission:
             found = applicant.versions.get(package, "none")
             if found != wanted:
                 return f"{package} must be {wanted} as in the run, got {found}; install that one"
-        if any(elastic_worker.worker == name for elastic_worker in self.here):
+        if any(worker.dask_name == name for worker in self.here):
             return f"the name must be free, {name} is here; give the worker another --name"
         if applicant.lease_s > rules.lease_s:
-            told = f"its lease must be at most the run's {rules.lease_s:g} s"
-            return f"{told}, got {applicant.lease_s:g} s; give the worker that as --lease-s"
+            return (
+                f"its lease must be at most the run's {rules.lease_s:g} s, got"
+                f" {applicant.lease_s:g} s; give the worker that as --lease-s"
+            )
         if not CLASS_NAME.fullmatch(price):
-            told = "the price class must be lower-case letters, digits and dashes"
-            return f"{told}, got {price!r}; give the worker another --price-class"
+            return (
+                "the price class must be lower-case letters, digits and dashes, got"
+                f" {price!r}; give the worker another --price-class"
+            )
         if rules.price_classes is not None and price not in rules.price_classes:
             known = ", ".join(sorted(rules.price_classes))
             return f"the price class must be one of {known}, got {price!r}; give it a price"
         if self._failures[name] >= MAX_FAILURES:
             return f"an engine must come up, those of {name} failed {MAX_FAILURES} times in a row"
         if len(self.here) >= rules.max_workers:
-            most = rules.max_workers
             return (
-                f"there may be {most} elastic workers at once, {most} are here; raise"
-                " elastic.max_workers"
+                f"there may be {rules.max_workers} elastic workers at once, {rules.max_workers}"
+                " are here; raise elastic.max_workers"
             )
         return ""
 
-    # --- being there ---------------------------------------------------------------------------
-
-    def _renew(self, at_s: float, worker: str) -> None:
-        for elastic_worker in self.here:
-            if elastic_worker.worker == worker:
-                self._keep(replace(elastic_worker, renewed_s=max(at_s, elastic_worker.renewed_s)))
-
-    def _join(self, loaded: Loaded) -> list[MemberDecision]:
-        """An elastic worker that is leaving or gone by now joins nothing."""
-        elastic_worker, at_s = self._elastic_workers[loaded.elastic_worker], loaded.at_s
-        if elastic_worker.state not in ("building", "present"):
+    def _join(self, loaded: Loaded) -> list[AdmissionDecision]:
+        """Let the worker take requests, unless it is leaving or gone by now."""
+        worker, at_s = self._workers[loaded.name], loaded.at_s
+        if worker.state not in ("building", "present"):
             return []
-        self._failures.pop(elastic_worker.worker, None)
+        self._failures.pop(worker.dask_name, None)
+        took_s = loaded.took.pull_s + loaded.took.load_s
         present = replace(
-            elastic_worker,
+            worker,
             state="present",
             version=loaded.version,
             took=loaded.took,
-            transfers=elastic_worker.transfers + _transfer(loaded),
-            joined_s=at_s if elastic_worker.joined_s is None else elastic_worker.joined_s,
-            renewed_s=max(at_s, elastic_worker.renewed_s),
+            transfers=worker.transfers + (((at_s - took_s, at_s),) if took_s else ()),
+            joined_s=at_s if worker.joined_s is None else worker.joined_s,
+            renewed_s=max(at_s, worker.renewed_s),
         )
-        return [Join(elastic_worker=self._keep(present))]
+        return [Join(worker=self._keep(present))]
 
     # --- going ---------------------------------------------------------------------------------
 
-    def _drain(self, worker: str, reason: str) -> list[MemberDecision]:
-        decisions: list[MemberDecision] = []
-        for elastic_worker in self.here:
-            if elastic_worker.worker != worker or elastic_worker.state == "leaving":
+    def _drain(self, dask_name: str, reason: str) -> list[AdmissionDecision]:
+        decisions: list[AdmissionDecision] = []
+        for worker in self.here:
+            if worker.dask_name != dask_name or worker.state == "leaving":
                 continue
-            if elastic_worker.state == "building":  # there is nothing that could be taken away
-                gone = self._forget(elastic_worker, reason)
-                decisions += [gone, Dismiss(address=elastic_worker.address, reason=reason)]
+            if worker.state == "building":  # it has no request that could be taken away
+                gone = self._forget(worker, reason)
+                decisions += [gone, _ending("dismiss", worker, reason)]
             else:
-                told = replace(
-                    elastic_worker, state="leaving", reason=reason, leaving_s=self._now_s
-                )
-                decisions.append(Drain(elastic_worker=self._keep(told)))
+                leaving = replace(worker, state="leaving", reason=reason, leaving_s=self._now_s)
+                decisions.append(Drain(worker=self._keep(leaving)))
         return decisions
 
-    def _fail(self, failed: Failed) -> list[MemberDecision]:
-        """One whose worker is away by then has not failed for that."""
-        elastic_worker = self._elastic_workers[failed.elastic_worker]
-        if elastic_worker.state == "gone":
+    def _fail(self, failed: Failed) -> list[AdmissionDecision]:
+        """Count the failure, unless the worker is away by then, and have it begin anew."""
+        worker = self._workers[failed.name]
+        if worker.state == "gone":
             return []
-        self._failures[elastic_worker.worker] += 1
-        self._keep(replace(elastic_worker, missed=failed.missed))
-        return self._end(elastic_worker.name, failed.reason)
+        self._failures[worker.dask_name] += 1
+        worker = self._keep(replace(worker, missed=failed.missed))
+        return [self._forget(worker, failed.reason), _ending("renew", worker, failed.reason)]
 
-    def _give_up(self, name: str, reason: str) -> list[MemberDecision]:
-        """One that leaves has nothing more to hand over; whoever else is unknown here."""
-        elastic_worker = self._elastic_workers.get(name)
-        if elastic_worker is None:
+    def _end(self, worker: AdmittedWorker, reason: str) -> list[AdmissionDecision]:
+        """Forget the worker: dismissed if it leaves, which has nothing more to hand over then, else
+        to begin anew."""
+        if worker.state == "gone":
             return []
-        return self._part(name) if elastic_worker.state == "leaving" else self._end(name, reason)
+        if worker.state == "leaving":
+            return [self._forget(worker, reason), _ending("dismiss", worker, worker.reason)]
+        return [self._forget(worker, reason), _ending("renew", worker, reason)]
 
-    def _end(self, name: str, reason: str) -> list[MemberDecision]:
-        elastic_worker = self._elastic_workers[name]
-        if elastic_worker.state == "gone":
-            return []
-        return [
-            self._forget(elastic_worker, reason),
-            Renew(address=elastic_worker.address, reason=reason),
-        ]
+    def _forget(self, worker: AdmittedWorker, reason: str) -> Forget:
+        """A worker that gave a reason for leaving is gone for that one."""
+        reason = worker.reason or reason
+        gone = replace(worker, state="gone", until_s=self._now_s, reason=reason)
+        return Forget(worker=self._keep(gone))
 
-    def _part(self, name: str) -> list[MemberDecision]:
-        elastic_worker = self._elastic_workers[name]
-        if elastic_worker.state != "leaving":
-            return []
-        gone = self._forget(elastic_worker, elastic_worker.reason)
-        return [gone, Dismiss(address=elastic_worker.address, reason=elastic_worker.reason)]
-
-    def _forget(self, elastic_worker: AdmittedWorker, reason: str) -> Forget:
-        told = elastic_worker.reason or reason  # one that said why it leaves is gone for that
-        gone = replace(elastic_worker, state="gone", until_s=self._now_s, reason=told)
-        return Forget(elastic_worker=self._keep(gone))
-
-    def _keep(self, elastic_worker: AdmittedWorker) -> AdmittedWorker:
-        self._elastic_workers[elastic_worker.name] = elastic_worker
-        return elastic_worker
+    def _keep(self, worker: AdmittedWorker) -> AdmittedWorker:
+        self._workers[worker.name] = worker
+        return worker
 
 
-def _lost(elastic_worker: AdmittedWorker) -> AdmittedWorker:
-    """One that nothing was heard of any more; of one that builds or leaves no other is expected."""
-    return (
-        replace(elastic_worker, lost_s=elastic_worker.renewed_s)
-        if elastic_worker.state == "present"
-        else elastic_worker
-    )
+def _ending(how: Ending, worker: AdmittedWorker, reason: str) -> EndProcess:
+    return EndProcess(how=how, address=worker.address, reason=reason)
 
 
-def _transfer(loaded: Loaded) -> tuple[tuple[float, float], ...]:
-    """When the version came; nothing of one that took no time."""
-    took_s = loaded.took.pull_s + loaded.took.load_s
-    return ((loaded.at_s - took_s, loaded.at_s),) if took_s else ()
-
-
-def _without_card(unread: CardUnread) -> MemberDecision:
-    reason = f"its card must be readable: {unread.reason}"
-    if unread.may_try_again:
-        return Renew(address=unread.address, reason=reason)
-    return Refuse(address=unread.address, reason=reason)
+def _lost(worker: AdmittedWorker) -> AdmittedWorker:
+    """The worker with the time of its last sign of life, which one that builds or leaves need not
+    give."""
+    if worker.state != "present":
+        return worker
+    return replace(worker, lost_s=worker.renewed_s)

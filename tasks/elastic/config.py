@@ -1,12 +1,126 @@
-"""Whether a run takes engines that it did not start, and which."""
+"""Settings of elastic workers, and the time limits that follow from them.
+
+pull the model ─▶ build the engine ─▶ pull a version ─▶ load it, with the weight check
+pull_s            build_s             pull_s            load_s
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from artifacts.urls import Location, NetworkAddress
-from tasks.elastic.weights.weight_config import LOOPBACK_NETWORKS, Networks
-from tasks.elastic.worker_limits import Limits
+
+LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
+
+
+def _networks(networks: tuple[str, ...]) -> tuple[str, ...]:
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ValueError(
+                f"allowed_senders must be networks such as 10.1.0.0/16, got {network!r}"
+                f" ({error}); correct it"
+            ) from None
+    return networks
+
+
+Networks = Annotated[tuple[NetworkAddress, ...], AfterValidator(_networks)]  # as CIDRs
+
+
+Limit = Literal["pull_s", "build_s", "load_s"]
+LIMITS: tuple[Limit, ...] = get_args(Limit)
+CURES: dict[Limit, str] = {
+    "pull_s": "raise it, or give the elastic worker a faster link",
+    "build_s": "raise it, or give the elastic worker a faster disk and processor",
+    "load_s": "raise it, or give the elastic worker less to do besides",
+}
+MARGIN_S = 10.0  # a pull ends by itself so much earlier than its caller gives up
+
+
+class LimitMissed(RuntimeError):
+    """An elastic worker took longer than one of its limits allows. No TimeoutError, for which
+    Dask's futures would be asked again."""
+
+    def __init__(self, limit: Limit, sentence: str) -> None:
+        super().__init__(limit, sentence)
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Time limits of a run's elastic workers, seconds."""
+
+    pull_s: float  # each pull, of the model's folder or of a version
+    build_s: float  # the engine, when the model's folder is there
+    load_s: float  # each load of a version, with the weight check
+
+    @property
+    def ready_s(self) -> float:
+        """Longest time until an elastic worker holds a version: the newest of those that are
+        published meanwhile may be one more."""
+        return self.build_s + 3 * (self.pull_s + MARGIN_S) + 2 * self.load_s
+
+    @contextmanager
+    def bound(self, limit: Limit, action: str) -> Iterator[None]:
+        """Raise LimitMissed for a TimeoutError of the block, or for what was raised because of one.
+        action: the elastic worker and what it does."""
+        try:
+            yield
+        except LimitMissed:  # another one, within this
+            raise
+        except Exception as error:
+            if not any(isinstance(each, TimeoutError) for each in (error, error.__cause__)):
+                raise
+            limit_s: float = getattr(self, limit)
+            sentence = f"{action} must take {limit_s:g} s (elastic.{limit}) at most"
+            raise LimitMissed(limit, f"{sentence}, it took longer; {CURES[limit]}") from error
+
+
+class WeightServerConfig(BaseModel):
+    """The HTTP server from which elastic workers pull weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: NetworkAddress = Field(
+        "127.0.0.1",
+        description="IP address that the weight server binds to; elastic workers must reach it.",
+    )
+    port: int = Field(0, ge=0, le=65535, description="Port of the weight server; 0 takes any.")
+    allowed_senders: Networks = Field(
+        LOOPBACK_NETWORKS,
+        min_length=1,
+        description="Networks (CIDR) whose requests for weights are answered; others are refused.",
+    )
+
+    deltas: bool = Field(
+        False,
+        description=(
+            "Send versions as compressed differences to the one before, to who has that: for links"
+            " below some 300 MB/s."
+        ),
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _is_address(cls, host: str) -> str:
+        try:
+            ip_address(host)
+        except ValueError:
+            raise ValueError(
+                f"host must be an IP address of this machine, got {host!r}; look it up with `ip"
+                " address`"
+            ) from None
+        return host
 
 
 class ElasticWeightsConfig(BaseModel):

@@ -1,53 +1,178 @@
-"""The engines of elastic workers: built where an elastic worker is, given the weights, forgotten.
+"""The engines of elastic workers: built in the worker's process, given the weights, forgotten.
 
-    recipe ─▶ actor in the elastic worker's process ─▶ pull ─▶ load_weights ─▶ gate
+    recipe ─▶ ElasticEngineActor: reads the model where the run has it ────────┐
+         └──▶ PullingEngineActor: pulls the model, and versions before a load ─┤
+                                                        load_weights ─▶ weight check
 
-A build that fails is not tried again here, and concerns the elastic worker alone. Leaves out when
-(`keeper`).
+    RunWeightServer: hashes a version once, when a worker needs it; serves it from where it lies
+
+A build that fails is not tried again here, and concerns its elastic worker alone. The learner
+writes a version over the one before the last by renaming that file first: the server finds it gone,
+whoever was receiving it finds its bytes wrong, and the newer version is pulled. Leaves out when
+engines are built and loaded (`keeper`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
-from distributed import Client
+from distributed import Client, get_worker
 
-from artifacts.records import Running, WeightsRef, unpack
+from artifacts.records import Running, WeightsRef, pack, unpack
 from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.cluster.actors import ActorLost
-from tasks.cluster.registry import ActorRegistry
-from tasks.elastic.engine import recipe
-from tasks.elastic.records import RunForWorkers
-from tasks.elastic.weight_origin import RunWeightServer
+from tasks.cluster.registry import ActorRegistry, Recipe
+from tasks.elastic.config import MARGIN_S, ElasticConfig, Limits, WeightServerConfig
+from tasks.elastic.weights.pulls import WeightOrigin, WeightPulls
+from tasks.elastic.weights.server import WeightServer
+from tasks.elastic.worker_card import mark_served
 from tasks.elastic.worker_events import AdmittedWorker
-from tasks.elastic.worker_limits import MARGIN_S
 from tasks.engines.base import EngineLost
-from tasks.engines.remote import RemoteEngine
+from tasks.engines.registry import EngineConfig
+from tasks.engines.remote import EngineActor, RemoteEngine
 from tasks.learner.stage_reports import PublishReport
-from tasks.learner.weight_check import check_weights
-
-logger = logging.getLogger(__name__)
+from tasks.learner.weight_check import WeightCheckConfig, check_weights
 
 CLOSE_S = 10.0  # within which the weight server has closed
 
 Result = TypeVar("Result")
 
 
-class ElasticEngines:
-    """By the name of the elastic worker. For the coroutines of one event loop."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunForWorkers:
+    """The settings of a run by which the engines of its elastic workers are built and checked."""
+
+    run_id: str  # its folder under the artifact root
+    model_path: str  # where the run has the model
+    engine: EngineConfig  # the rollout engines
+    seed: int
+    gate: WeightCheckConfig  # the comparison after every load
+    probes: tuple[tuple[int, ...], ...]  # prompts of the weight check; empty switches it off
+    elastic: ElasticConfig  # time limits, and how many elastic workers there may be
+
+
+class ElasticEngineActor(EngineActor):
+    """An engine in the process of an elastic worker, marked so that the next run finds it used."""
 
     def __init__(
-        self, client: Client, run: RunForWorkers, origin: RunWeightServer | None = None
+        self,
+        config: EngineConfig,
+        model_path: str,
+        name: str,
+        core_ids: tuple[int, ...],
+        seed: int,
     ) -> None:
-        """origin: from where elastic workers pull; None where they read the run's own paths."""
-        self._client = client
-        self._run = run
-        self._origin = origin
+        mark_served(name)
+        super().__init__(config, model_path, name, core_ids, (), seed)
+
+
+class PullingEngineActor(ElasticEngineActor):
+    """An engine that gets all files of the run over the network."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        origin: WeightOrigin,
+        name: str,
+        core_ids: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        """Blocks until the model has come. Errors: see `weights.client.fetch`."""
+        mark_served(name)  # before the pull: whoever comes next must find it
+        self._pulls = WeightPulls(origin, name, get_worker())
+        super().__init__(config, self._pulls.model(), name, core_ids, seed)
+
+    async def pull(self, version: str) -> bytes:
+        """Pull this version; returns where it lies here."""
+        return pack(await self._pulls.pull(version))
+
+
+def recipe(
+    run: RunForWorkers, name: str, devices: Sequence[str], origin: WeightOrigin | None = None
+) -> Recipe:
+    """Recipe of an engine over all GPUs among these devices, or on all of these cores. origin:
+    where it pulls from; None where it reads the run's own paths."""
+    gpus = [device for device in devices if device.startswith("cuda:")]
+    cores = () if gpus else tuple(range(len(devices)))
+    config = run.engine.model_copy(update={"tensor_parallel_size": max(1, len(gpus))})
+    if origin is not None:
+        return PullingEngineActor, (config, origin, name, cores, run.seed)
+    return ElasticEngineActor, (config, run.model_path, name, cores, run.seed)
+
+
+class RunWeightServer:
+    """The weight server of one run, in the flow's process. For the coroutines of one event loop."""
+
+    def __init__(self, config: WeightServerConfig, token: str, model: Path, limits: Limits) -> None:
+        """token: the run's. model: the folder that the run starts from."""
+        self._config, self._model, self._limits = config, model, limits
+        self._server = WeightServer(config, token)
+        self._offering = asyncio.Lock()
+        self._has_model = False
+        self._offered: WeightsRef | None = None
+
+    @property
+    def denied_requests(self) -> Sequence[DeniedRequest]:
+        """Unauthorised weight requests, newest first."""
+        return self._server.denied_requests
+
+    async def open(self) -> None:
+        """Begin to serve; harmless when begun already. ValueError for an address that is not this
+        machine's, or taken."""
+        if self._server.url:
+            return
+        try:
+            await self._server.start()
+        except OSError as error:
+            await self._server.close()
+            raise ValueError(
+                "elastic.weights.host and port must be free on this machine, got"
+                f" {self._config.host} and {self._config.port} ({error}); correct them"
+            ) from error
+
+    async def close(self) -> None:
+        """End the server."""
+        await self._server.close()
+
+    async def offer_model(self) -> WeightOrigin:
+        """Serve the model's folder; returns the origin for elastic workers."""
+        async with self._offering:
+            if not self._has_model:
+                await self._server.publish_model(self._model)
+                self._has_model = True
+        return WeightOrigin(
+            url=self._server.url,
+            allowed_senders=self._config.allowed_senders,
+            deltas=self._config.deltas,
+            limits=self._limits,
+        )
+
+    async def offer(self, weights: WeightsRef) -> None:
+        """Serve this version, and the one before it. Raises OSError when it is gone."""
+        async with self._offering:
+            if weights != self._offered:
+                await self._server.publish(weights)
+                self._offered = weights
+
+    def forget(self, worker: str) -> None:
+        """Send nobody to this elastic worker any more: it is gone."""
+        self._server.forget(worker)
+
+
+class ElasticEngines:
+    """Engines by the name of their elastic worker. For the coroutines of one event loop."""
+
+    def __init__(
+        self, client: Client, run: RunForWorkers, server: RunWeightServer | None = None
+    ) -> None:
+        """server: where elastic workers pull from; None where they read the run's own paths."""
+        self._client, self._run, self._server = client, run, server
         self._limits = run.elastic.limits
         self._registry = ActorRegistry(client, run.run_id, num_builds=1)
         # a build waits in a thread, and so does whoever forgets another meanwhile
@@ -56,36 +181,35 @@ class ElasticEngines:
         )
 
     @property
-    def knocks(self) -> Sequence[DeniedRequest]:
-        """Who asked for weights without a right, last first."""
-        return () if self._origin is None else self._origin.knocks
+    def denied_requests(self) -> Sequence[DeniedRequest]:
+        """Unauthorised weight requests, newest first."""
+        return () if self._server is None else self._server.denied_requests
 
     async def open(self) -> None:
-        """Serve what elastic workers pull. ValueError where that cannot be."""
-        if self._origin is not None:
-            await self._origin.open()
+        """Begin to serve weights. ValueError where that cannot be."""
+        if self._server is not None:
+            await self._server.open()
 
-    async def build(self, elastic_worker: AdmittedWorker) -> None:
-        """Raises ActorLost when the worker dies of it, LimitMissed, or what the engine raises. The
-        model's pull, which ends by itself in its own time, goes before."""
-        origin = None if self._origin is None else await self._origin.offer_model()
-        made = {
-            elastic_worker.name: recipe(
-                self._run, elastic_worker.name, elastic_worker.devices, origin
-            )
-        }
-        on, limits = {elastic_worker.name: elastic_worker.worker}, self._limits
+    async def build(self, worker: AdmittedWorker) -> None:
+        """Build the worker's engine, after the pull of the model, which ends by itself in its own
+        time. Raises ActorLost when the worker dies of it, LimitMissed, or what the engine raises.
+        """
+        name, limits = worker.name, self._limits
+        origin = None if self._server is None else await self._server.offer_model()
+        recipes = {name: recipe(self._run, name, worker.devices, origin)}
         within_s = limits.build_s + (limits.pull_s + MARGIN_S if origin is not None else 0.0)
-        with limits.bound("build_s", f"{elastic_worker.name}: the engine's build"):
-            await self._in_thread(lambda: self._registry.create_all(on, made, within_s))
+        with limits.bound("build_s", f"{name}: the engine's build"):
+            await self._in_thread(
+                lambda: self._registry.create_all({name: worker.dask_name}, recipes, within_s)
+            )
 
     async def pull(self, name: str, weights: WeightsRef) -> WeightsRef:
-        """Have this version where the elastic worker can read it; where that is. Raises ActorLost,
-        LimitMissed, OSError when the file is gone, or what the elastic worker raises
+        """Have this version where the elastic worker can read it; returns where that is. Raises
+        ActorLost, LimitMissed, OSError when the file is gone, or what the elastic worker raises
         (WeightsRefused)."""
-        if self._origin is None:
+        if self._server is None:
             return weights
-        await self._origin.offer(weights)
+        await self._server.offer(weights)
         remote, version = self._registry.remote(name), str(weights.version)
         deadline_s = self._limits.pull_s + MARGIN_S
         with self._limits.bound("pull_s", f"{name}: the pull of version {version}"):
@@ -94,8 +218,8 @@ class ElasticEngines:
         return here
 
     async def load(self, name: str, published: PublishReport, running: Running) -> None:
-        """Have the engine hold this version and pass the gate, as the run's own engines have.
-        Raises EngineLost, LimitMissed, GateFailed, or what the engine raises."""
+        """Load this version into the engine and check the weights, as those of the run's own
+        engines. Raises EngineLost, LimitMissed, WeightCheckFailed, or what the engine raises."""
         engine, weights = self._engine(name, self._limits.load_s), published.weights
         with self._limits.bound("load_s", f"{name}: the load of version {weights.version}"):
             held = await engine.load_weights(weights, self._run.probes, running)
@@ -103,7 +227,7 @@ class ElasticEngines:
             check_weights(name, held, published.attested, self._run.gate.tolerance_nats)
 
     async def is_empty(self, name: str) -> bool:
-        """Whether it runs nothing; so it is when it is gone."""
+        """True if the engine runs nothing, or is gone."""
         try:
             engine = self._engine(name, self._run.elastic.lease_s)
             return not (await engine.stats()).progress
@@ -114,20 +238,20 @@ class ElasticEngines:
         return RemoteEngine(self._registry.remote(name), deadline_s)
 
     async def discard(self, name: str) -> None:
-        """Forget it, built or not."""
-        if self._origin is not None:
-            self._origin.forget(name)
+        """Forget an engine, built or not."""
+        if self._server is not None:
+            self._server.forget(name)
         await self._in_thread(lambda: self._registry.discard(name))
 
     def close(self) -> None:
-        """Forget all, make no more, and serve nobody. Blocks for CLOSE_S at most; needs no loop
-        that runs. Of a lost cluster there is nothing to forget."""
+        """Forget all engines, make no more, and end the server. Blocks for CLOSE_S at most; needs
+        no loop that runs. Of a lost cluster there is nothing to forget."""
         if self._client.status == "running":
             with suppress(RuntimeError, OSError):
                 self._registry.close()
-        if self._origin is not None:
+        if self._server is not None:
             with suppress(TimeoutError):
-                self._threads.submit(asyncio.run, self._origin.close()).result(CLOSE_S)
+                self._threads.submit(asyncio.run, self._server.close()).result(CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:

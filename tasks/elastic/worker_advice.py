@@ -1,61 +1,96 @@
-"""What a run's steps say of how many elastic workers to hold at their price, in a line. Pure.
+"""The number of elastic workers that trained most tokens for a dollar, as a sentence. Pure.
 
-    figures of the steps: elastic workers, tokens, seconds, dollars ─▶ `scheduling.hiring` ─▶ a
-    sentence
+    figures of steps: workers, tokens, seconds, dollars ─▶ tokens for a dollar by number of workers
+    ─▶ the best number, beside the others that there were
 
-A step counts whose elastic workers were the same from its beginning to its end. All elastic workers
-are taken to cost the same. Nothing hires or dismisses elastic workers by it.
+RLBoost's N_prem (`seeding.workers_worth_holding`) asks which number would generate a step while it
+trains, whatever a worker costs and however long the last response takes. This asks what steps with
+so many workers trained, and what they cost. Nothing is guessed between two known numbers: were the
+seconds of a token to fall evenly there, one of the two would be the best. A step counts whose
+workers were the same from its beginning to its end, and all are taken to cost the same. Nothing
+starts or dismisses workers by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from artifacts.prices import HOUR_S
 from artifacts.records import NO_UPDATE
-from tasks.elastic.worker_count import (
-    Hourly,
-    Known,
-    WorkerCountSteps,
-    tokens_per_dollar,
-    with_step,
-    workers_to_hold,
-)
 
-Figures = Mapping[str, float]
+MEMORY = 0.7  # weight of earlier steps beside a new one: windows settle, responses get longer
 
 
-def worker_advice(steps: Sequence[Figures], own: float) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hourly:
+    """Dollars an hour."""
+
+    own: float  # of all devices that the run itself has
+    worker: float  # of one worker, with all its devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCountSteps:
+    """Sums over the steps with the same number of workers, later steps counting more."""
+
+    tokens: float  # trained
+    seconds: float
+
+
+Known = Mapping[int, WorkerCountSteps]  # by number of workers; 0 is the run alone
+
+
+def with_step(known: Known, num_workers: int, step: WorkerCountSteps) -> Known:
+    """Add a step that had this number of workers from its beginning to its end."""
+    before = known.get(num_workers)
+    if before is not None:
+        step = WorkerCountSteps(
+            tokens=MEMORY * before.tokens + step.tokens,
+            seconds=MEMORY * before.seconds + step.seconds,
+        )
+    return {**known, num_workers: step}
+
+
+def tokens_per_dollar(known: Known, hourly: Hourly) -> dict[int, float]:
+    """Trained tokens for a dollar, by number of workers."""
+    return {
+        count: HOUR_S * steps.tokens / steps.seconds / (hourly.own + count * hourly.worker)
+        for count, steps in sorted(known.items())
+    }
+
+
+def workers_to_hold(known: Known, hourly: Hourly) -> int | None:
+    """The number that trains most for a dollar, the larger of equal ones; None where none is
+    known."""
+    worth = tokens_per_dollar(known, hourly)
+    return max(worth, key=lambda count: (worth[count], count), default=None)
+
+
+def worker_advice(steps: Sequence[Mapping[str, float]], own: float) -> str:
     """The number of elastic workers with which steps trained most tokens for a dollar, beside the
-    other numbers that there were; empty where nothing has a price or no step had an elastic worker
-    for good.
+    other numbers; empty where nothing has a price or no step had one elastic worker throughout.
 
-    own: dollars an hour of the run's own devices.
+    steps: figures of committed steps. own: dollars an hour of the run's own devices.
     """
     known: Known = {}
     worker = 0.0
-    for step in _steady(steps):
+    for before, step in pairwise(steps):
+        came_or_went = step.get("elastic/joined", 0.0) + step.get("elastic/lost", 0.0)
+        is_steady = before.get("elastic/present") == step.get("elastic/present", -1.0)
+        if came_or_went or not is_steady or not step.get("cost/dollars"):
+            continue
         count, seconds = int(step["elastic/present"]), step["cost/added_s"]
         tokens = step["ledger/trained_tokens"] + step.get(f"ledger/{NO_UPDATE}_tokens", 0.0)
-        trained = WorkerCountSteps(tokens=tokens, seconds=seconds)
-        known = with_step(known, count, trained)
+        known = with_step(known, count, WorkerCountSteps(tokens=tokens, seconds=seconds))
         if count:
             worker = (HOUR_S * step["cost/dollars"] / seconds - own) / count
-    best = workers_to_hold(known, hourly := Hourly(own=own, worker=max(0.0, worker)))
+    hourly = Hourly(own=own, worker=max(0.0, worker))
+    best = workers_to_hold(known, hourly)
     if best is None or not any(known):
         return ""
     worth = tokens_per_dollar(known, hourly)
     others = ", ".join(f"{count}: {each:,.0f}" for count, each in worth.items() if count != best)
-    told = f"{best} elastic workers train most for a dollar: {worth[best]:,.0f} tokens"
-    return f"{told} ({others})" if others else told
-
-
-def _steady(steps: Sequence[Figures]) -> Iterator[Figures]:
-    """Those that were paid for, and with whose elastic workers the step before ended and nobody
-    came or went."""
-    for before, step in pairwise(steps):
-        came_or_went = step.get("elastic/joined", 0.0) + step.get("elastic/lost", 0.0)
-        alike = before.get("elastic/present") == step.get("elastic/present", -1.0)
-        if alike and not came_or_went and step.get("cost/dollars"):
-            yield step
+    advice = f"{best} elastic workers train most for a dollar: {worth[best]:,.0f} tokens"
+    return f"{advice} ({others})" if others else advice

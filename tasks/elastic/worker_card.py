@@ -1,17 +1,13 @@
-"""What an elastic worker says of itself, and what the trainer tells it. An elastic worker is a
-rollout worker that the run did not start.
+"""The messages between a run and an elastic worker, a rollout worker that the run did not start.
 
-    trainer ── client.run(read_card, workers=[address]) ──▶ elastic worker: its card, made at that
-    moment
-            ── client.run(refuse, reason, ...)  ─────────▶ elastic worker: prints it, ends with 2 ──
-            client.run(dismiss, reason, ...) ─────────▶ elastic worker: prints it, ends with 0 ──
-            client.run(renew, reason, ...) ───────────▶ elastic worker: prints it, ends with 3 ◀─
-            events of TOPIC: {"kind": "lease" | "leaving", "name", ["reason"]} ──────── elastic
-            worker ◀─ events of TOPIC: {"kind": "given up", "name", "reason"} ──────────────── a
-            round
+    trainer ── client.run(read_card, workers=[address]) ─▶ worker: its card, made at that moment
+            ── client.run(end_worker, how, reason, ...) ─▶ worker: prints the reason, ends
+            ◀── event of TOPIC {"kind": "lease" | "leaving", "name", ["reason"]} ── worker
+            ◀── event of TOPIC {"kind": "given up", "name", "reason"} ───────────── a round
 
 A card holds no secret: whoever reads it learns a proof that counts for this address and a few
-minutes alone. Leaves out the process (`worker_process`) and who is admitted (`membership`).
+minutes alone. Imports nothing but the standard library, so that the help of a command is there at
+once. Leaves out the process (`worker_process`) and the rules of admission (`admission`).
 """
 
 from __future__ import annotations
@@ -26,105 +22,106 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
-from distributed import Worker
+if TYPE_CHECKING:
+    from distributed import Worker
 
-TOPIC: Final = "rollflow/elastic-workers"  # Dask's topic for what elastic workers tell
-RESOURCE: Final = "elastic"  # the Dask resource by which a worker is known for one
-EXTENSION: Final = "rollflow-elastic-worker"  # where a Dask worker keeps its elastic worker
+    from tasks.elastic.worker_events import Ending
+
+TOPIC: Final = "rollflow/elastic-workers"  # Dask's topic for messages of elastic workers
+RESOURCE: Final = "elastic"  # the Dask resource that marks an elastic worker
+EXTENSION: Final = "rollflow-elastic-worker"  # key of `WorkerExtension` in the Dask worker
 TOKEN_VARIABLE: Final = "ROLLFLOW_ELASTIC_TOKEN"
+SERVED_VARIABLE: Final = "ROLLFLOW_SERVED"  # name of the engine that the process has held
 PROOF_HOLDS_S = 300.0  # clocks may differ, and a call may take its time
+# with which an elastic worker is started where nothing else is given
+PRICE_CLASS: Final = "spot"
+DRAIN_S: Final = 30.0  # a cloud's shortest notice, and what Kubernetes gives a pod
+LEASE_S: Final = 20.0
+GRACE_S: Final = 60.0
 
 
 def given_up(elastic_worker: str, reason: str) -> dict[str, str]:
-    """What a round tells of an elastic worker, by the name of its engine, from which it has nothing
-    more to expect though it may live."""
+    """Message of a round that expects nothing more of an elastic worker, which may yet live.
+    elastic_worker: the name of its engine."""
     return {"kind": "given up", "name": elastic_worker, "reason": reason}
 
 
 class WorkerCard(TypedDict):
-    """An elastic worker in plain values, all of which JSON knows."""
+    """Description of an elastic worker in plain values, all of which JSON knows."""
 
     name: str  # of its Dask worker; a new process may come back under it
     rollflow: str  # versions of what it will run; empty where something is not installed
     vllm: str
     torch: str
     python: str
-    price_class: str  # what its devices cost is looked up by it
+    price_class: str  # name of the price of its devices
     devices: list[str]  # "cuda:0", or "cpu:3" for every core that it is bound to
-    drain_s: float  # for how long it stays after it has said that it leaves
-    lease_s: float  # it tells "lease" four times in that time
-    told_s: float  # when the card was made, seconds since the epoch by its own clock
+    drain_s: float  # for how long it stays after it has announced that it leaves
+    lease_s: float  # it renews its lease four times in that time
+    has_served: bool  # its process has held an engine
+    made_s: float  # when the card was made, seconds since the epoch by its own clock
     proof: str  # that it knows the token; empty where it was given none
 
 
 class WorkerSide(Protocol):
-    """What an elastic worker's process does when it is asked."""
+    """What an elastic worker's process does for a run (`worker_process.WorkerExtension`)."""
 
     @property
     def token(self) -> str: ...
     def card(self) -> WorkerCard: ...
-    def refuse(self, reason: str) -> None: ...
-    def dismiss(self, reason: str) -> None: ...
-    def renew(self, reason: str) -> None: ...
+    def end_as(self, how: Ending, reason: str) -> None: ...
 
 
 def read_card(*, dask_worker: Worker) -> WorkerCard:
     """The card of the worker that this runs on. LookupError where it is no elastic worker."""
-    return _elastic_worker(dask_worker).card()
+    return _extension(dask_worker).card()
 
 
-def refuse(reason: str, *, dask_worker: Worker) -> None:
-    """Have the elastic worker print the sentence and end with 2; it is gone a moment after the
-    answer."""
-    _elastic_worker(dask_worker).refuse(reason)
-
-
-def dismiss(reason: str, *, dask_worker: Worker) -> None:
-    """Have the elastic worker print the sentence and end with 0; it is gone a moment after the
-    answer."""
-    _elastic_worker(dask_worker).dismiss(reason)
-
-
-def renew(reason: str, *, dask_worker: Worker) -> None:
-    """Have the elastic worker print the sentence and end with 3; it is gone a moment after the
-    answer."""
-    _elastic_worker(dask_worker).renew(reason)
+def end_worker(how: Ending, reason: str, *, dask_worker: Worker) -> None:
+    """Have the elastic worker that this runs on print the reason and end, with 0 if dismissed, 2 if
+    refused, 3 if it may be started again; it is gone a moment after the answer."""
+    _extension(dask_worker).end_as(how, reason)
 
 
 def token_of(worker: Worker) -> str:
-    """The secret that the worker was started with; for what runs in its process."""
-    return _elastic_worker(worker).token
+    """The secret that the worker was started with; for code in its process."""
+    return _extension(worker).token
 
 
-def _elastic_worker(worker: Worker) -> WorkerSide:
-    elastic_worker: WorkerSide | None = worker.extensions.get(EXTENSION)
-    if elastic_worker is None:
+def _extension(worker: Worker) -> WorkerSide:
+    extension: WorkerSide | None = worker.extensions.get(EXTENSION)
+    if extension is None:
         raise LookupError(
             "an elastic worker must be started with --preload tasks.elastic.worker_process,"
             f" {worker.name} was not; start it by 'rollflow worker'"
         )
-    return elastic_worker
+    return extension
 
 
-def proof_of(token: str, name: str, address: str, told_s: float) -> str:
-    """What only somebody who knows the token can say, of this worker at this time: an HMAC in
+def mark_served(name: str) -> None:
+    """Mark this process as one that holds the engine of this name, and is no new one any more."""
+    os.environ[SERVED_VARIABLE] = name
+
+
+def proof_of(token: str, name: str, address: str, made_s: float) -> str:
+    """Proof that the worker of this name at this address knew the token at this time: an HMAC in
     hexadecimal. Empty without a token."""
     if not token:
         return ""
-    said = f"rollflow elastic worker\n{name}\n{address}\n{told_s:.3f}"
-    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
+    signed = f"rollflow elastic worker\n{name}\n{address}\n{made_s:.3f}"
+    return hmac.new(token.encode(), signed.encode(), hashlib.sha256).hexdigest()
 
 
 def is_proven(card: WorkerCard, token: str, address: str, now_s: float) -> bool:
-    """Whether the worker at this address knew the token when it made the card, and made it just
-    now. Anybody's card is good where the trainer has no token."""
+    """True if the worker at this address knew the token when it made the card, and made it just
+    now. Every card is good where the trainer has no token."""
     if not token:
         return True
-    right = proof_of(token, card["name"], address, card["told_s"])
-    fresh = abs(now_s - card["told_s"]) <= PROOF_HOLDS_S
-    return fresh and hmac.compare_digest(right, card["proof"])
+    right = proof_of(token, card["name"], address, card["made_s"])
+    is_fresh = abs(now_s - card["made_s"]) <= PROOF_HOLDS_S
+    return is_fresh and hmac.compare_digest(right, card["proof"])
 
 
 def read_token(file: str) -> str:
@@ -156,20 +153,20 @@ def _checked(token: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What an elastic worker was started with."""
+    """The options that an elastic worker was started with."""
 
     price_class: str  # "spot", "reserved" or another name of the trainer's price list
     token: str = field(repr=False)  # the run's secret; empty for none
-    drain_s: float  # seconds between "I leave" and its end
-    lease_s: float  # seconds without a word after which it may be taken for lost
+    drain_s: float  # seconds between the announcement that it leaves and its end
+    lease_s: float  # seconds without a message after which it may be taken for lost
     grace_s: float  # seconds without a scheduler after which it ends
 
 
 def make_card(
-    name: str, address: str, terms: Terms, devices: Sequence[str], told_s: float | None = None
+    name: str, address: str, terms: Terms, devices: Sequence[str], made_s: float | None = None
 ) -> WorkerCard:
-    """The card of an elastic worker whose Dask worker is known by this name at this address."""
-    told_s = time.time() if told_s is None else told_s
+    """The card of an elastic worker whose Dask worker has this name and address."""
+    made_s = time.time() if made_s is None else made_s
     return WorkerCard(
         name=name,
         rollflow=installed("rollflow"),
@@ -180,8 +177,9 @@ def make_card(
         devices=list(devices),
         drain_s=terms.drain_s,
         lease_s=terms.lease_s,
-        told_s=told_s,
-        proof=proof_of(terms.token, name, address, told_s),
+        has_served=SERVED_VARIABLE in os.environ,
+        made_s=made_s,
+        proof=proof_of(terms.token, name, address, made_s),
     )
 
 

@@ -1,6 +1,6 @@
-"""What the rules of membership hear of workers that a run did not start, and what they answer.
+"""Events and decisions of the rules by which elastic workers are admitted.
 
-    event -> Membership.handle(event) -> decisions -> the keeper carries them out -> new events
+    event ─▶ WorkerAdmission.handle(event) ─▶ decisions ─▶ the keeper carries them out ─▶ new events
 
 All are frozen and compared with ``==``.
 """
@@ -11,73 +11,80 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.elastic.worker_limits import Limit
+from tasks.elastic.config import Limit
 
 WorkerState = Literal["building", "present", "leaving", "gone"]
+# how a process is ended: for good, to be started again (which is welcome), or as one not admitted
+Ending = Literal["dismiss", "renew", "refuse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applicant:
-    """What a worker says of itself."""
+    """A worker that asks to be admitted, as its card describes it."""
 
-    name: str  # that its owner gave it
+    dask_name: str  # of the Dask worker; a new process may come back under it
     versions: Mapping[str, str]  # of the packages that must be the run's, by name
-    price_class: str  # what an hour of it costs, by the name of the price
+    price_class: str  # name of the price of an hour
     devices: tuple[str, ...]  # that its engine works on
-    knows_token: bool  # whether it has shown that it knows the run's token
-    lease_s: float  # it says that it is there four times in that time
-    has_served: bool = False  # whether its process has held an engine before
+    knows_token: bool  # its card proves that it knows the run's token
+    lease_s: float  # it renews its lease four times in that time
+    has_served: bool = False  # its process has held an engine before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """How long it took until an elastic worker held its weights, seconds."""
+    """Seconds that an elastic worker took until it held its weights."""
 
-    build_s: float = 0.0  # its engine, with the model's folder on the way there
-    pull_s: float = 0.0  # the version that it holds, on the way there
-    load_s: float = 0.0  # that version into the engine, and through the gate
+    build_s: float = 0.0  # its engine, the pull of the model's folder included
+    pull_s: float = 0.0  # the pull of the version that it holds
+    load_s: float = 0.0  # the load of that version into the engine, with the weight check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmittedWorker:
-    """A process of a worker that was admitted."""
+    """An admitted process of an elastic worker."""
 
-    name: str  # of its engine: the worker's, and which of its processes it is
-    worker: str  # name of the worker
+    name: str  # of its engine: the Dask worker's, and which of its processes it is
+    dask_name: str  # of the Dask worker
     address: str  # Dask's, of the process
     price_class: str
     devices: tuple[str, ...]
     state: WorkerState
     since_s: float  # when it was admitted, Unix seconds
-    lease_s: float  # so long it may be silent
+    lease_s: float  # the longest that it may be silent
     renewed_s: float  # when its lease was renewed last
     version: int | None = None  # weights that it holds; None before the first
     joined_s: float | None = None  # when it held weights for the first time, Unix seconds
-    took: Took = Took()  # to hold those that it holds
+    took: Took = Took()  # until it held its present weights
     # when it pulled and loaded each version that it held, (start, end) in Unix seconds
     transfers: tuple[tuple[float, float], ...] = ()
-    leaving_s: float | None = None  # when it said that it leaves, Unix seconds
-    # when it was heard of last, Unix seconds; of one that was gone without a word
-    lost_s: float | None = None
+    leaving_s: float | None = None  # when it announced that it leaves, Unix seconds
+    lost_s: float | None = None  # last sign of life of one that vanished, Unix seconds
     until_s: float | None = None  # when it was gone
     reason: str = ""  # why it leaves or is gone
-    missed: Limit | None = None  # which limit it missed, if that is why it is gone
+    missed: Limit | None = None  # the limit that it missed, if that is why it is gone
+
+    @property
+    def timeline_devices(self) -> tuple[str, ...]:
+        """The devices as timelines show them: every GPU, or all cores as one."""
+        gpus = [device for device in self.devices if device.startswith("cuda:")]
+        return tuple(f"{self.dask_name}/{device}" for device in gpus or ("cpu",))
 
 
 # --- what happens ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """All workers that offer themselves, at this time; the clock of the rules."""
+class Polled:
+    """The scheduler's list of all elastic workers at this time; the clock of the rules."""
 
     at_s: float
-    workers: frozenset[str]  # their addresses
+    addresses: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardRead:
-    """A worker said who it is."""
+    """A worker has sent its card."""
 
     at_s: float
     address: str
@@ -86,66 +93,65 @@ class CardRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUnread:
-    """A worker could not say who it is."""
+    """A worker's card could not be read."""
 
     address: str
     reason: str
-    may_try_again: bool  # whether another process of it may be able to
+    may_try_again: bool  # another process of the worker may be able to send one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """A worker said that it is there."""
+    """A worker has renewed its lease."""
 
     at_s: float
-    worker: str
+    dask_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaves:
-    """A worker said that it will end."""
+    """A worker has announced that it will end."""
 
-    worker: str
+    dask_name: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """An elastic worker's engine holds this version, and has passed the gate."""
+    """The engine of an elastic worker holds this version and has passed the weight check."""
 
     at_s: float
-    elastic_worker: str
+    name: str
     version: int
     took: Took = Took()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """An elastic worker's engine was not built, or does not hold the weights."""
+    """The engine of an elastic worker was not built, or does not hold the weights."""
 
-    elastic_worker: str
+    name: str
     reason: str
-    missed: Limit | None = None  # which limit it missed, if that is why
+    missed: Limit | None = None  # the limit that was missed, if that is why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """A round has nothing more to expect of an elastic worker, which may live and run old
-    requests."""
+    """A round expects nothing more of an elastic worker, which may live and run old requests."""
 
-    elastic_worker: str
+    name: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emptied:
-    """An elastic worker that leaves runs nothing any more."""
+    """A leaving elastic worker runs no request any more."""
 
-    elastic_worker: str
+    name: str
 
 
 WorkerEvent = (
-    Looked | CardRead | CardUnread | Renewed | Leaves | Loaded | Failed | GivenUp | Emptied
+    Polled | CardRead | CardUnread | Renewed | Leaves | Loaded | Failed | GivenUp | Emptied
 )
 
 
@@ -153,62 +159,47 @@ WorkerEvent = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskCard:
-    """Ask this worker who it is."""
+class ReadCard:
+    """Read the card of the worker at this address."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
-    """Build an engine there, and give it the weights."""
+    """Build an engine in this worker's process, and give it the weights."""
 
-    elastic_worker: AdmittedWorker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """Tell this worker why it may not come; its process ends."""
-
-    address: str
-    reason: str
+    worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Rounds may ask this elastic worker."""
+    """Let rounds send requests to this elastic worker."""
 
-    elastic_worker: AdmittedWorker
+    worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Rounds ask this elastic worker no more, and take away what it runs."""
+    """Let rounds send this elastic worker no more requests, and take away those that it runs."""
 
-    elastic_worker: AdmittedWorker
+    worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """This elastic worker is gone: nobody waits for it."""
+    """Wait for this elastic worker no more: it is gone."""
 
-    elastic_worker: AdmittedWorker
+    worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dismiss:
-    """End this process for good: nobody needs to start it again."""
+class EndProcess:
+    """End the process at this address, if it is there, and have it print the reason."""
 
+    how: Ending
     address: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renew:
-    """End this process, if it is there; whoever started it may start another, which is welcome."""
-
-    address: str
-    reason: str
-
-
-MemberDecision = AskCard | Admit | Refuse | Join | Drain | Forget | Dismiss | Renew
+AdmissionDecision = ReadCard | Admit | Join | Drain | Forget | EndProcess

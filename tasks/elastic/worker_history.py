@@ -1,8 +1,8 @@
-"""What elastic workers did in a run, step by step and over all attempts at it.
+"""The work of elastic workers in a run, step by step and over all attempts at the run.
 
-keeper: who is there ─┐
-rows of a step ───────┼─▶ WorkerHistory ─▶ figures of the step, report/members.json, knocks.json
-earlier attempts ─────┘
+keeper: admitted workers ─┐
+rows of a step ───────────┼─▶ WorkerHistory ─▶ figures of the step, report/members.json, knocks.json
+earlier attempts ─────────┘
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from artifacts.reports.elastic_workers import (
 )
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
+from tasks.elastic.config import LIMITS
 from tasks.elastic.worker_events import AdmittedWorker
-from tasks.elastic.worker_limits import LIMITS
 
 
 class WorkerHistory:
@@ -31,113 +31,89 @@ class WorkerHistory:
     def __init__(
         self,
         store: Store,
-        read: Callable[[], Sequence[AdmittedWorker]],
-        knocks: Callable[[], Sequence[DeniedRequest]] = lambda: (),
+        read_workers: Callable[[], Sequence[AdmittedWorker]],
+        read_denied: Callable[[], Sequence[DeniedRequest]] = lambda: (),
     ) -> None:
-        """read: those of this attempt, as they are now. knocks: who has asked for weights without a
-        right since it began."""
-        self._store, self._read, self._knocks = store, read, knocks
+        """read_workers: those of this attempt, as they are now. read_denied: unauthorised weight
+        requests of this attempt."""
+        self._store, self._read, self._read_denied = store, read_workers, read_denied
         self._before = tuple(map(_ended, read_elastic_workers(store)))
-        self._knocks_before = read_denied_requests(store)
+        self._denied_before = read_denied_requests(store)
         self._responses, self._tokens = Counter[str](), Counter[str]()
-        # that a step has told of
+        # names that the figures of a step have counted
         self._joined, self._gone, self._late = set[str](), set[str](), set[str]()
 
     @property
-    def members(self) -> tuple[ElasticWorkerRow, ...]:
-        """All that ever came, with what they did in the steps that were entered."""
-        return (*self._before, *(self._line(elastic_worker) for elastic_worker in self._read()))
+    def rows(self) -> tuple[ElasticWorkerRow, ...]:
+        """All elastic workers of all attempts, with their work in the steps that were recorded."""
+        return (*self._before, *map(self._row, self._read()))
 
     @property
-    def elastic_workers(self) -> Sequence[AdmittedWorker]:
-        """Those of this attempt, as they are now."""
+    def workers(self) -> Sequence[AdmittedWorker]:
+        """The elastic workers of this attempt, as they are now."""
         return self._read()
 
     @property
     def generations(self) -> Mapping[str, int]:
-        """How often each worker came in earlier attempts at the run."""
-        return Counter(line.worker for line in self._before)
+        """How often each Dask worker came in earlier attempts at the run."""
+        return Counter(row.worker for row in self._before)
 
-    def keep(self) -> None:
-        """Write them down, and who knocked; without any there is nothing to write."""
-        if members := self.members:
-            keep_elastic_workers(self._store, members)
-        if knocks := self._knocks():
-            keep_denied_requests(self._store, (*knocks, *self._knocks_before))
+    def save(self) -> None:
+        """Write the elastic workers and the denied requests, as far as there are any."""
+        if rows := self.rows:
+            keep_elastic_workers(self._store, rows)
+        if denied := self._read_denied():
+            keep_denied_requests(self._store, (*denied, *self._denied_before))
 
-    def enter(self, rows: Sequence[ResponseRow]) -> dict[str, float]:
-        """The figures of a step with these responses, since the one before."""
-        elastic_workers = self._read()
-        names = {elastic_worker.name for elastic_worker in elastic_workers}
+    def record_step(self, rows: Sequence[ResponseRow]) -> dict[str, float]:
+        """The figures of a step with these responses, since the step before."""
+        workers = self._read()
+        names = {worker.name for worker in workers}
         num_before = self._tokens.total()
         for generated in (row.response.generated for row in rows):
             if generated.engine in names:
                 self._responses[generated.engine] += generated.finish_reason != "aborted"
                 self._tokens[generated.engine] += generated.num_sampled
-        joined = {
-            elastic_worker.name
-            for elastic_worker in elastic_workers
-            if elastic_worker.version is not None
-        } - self._joined
+        present = [worker for worker in workers if worker.state == "present"]
+        joined = {worker.name for worker in workers if worker.version is not None} - self._joined
         self._joined |= joined
-        gone = [
-            elastic_worker
-            for elastic_worker in elastic_workers
-            if elastic_worker.state == "gone" and elastic_worker.name in self._joined
-        ]
-        lost = {elastic_worker.name for elastic_worker in gone} - self._gone
+        gone = {worker.name for worker in workers if worker.state == "gone"} & self._joined
+        lost = gone - self._gone
         self._gone |= lost
+        late = [worker for worker in workers if worker.missed and worker.name not in self._late]
+        self._late |= {worker.name for worker in late}
+        missed = Counter(worker.missed for worker in late)
         return {
-            "elastic/present": float(
-                sum(elastic_worker.state == "present" for elastic_worker in elastic_workers)
-            ),
-            "elastic/pull_s": max(
-                (
-                    elastic_worker.took.pull_s
-                    for elastic_worker in elastic_workers
-                    if elastic_worker.state == "present"
-                ),
-                default=0.0,
-            ),
+            "elastic/present": float(len(present)),
+            "elastic/pull_s": max((worker.took.pull_s for worker in present), default=0.0),
             "elastic/tokens": float(self._tokens.total() - num_before),
             "elastic/joined": float(len(joined)),
             "elastic/lost": float(len(lost)),
-            **self._missed(elastic_workers),
+            **{f"elastic/missed_{limit}": float(missed[limit]) for limit in LIMITS},
         }
 
-    def _missed(self, elastic_workers: Sequence[AdmittedWorker]) -> dict[str, float]:
-        """How many have missed which limit since the step before."""
-        new = [
-            elastic_worker
-            for elastic_worker in elastic_workers
-            if elastic_worker.missed and elastic_worker.name not in self._late
-        ]
-        self._late |= {elastic_worker.name for elastic_worker in new}
-        missed = Counter(elastic_worker.missed for elastic_worker in new)
-        return {f"elastic/missed_{limit}": float(missed[limit]) for limit in LIMITS}
-
-    def _line(self, elastic_worker: AdmittedWorker) -> ElasticWorkerRow:
+    def _row(self, worker: AdmittedWorker) -> ElasticWorkerRow:
         return ElasticWorkerRow(
-            name=elastic_worker.name,
-            worker=elastic_worker.worker,
-            price_class=elastic_worker.price_class,
-            devices=elastic_worker.devices,
-            state=elastic_worker.state,
-            since_s=elastic_worker.since_s,
-            until_s=elastic_worker.until_s,
-            version=elastic_worker.version,
-            reason=elastic_worker.reason,
-            joined_s=elastic_worker.joined_s,
-            build_s=elastic_worker.took.build_s,
-            pull_s=elastic_worker.took.pull_s,
-            load_s=elastic_worker.took.load_s,
-            num_responses=self._responses[elastic_worker.name],
-            num_tokens=self._tokens[elastic_worker.name],
+            name=worker.name,
+            worker=worker.dask_name,
+            price_class=worker.price_class,
+            devices=worker.devices,
+            state=worker.state,
+            since_s=worker.since_s,
+            until_s=worker.until_s,
+            version=worker.version,
+            reason=worker.reason,
+            joined_s=worker.joined_s,
+            build_s=worker.took.build_s,
+            pull_s=worker.took.pull_s,
+            load_s=worker.took.load_s,
+            num_responses=self._responses[worker.name],
+            num_tokens=self._tokens[worker.name],
         )
 
 
-def _ended(line: ElasticWorkerRow) -> ElasticWorkerRow:
-    """An elastic worker of an earlier attempt, of which nobody could say any more when it went."""
-    if line.state == "gone":
-        return line
-    return replace(line, state="gone", reason="that attempt at the run ended")
+def _ended(row: ElasticWorkerRow) -> ElasticWorkerRow:
+    """A row of an earlier attempt, which could not record the end of its elastic workers."""
+    if row.state == "gone":
+        return row
+    return replace(row, state="gone", reason="that attempt at the run ended")

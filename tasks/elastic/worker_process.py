@@ -1,14 +1,15 @@
 """The process of an elastic worker: a plain Dask worker without a nanny, and this as its preload.
 
-    dask worker ADDRESS --no-nanny --resources elastic=1 --preload
-    tasks.elastic.worker_process ...
+    dask worker ADDRESS --no-nanny --resources elastic=1 --preload tasks.elastic.worker_process ...
 
     begins ─▶ card, leases ──SIGTERM, Ctrl-C, notice──▶ "leaving" ──dismissed, or drain_s──▶ 0
                 │  └─ refused ─▶ 2
                 └─ no scheduler, must begin anew ─▶ 3: whoever started it may start it again
 
-`rollflow worker` starts one. Leaves out the engine, which the trainer builds here as it does
-anywhere.
+A notice that the machine is about to be taken away is a file that appears (docs/elastic.md has a
+script for AWS), or a URL of the cloud: 404 or FALSE means nothing, anything else the end.
+`rollflow worker` starts such a process. Leaves out the engine, which the trainer builds here as it
+does anywhere.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Coroutine
 from contextlib import suppress
+from http.client import HTTPException
 from types import FrameType
 from typing import Any, Final
 
@@ -30,13 +33,17 @@ from distributed import Worker
 from distributed.comm.core import FatalCommClosedError
 
 from artifacts.private_files import keep_private
+from artifacts.proxies import open_directly
 from tasks.cluster.certificate import speaks_tls
 from tasks.cluster.dask_cluster import pin_process
+from tasks.cluster.devices import parse_ranges
 from tasks.cluster.parent import end_process
-from tasks.cluster.roles import parse_ranges
-from tasks.elastic.termination_notice import notice_given
 from tasks.elastic.worker_card import (
+    DRAIN_S,
     EXTENSION,
+    GRACE_S,
+    LEASE_S,
+    PRICE_CLASS,
     RESOURCE,
     TOPIC,
     Terms,
@@ -45,29 +52,39 @@ from tasks.elastic.worker_card import (
     make_card,
     read_token,
 )
-from tasks.elastic.worker_defaults import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
+from tasks.elastic.worker_events import Ending
 
 DRAINED: Final = 0
 REFUSED: Final = 2
 LOST: Final = 3  # the scheduler is not there, or the run wants another process
 INTERRUPTED: Final = 1
-ANSWERED_WITHIN_S = 0.3  # who dismisses or refuses has its answer by then
+OF_ENDING: Final[dict[Ending, tuple[int, str]]] = {  # exit status, and how the process says it
+    "dismiss": (DRAINED, "is dismissed"),
+    "renew": (LOST, "must begin anew"),
+    "refuse": (REFUSED, "is refused"),
+}
+ANSWERED_WITHIN_S = 0.3  # the run that ends this process has its answer by then
 CLOSES_WITHIN_S = 5.0
-LOOK_S = 5.0  # between two looks for the scheduler
+POLL_S = 5.0  # between two polls of the scheduler
+NOTICE_POLL_S = 2.0  # clouds give 25 s to 2 minutes of notice
+NOTICE_ANSWER_S = 2.0
+# Google's address answers nobody without it, the others do not mind
+NOTICE_HEADERS = {"Metadata-Flavor": "Google"}
+NO_NOTICE = {"", "FALSE", "NONE", "[]"}
 PR_SET_PDEATHSIG = 1
 CERTIFICATE_NEEDED = "give address and certificate as the run named them at its start"
 TIME = click.FloatRange(min=0.0, min_open=True)
 
 
 class WorkerExtension:
-    """A worker that says who it is, that it lives and that it leaves. Dask keeps it as an extension
-    of the worker, so it has no method `heartbeat` or `close`."""
+    """Sends a worker's card, leases and farewell. Dask keeps it as an extension of the worker, so
+    it has no method `heartbeat` or `close`."""
 
     def __init__(self, worker: Worker, terms: Terms) -> None:
         self._worker = worker
         self._terms = terms
         self._devices = devices_here()
-        self._is_known = False  # somebody has read its card
+        self._is_known = False  # a run has read the card
         self._is_leaving = False
         self._is_ending = False
         self._loop = asyncio.get_running_loop()
@@ -79,28 +96,29 @@ class WorkerExtension:
 
     @property
     def token(self) -> str:
-        """The run's secret, as far as it was given one."""
+        """The run's secret, empty if the worker was given none."""
         return self._terms.token
 
     def begin(self, notice: str) -> None:
-        """Watch the signals, the scheduler and the notice, a file or a URL, if one is named."""
+        """Watch signals, the scheduler and, if named, the notice, a file or a URL."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self._do(self._tell_leases())
-        self._do(self._watch_scheduler())
+        self._spawn(self._renew_leases())
+        self._spawn(self._watch_scheduler())
         if notice:
-            self._do(self._watch_notice(notice))
-        self._say(f"looks for a run at {self._worker.scheduler.address}; Ctrl-C drains it")
+            self._spawn(self._watch_notice(notice))
+        self._print(f"looks for a run at {self._worker.scheduler.address}; Ctrl-C drains it")
 
     def card(self) -> WorkerCard:
         if not self._is_known:
-            self._say("a run has found it")
+            self._print("a run has found it")
         self._is_known = True
         address = self._worker.contact_address or self._worker.address
         return make_card(self.name, address, self._terms, self._devices)
 
     def leave(self, reason: str) -> None:
-        """Say so, and go when dismissed or after drain_s, at once if no run has seen the card."""
+        """Announce the leave; end when dismissed or after drain_s, at once if no run has read the
+        card."""
         if self._is_leaving or self._is_ending:
             return
         self._is_leaving = True
@@ -110,30 +128,25 @@ class WorkerExtension:
         message = {"kind": "leaving", "name": self.name, "reason": reason}
         self._worker.log_event(TOPIC, message)
         drain_s = self._terms.drain_s
-        self._say(f"leaves ({reason}) within {drain_s:g} s; Ctrl-C ends it at once")
-        told = f"has left after {drain_s:g} s, the time it had for draining"
-        self._loop.call_later(drain_s, self.end, DRAINED, told)
+        self._print(f"leaves ({reason}) within {drain_s:g} s; Ctrl-C ends it at once")
+        sentence = f"has left after {drain_s:g} s, the time it had for draining"
+        self._loop.call_later(drain_s, self.end, DRAINED, sentence)
 
-    def dismiss(self, reason: str) -> None:
-        self.end(DRAINED, f"is dismissed: {reason}")
-
-    def renew(self, reason: str) -> None:
-        """Whoever started it may start it again."""
-        self.end(LOST, f"must begin anew: {reason}")
-
-    def refuse(self, reason: str) -> None:
-        self.end(REFUSED, f"is refused: {reason}")
+    def end_as(self, how: Ending, reason: str) -> None:
+        """End as a run asks; whoever started a process that must begin anew may start another."""
+        code, words = OF_ENDING[how]
+        self.end(code, f"{words}: {reason}")
 
     def end(self, code: int, sentence: str) -> None:
-        """Say why, and end the process a moment later; the first reason counts."""
+        """Print the sentence and end the process a moment later; the first reason counts."""
         if self._is_ending:
             return
         self._is_ending = True
-        self._say(sentence)
-        self._do(self._end(code))
+        self._print(sentence)
+        self._spawn(self._end(code))
 
     async def _end(self, code: int) -> None:
-        """Take leave of the scheduler. Dask may end the loop before that is through."""
+        """Deregister at the scheduler. Dask may end the loop before that is done."""
         try:
             await asyncio.sleep(ANSWERED_WITHIN_S)
             async with asyncio.timeout(CLOSES_WITHIN_S):
@@ -141,21 +154,21 @@ class WorkerExtension:
         finally:
             end_process(code)
 
-    async def _tell_leases(self) -> None:
+    async def _renew_leases(self) -> None:
         while True:
             self._worker.log_event(TOPIC, {"kind": "lease", "name": self.name})
             await asyncio.sleep(self._terms.lease_s / 4)
 
     async def _watch_scheduler(self) -> None:
-        """End when the scheduler has not answered for grace_s, before the first time as well. Time
-        in which this process itself stood still is not the scheduler's."""
-        look_s = min(LOOK_S, self._terms.grace_s / 4)
+        """End when the scheduler has not answered for grace_s, before its first answer as well.
+        Time in which this process itself stood still does not count."""
+        poll_s = min(POLL_S, self._terms.grace_s / 4)
         silent_s = 0.0
         while silent_s < self._terms.grace_s:
             began_s = time.monotonic()
-            await asyncio.sleep(look_s)
-            answered = await self._scheduler_answers(look_s)
-            silent_s += min(time.monotonic() - began_s, 2 * look_s)
+            await asyncio.sleep(poll_s)
+            answered = await self._scheduler_answers(poll_s)
+            silent_s += min(time.monotonic() - began_s, 2 * poll_s)
             silent_s = 0.0 if answered else silent_s
         address, grace_s = self._worker.scheduler.address, self._terms.grace_s
         self.end(LOST, f"ends: the scheduler at {address} has not answered for {grace_s:g} s")
@@ -166,10 +179,12 @@ class WorkerExtension:
             async with asyncio.timeout(within_s):
                 await self._worker.scheduler.identity(n_workers=0)
         except FatalCommClosedError:
-            self.refuse(f"{address} lets in who has the run's certificate; {CERTIFICATE_NEEDED}")
+            self.end_as(
+                "refuse", f"{address} lets in who has the run's certificate; {CERTIFICATE_NEEDED}"
+            )
         except (OSError, TimeoutError):  # Dask's errors of communication are OSErrors
             if address.startswith("tcp://") and await asyncio.to_thread(speaks_tls, address):
-                self.refuse(f"{address} takes nothing but TLS; {CERTIFICATE_NEEDED}")
+                self.end_as("refuse", f"{address} takes nothing but TLS; {CERTIFICATE_NEEDED}")
         else:
             return True
         return False
@@ -179,24 +194,49 @@ class WorkerExtension:
         self.leave(f"notice at {where}")
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Ctrl-C ends an elastic worker that leaves already; a second SIGTERM is patient."""
+        """Leave; Ctrl-C ends a worker that leaves already, a second SIGTERM is patient."""
         if number == signal.SIGINT and (self._is_leaving or self._is_ending):
             end_process(INTERRUPTED)
         self._loop.call_soon_threadsafe(self.leave, signal.Signals(number).name)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start it beside the worker's own work."""
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    def _say(self, sentence: str) -> None:
+    def _print(self, sentence: str) -> None:
         with suppress(OSError):  # its reader is gone, and this process may be about to follow
             print(f"elastic worker {self.name} {sentence}", file=sys.stderr, flush=True)
 
 
+async def notice_given(where: str) -> None:
+    """Wait for the notice in the file or at the URL `where` that the machine will be taken away. A
+    URL that cannot be reached gives none."""
+    has_notice = _url_has_notice if where.startswith(("http://", "https://")) else _file_exists
+    while not await asyncio.to_thread(has_notice, where):
+        await asyncio.sleep(NOTICE_POLL_S)
+
+
+def is_notice(status: int, body: str) -> bool:
+    """True if an answer over HTTP means that the machine will be taken away."""
+    return status == 200 and body.strip().upper() not in NO_NOTICE
+
+
+def _file_exists(path: str) -> bool:
+    return os.path.exists(path)  # of Path it raises where a folder cannot be read
+
+
+def _url_has_notice(url: str) -> bool:
+    request = urllib.request.Request(url, headers=NOTICE_HEADERS)
+    try:
+        with open_directly(request, NOTICE_ANSWER_S) as answer:
+            return is_notice(answer.status, answer.read(4096).decode(errors="replace"))
+    except (OSError, ValueError, HTTPException):  # 404 among them
+        return False
+
+
 def end_with(parent: int) -> None:
-    """Be drained when the process `parent`, which started this one, is gone."""
+    """Drain this process when `parent`, which started it, is gone."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         raise ValueError(
@@ -249,8 +289,8 @@ def dask_setup(
     spot_notice: str,
     parent: int,
 ) -> None:
-    """Make an elastic worker of the worker. Dask would go on without one after an error, so the
-    process ends."""
+    """Turn this Dask worker into an elastic worker. An error ends the process: Dask alone would go
+    on as a plain worker."""
     keep_private()
     try:
         check_worker(worker)
@@ -268,11 +308,10 @@ def dask_setup(
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         end_process(REFUSED)
-    elastic_worker = worker.extensions[EXTENSION] = WorkerExtension(worker, terms)
-    elastic_worker.begin(spot_notice)
+    extension = worker.extensions[EXTENSION] = WorkerExtension(worker, terms)
+    extension.begin(spot_notice)
 
 
 def dask_teardown(worker: Worker) -> None:
-    """The worker ends; for an elastic worker that has not said so itself the scheduler is gone, or
-    wants it no more."""
+    """End the process of a worker that Dask closes: the scheduler is gone, or has removed it."""
     worker.extensions[EXTENSION].end(LOST, "ends: its connection to the scheduler has ended")

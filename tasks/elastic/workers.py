@@ -1,12 +1,12 @@
-"""The workers that offer themselves as elastic workers, over the flow's Dask client.
+"""The workers that offer themselves to a run, over the flow's Dask client.
 
-    scheduler: who has the resource `elastic worker` ─▶ Looked
-    topic of elastic workers: leases, farewells ──────▶ Renewed, Leaves
-                     and what rounds give up ▶ GivenUp
-    a call of the worker ────────────────────▶ CardRead, CardUnread
+    scheduler: workers with the resource `elastic` ──▶ Polled
+    topic of elastic workers: leases, farewells ─────▶ Renewed, Leaves
+                              given up by a round ───▶ GivenUp
+    a call of the worker ────────────────────────────▶ CardRead, CardUnread
 
-Every call has a deadline, and none of them raises because of a worker. Leaves out what follows
-(`tasks.elastic.admission`).
+Every call has a deadline, and none of them raises because of a worker. Leaves out the decisions
+that follow (`tasks.elastic.admission`).
 """
 
 from __future__ import annotations
@@ -22,25 +22,15 @@ from typing import Any
 from distributed import Client, Scheduler
 
 from tasks.cluster.dask_cluster import workers_of
-from tasks.cluster.served import has_served
-from tasks.elastic.engine import packages_of
-from tasks.elastic.worker_card import (
-    RESOURCE,
-    TOPIC,
-    WorkerCard,
-    dismiss,
-    is_proven,
-    read_card,
-    refuse,
-    renew,
-)
+from tasks.elastic.worker_card import RESOURCE, TOPIC, WorkerCard, end_worker, is_proven, read_card
 from tasks.elastic.worker_events import (
     Applicant,
     CardRead,
     CardUnread,
+    Ending,
     GivenUp,
     Leaves,
-    Looked,
+    Polled,
     Renewed,
     WorkerEvent,
 )
@@ -48,13 +38,13 @@ from tasks.elastic.worker_events import (
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # how long a worker or the scheduler may take to answer
-PART_S = 5.0  # and when the run is over
-RENEWED_S = 3.0  # and when it must begin anew: its name is wanted, and it may be silent
+RUN_OVER_S = 5.0  # and when the run is over
+RENEWED_S = 3.0  # and when a worker must begin anew: its name is wanted, and it may be silent
 CALLS = 8  # of workers at a time: one that hangs holds up no other
 
 
 class JoinedWorkers:
-    """Workers of one cluster, as the flow sees them."""
+    """The elastic workers of one cluster, as the flow sees them."""
 
     def __init__(self, client: Client, token: str) -> None:
         """token: the run's secret, empty without one."""
@@ -62,89 +52,74 @@ class JoinedWorkers:
         self._token = token
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="elastic")
 
-    def listen(self, hear: Callable[[WorkerEvent], None]) -> None:
-        """Tell what elastic workers say of themselves from now on; on Dask's thread."""
+    def subscribe(self, receive: Callable[[WorkerEvent], object]) -> None:
+        """Pass on the messages of elastic workers from now on; on Dask's thread."""
 
-        def heard(event: tuple[float, object]) -> None:
-            told = event_of(event[1], time.time())
-            if told is not None:
-                hear(told)
+        def handle(message: tuple[float, object]) -> None:
+            event = event_of(message[1], time.time())
+            if event is not None:
+                receive(event)
 
-        self._client.subscribe_topic(TOPIC, heard)
+        self._client.subscribe_topic(TOPIC, handle)
 
-    def part(self, addresses: Sequence[str], reason: str) -> None:
-        """Dismiss these as far as they hear of it. Blocks, and needs no loop that runs."""
+    def dismiss_all(self, addresses: Sequence[str], reason: str) -> None:
+        """Dismiss the workers at these addresses that can be reached. Blocks, and needs no loop
+        that runs."""
         if self._client.status != "running" or not addresses:
             return
         with suppress(RuntimeError, OSError):  # TimeoutError is one of these
             self._client.run(
-                dismiss,
+                end_worker,
+                "dismiss",
                 reason,
                 workers=list(addresses),
                 on_error="ignore",
-                callback_timeout=PART_S,
+                callback_timeout=RUN_OVER_S,
             )
 
     def close(self) -> None:
         """Call nobody any more."""
         self._calls.shutdown(wait=False, cancel_futures=True)
 
-    async def look(self) -> Looked | None:
-        """Who is there; None where the scheduler did not say."""
+    async def poll(self) -> Polled | None:
+        """All elastic workers that the scheduler knows; None where it did not answer."""
         try:
             workers = await self._call(workers_of, self._client)
         except Exception as error:  # without a scheduler the run ends, but not by this
-            logger.debug("elastic workers not looked for: %s", error)
+            logger.debug("elastic workers not polled: %s", error)
             return None
         offered = (
             address
             for address, worker in workers.items()
             if worker["resources"].get(RESOURCE, 0) > 0
         )
-        return Looked(at_s=time.time(), workers=frozenset(offered))
+        return Polled(at_s=time.time(), addresses=frozenset(offered))
 
-    async def ask(self, address: str) -> CardRead | CardUnread:
-        """Who this worker is."""
+    async def read_card(self, address: str) -> CardRead | CardUnread:
+        """Ask the worker at this address for its card."""
         try:
             card: WorkerCard = await self._run(address, read_card)
-            served: bool = await self._run(address, has_served)
             now_s = time.time()
-            knows = is_proven(card, self._token, address, now_s)
-            applicant = applicant_of(card, knows_token=knows, has_served=served)
-        except OSError as error:  # TimeoutError is one
-            return CardUnread(address=address, reason=error_text(error), may_try_again=True)
-        except Exception as error:  # whatever a worker with other code makes of it
-            return CardUnread(address=address, reason=error_text(error), may_try_again=False)
+            knows_token = is_proven(card, self._token, address, now_s)
+            applicant = applicant_of(card, knows_token=knows_token)
+        except Exception as error:  # a lost connection, or whatever other code makes of the call
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            is_link = isinstance(error, OSError)  # TimeoutError is one
+            return CardUnread(address=address, reason=reason, may_try_again=is_link)
         return CardRead(at_s=now_s, address=address, applicant=applicant)
 
-    async def refuse(self, address: str, reason: str) -> None:
-        """Tell it why it may not come, and see that it goes."""
-        await self._end(address, refuse, reason)
-
-    async def renew(self, address: str, reason: str) -> None:
-        """Tell it why it must begin anew, and have its process end as one that lost its scheduler
-        does, which is started again."""
-        await self._end(address, renew, reason, RENEWED_S)
-
-    async def dismiss(self, address: str, reason: str) -> None:
-        """Have its process end."""
-        await self._end(address, dismiss, reason)
-
-    async def _end(
-        self, address: str, how: Callable[..., None], reason: str, within_s: float = ANSWER_S
-    ) -> None:
-        """One that cannot be told is forgotten by the scheduler, so that its name is free."""
+    async def end(self, address: str, how: Ending, reason: str) -> None:
+        """Have the worker's process print the reason and end. A worker that does not answer is
+        forgotten by the scheduler, so that its name is free."""
+        within_s = RENEWED_S if how == "renew" else ANSWER_S
         try:
-            await self._run(address, how, reason, within_s=within_s)
+            await self._run(address, end_worker, how, reason, within_s=within_s)
         except Exception as error:  # it is gone, silent, or no elastic worker of ours
-            logger.info("worker=%s not told: %s", address, error)
-            await self._forget(address)
-
-    async def _forget(self, address: str) -> None:
-        try:
-            await self._call(self._client.run_on_scheduler, forget_worker, address)
-        except Exception as error:  # without a scheduler there is nothing to be forgotten
-            logger.warning("worker=%s not ended: %s", address, error)
+            logger.info("worker=%s did not answer: %s", address, error)
+            try:
+                await self._call(self._client.run_on_scheduler, forget_worker, address)
+            except Exception as failure:  # without a scheduler there is nothing to be forgotten
+                logger.warning("worker=%s not ended: %s", address, failure)
 
     async def _run(
         self,
@@ -154,8 +129,8 @@ class JoinedWorkers:
         within_s: float = ANSWER_S,
     ) -> Any:
         """What the function returns in this worker's process. Any: whatever that is."""
-        asked, call = [address], self._call
-        answers = await call(self._client.run, function, *args, within_s=within_s, workers=asked)
+        run, workers = self._client.run, [address]
+        answers = await self._call(run, function, *args, within_s=within_s, workers=workers)
         return answers[address]
 
     async def _call(
@@ -165,7 +140,7 @@ class JoinedWorkers:
         within_s: float = ANSWER_S,
         **options: object,
     ) -> Any:
-        """A method of the client in a thread of ours. Any: it is not typed."""
+        """Call a method of the client in a thread of ours. Any: it is not typed."""
 
         def call() -> Any:  # Any: as above
             return method(*args, callback_timeout=within_s, **options)
@@ -174,34 +149,30 @@ class JoinedWorkers:
 
 
 async def forget_worker(address: str, dask_scheduler: Scheduler) -> None:
-    """In the scheduler: take this worker for gone, and tell it to close if it hears that."""
+    """In the scheduler: remove this worker, and have it close if it can be reached."""
     await dask_scheduler.remove_worker(address, stimulus_id=f"elastic-worker-{time.time()}")
 
 
-def error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
 def event_of(message: object, now_s: float) -> WorkerEvent | None:
-    """What an elastic worker said, or a round of one; None of what is no such message."""
+    """The event in a message of an elastic worker or of a round; None for any other message."""
     match message:
         case {"kind": "lease", "name": str(name)}:
-            return Renewed(at_s=now_s, worker=name)
+            return Renewed(at_s=now_s, dask_name=name)
         case {"kind": "given up", "name": str(name), "reason": str(reason)}:
-            return GivenUp(elastic_worker=name, reason=reason)
+            return GivenUp(name=name, reason=reason)
         case {"kind": "leaving", "name": str(name), **rest}:
-            return Leaves(worker=name, reason=str(rest.get("reason", "it leaves")))
+            return Leaves(dask_name=name, reason=str(rest.get("reason", "it leaves")))
     return None
 
 
-def applicant_of(card: WorkerCard, *, knows_token: bool, has_served: bool) -> Applicant:
-    """The card as the rules read it."""
+def applicant_of(card: WorkerCard, *, knows_token: bool) -> Applicant:
+    """The card as the rules of admission read it."""
     return Applicant(
-        name=card["name"],
-        versions=packages_of(card),
+        dask_name=card["name"],
+        versions={"rollflow": card["rollflow"], "vllm": card["vllm"]},
         price_class=card["price_class"],
         devices=tuple(card["devices"]),
         knows_token=knows_token,
-        has_served=has_served,
+        has_served=card["has_served"],
         lease_s=card["lease_s"],
     )

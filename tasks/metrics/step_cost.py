@@ -25,7 +25,6 @@ from artifacts.reports.device_cost import (
     use_figures,
     used_seconds,
 )
-from tasks.elastic.engine import shown_devices
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.metrics.report import StepReport
 from tasks.run.run_context import RunContext
@@ -40,7 +39,7 @@ def elastic_worker_spans(
         Span(device=device, actor=worker.name, kind=kind, start_s=start_s, end_s=end_s)
         for worker in elastic_workers
         for kind, start_s, end_s in _phases(worker, report, window.end_s)
-        for device in shown_devices(worker.worker, worker.devices)
+        for device in worker.timeline_devices
     ]
 
 
@@ -120,5 +119,5 @@ def elastic_worker_devices(elastic_workers: Sequence[AdmittedWorker], window: Wi
             is_lent=True,
         )
         for worker in elastic_workers
-        for device in shown_devices(worker.worker, worker.devices)
+        for device in worker.timeline_devices
     ]

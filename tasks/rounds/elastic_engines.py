@@ -23,7 +23,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from artifacts.new_tokens import News
 from artifacts.records import Request
@@ -53,6 +53,17 @@ class EngineGone:
 
     name: str  # of the engine
     reason: str  # one sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotice:
+    """Notice to rounds of an elastic worker, as plain values that cross processes."""
+
+    name: str  # of its engine
+    kind: Literal["joined", "leaving", "gone"]
+    version: int = -1  # weights that it holds; given where it joined, like its devices
+    devices: tuple[str, ...] = ()  # that it works on
+    reason: str = ""  # why it is gone
 
 
 ElasticNews = EngineJoined | EngineLeaving | EngineGone

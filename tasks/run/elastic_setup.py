@@ -1,5 +1,8 @@
-"""Who may be an elastic worker of a run, and who looks after them: the keeper with all that it
-works on."""
+"""The seam between a run and `tasks/elastic`: the keeper and the history of its elastic workers.
+
+Beside this file only `stream_workers` (messages to the keeper) and `run_context` (settings) import
+`tasks/elastic` in this room: a run without elastic workers needs nothing else of it.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,71 @@ from pathlib import Path
 
 from distributed import Client
 
+from artifacts.records import Running
 from tasks.elastic.admission import AdmissionRules, WorkerAdmission
-from tasks.elastic.config import ElasticConfig
-from tasks.elastic.engines import ElasticEngines
+from tasks.elastic.config import ElasticConfig, WeightServerConfig
+from tasks.elastic.engines import ElasticEngines, RunForWorkers, RunWeightServer
 from tasks.elastic.keeper import ElasticKeeper
-from tasks.elastic.records import RunForWorkers, WorkerNotice
-from tasks.elastic.weight_origin import RunWeightServer
-from tasks.elastic.weights.weight_config import WeightServerConfig
 from tasks.elastic.worker_card import TOKEN_VARIABLE, installed, read_token
+from tasks.elastic.worker_events import AdmittedWorker
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.elastic.workers import JoinedWorkers
+from tasks.learner.stage_reports import PublishReport
+from tasks.rounds.elastic_engines import WorkerNotice
 from tasks.run.run_context import RunContext
 
 
-def keeper_of(
-    client: Client,
-    run: RunContext,
-    book: WorkerHistory,
-    tell: Callable[[WorkerNotice], Awaitable[None]],
-) -> ElasticKeeper | None:
-    """Who looks after the run's elastic workers; None where it takes none. ValueError for a token
-    that cannot be read."""
-    if not run.elastic.enabled:
-        return None
-    token = read_token(run.elastic.token_file)
-    workers = JoinedWorkers(client, token)
-    engines = ElasticEngines(client, elastic_worker_run_of(run), weight_server_of(run, token))
-    return ElasticKeeper(admission_of(run, book.generations), workers, engines, tell, book.keep)
+class RunElasticWorkers:
+    """The elastic workers of a run; a run that takes none has no keeper."""
+
+    def __init__(
+        self,
+        client: Client,
+        run: RunContext,
+        notify: Callable[[WorkerNotice], Awaitable[None]],
+    ) -> None:
+        """notify: sends a notice to the rounds. ValueError for a token that cannot be read."""
+        self._keeper: ElasticKeeper | None = None
+        self.history = WorkerHistory(
+            run.open_store(),
+            lambda: self.workers,
+            lambda: () if self._keeper is None else self._keeper.denied_requests,
+        )
+        if not run.elastic.enabled:
+            return
+        token = read_token(run.elastic.token_file)
+        server = None  # elastic workers read the run's own paths
+        if run.weight_server is not None:
+            model, limits = Path(run.model_path), run.elastic.limits
+            server = RunWeightServer(run.weight_server, token, model, limits)
+        engines = ElasticEngines(client, run_for_workers(run), server)
+        admission = admission_of(run, self.history.generations)
+        workers = JoinedWorkers(client, token)
+        self._keeper = ElasticKeeper(admission, workers, engines, notify, self.history.save)
+
+    @property
+    def workers(self) -> tuple[AdmittedWorker, ...]:
+        """The elastic workers that were admitted in this attempt at the run."""
+        return () if self._keeper is None else self._keeper.workers
+
+    async def start(self) -> None:
+        """Begin to look after elastic workers; harmless when begun already."""
+        if self._keeper is not None:
+            await self._keeper.start()
+
+    async def publish(self, report: PublishReport, running: Running = Running.DROP) -> None:
+        """Have elastic workers load the version that the run's engines hold now."""
+        if self._keeper is not None:
+            await self._keeper.publish(report, running)
+
+    def stop(self, *, is_over: bool) -> None:
+        """Look after nobody any more; workers of a run that is over are dismissed."""
+        if self._keeper is not None:
+            self._keeper.stop(is_over=is_over)
 
 
-def elastic_worker_run_of(run: RunContext) -> RunForWorkers:
-    """The run, as the engines of its elastic workers are built by it."""
+def run_for_workers(run: RunContext) -> RunForWorkers:
+    """The settings of a run by which the engines of its elastic workers are built."""
     return RunForWorkers(
         run_id=run.run_id,
         model_path=run.model_path,
@@ -63,15 +100,8 @@ def check_token(config: ElasticConfig, server: WeightServerConfig | None) -> Non
         )
 
 
-def weight_server_of(run: RunContext, token: str) -> RunWeightServer | None:
-    """From where the run's elastic workers pull; None where they read its own paths."""
-    if run.weight_server is None:
-        return None
-    return RunWeightServer(run.weight_server, token, Path(run.model_path), run.elastic.limits)
-
-
 def worker_line(address: str, config: ElasticConfig, certificate: Path | None = None) -> str:
-    """The command by which a worker offers itself; certificate: that of the run, if it made one."""
+    """The command by which a worker joins the run; certificate: that of the run, if it made one."""
     words = ["rollflow worker", address]
     words += ["--token-file FILE"] if config.token_file else []
     if certificate is not None:

@@ -20,13 +20,10 @@ from types import TracebackType
 from distributed import Client
 
 from artifacts.records import Running
-from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
 from tasks.cluster.registry import ActorRegistry, Recipe
-from tasks.elastic.worker_events import AdmittedWorker
-from tasks.elastic.worker_history import WorkerHistory
 from tasks.engines.remote import EngineActor
 from tasks.environments.episodes.episode_replica import EpisodePlayer
 from tasks.environments.pools.pool_actor import PoolActor, PoolKeeper
@@ -34,7 +31,7 @@ from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.stage_reports import PublishReport
 from tasks.rewards.judges.engine import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
-from tasks.run.elastic_setup import keeper_of
+from tasks.run.elastic_setup import RunElasticWorkers
 from tasks.run.partial_responses import turns_folder
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import RoundKey
@@ -64,10 +61,8 @@ class Fleet:
         self._start_s = run.deadlines.start_s
         self._are_joined = False  # the learners, in one group
         self._making = asyncio.Lock()  # one change of actors at a time
-        # of the elastic workers
-        self.book = WorkerHistory(run.open_store(), self.members, self._denied_requests)
-        self.elastic_workers = keeper_of(
-            client, run, self.book, lambda notice: self._buffer().announce_worker(notice)
+        self.elastic = RunElasticWorkers(
+            client, run, lambda notice: self._buffer().announce_worker(notice)
         )
         self._keeper = PoolKeeper(
             run.environment_workers,
@@ -86,8 +81,7 @@ class Fleet:
         trace: TracebackType | None,
     ) -> None:
         self._keeper.stop()
-        if self.elastic_workers is not None:
-            self.elastic_workers.stop(is_over=error is None)
+        self.elastic.stop(is_over=error is None)
         if self._client.status != "running":
             return  # workers end with their scheduler, and nobody is left to be told
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
@@ -114,15 +108,7 @@ class Fleet:
 
     async def published(self, report: PublishReport, running: Running = Running.DROP) -> None:
         """The run's engines hold this version; elastic workers are to load it, too."""
-        if self.elastic_workers is not None:
-            await self.elastic_workers.publish(report, running)
-
-    def members(self) -> tuple[AdmittedWorker, ...]:
-        """The elastic workers that came in this attempt at the run."""
-        return () if self.elastic_workers is None else self.elastic_workers.elastic_workers
-
-    def _denied_requests(self) -> tuple[DeniedRequest, ...]:
-        return () if self.elastic_workers is None else self.elastic_workers.knocks
+        await self.elastic.publish(report, running)
 
     async def abort_rounds(self, reason: str) -> None:
         """End every round that is open, for all its coordinators. Without a buffer nobody waits."""
@@ -185,8 +171,7 @@ class Fleet:
 
     async def _start_keepers(self) -> None:
         self._keeper.start()
-        if self.elastic_workers is not None:
-            await self.elastic_workers.start()
+        await self.elastic.start()
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -18,8 +18,7 @@ from artifacts.journal import Journal
 from artifacts.prices import PriceConfig
 from artifacts.records import Span, WeightsRef
 from artifacts.store import Store
-from tasks.elastic.config import ElasticConfig
-from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.config import ElasticConfig, WeightServerConfig
 from tasks.engines.registry import EngineConfig
 from tasks.engines.sampling import SamplingConfig
 from tasks.environments.config import EpisodeConfig

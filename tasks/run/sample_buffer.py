@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NewType, TypeVar
 
 from artifacts.records import Generated, Group, Score
-from tasks.elastic.records import WorkerNotice
+from tasks.rounds.elastic_engines import WorkerNotice
 from tasks.scheduling.stream_training import ScaleDown
 
 Record = TypeVar("Record")

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from artifacts.records import Generated, Score, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
-from tasks.elastic.records import WorkerNotice
 from tasks.rewards.pool import close_pools
+from tasks.rounds.elastic_engines import WorkerNotice
 from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import (
     ELASTIC_WORKERS,

@@ -11,12 +11,17 @@ from dataclasses import dataclass, field
 from distributed import get_client
 
 from tasks.cluster.actors import ActorLost, Remote
-from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_card import TOPIC, given_up
 from tasks.engines.base import Engine
 from tasks.engines.remote import RemoteEngine
 from tasks.engines.response_mux import EngineClient
-from tasks.rounds.elastic_engines import ElasticNews, EngineGone, EngineJoined, EngineLeaving
+from tasks.rounds.elastic_engines import (
+    ElasticNews,
+    EngineGone,
+    EngineJoined,
+    EngineLeaving,
+    WorkerNotice,
+)
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import ELASTIC_WORKERS
 from tasks.run.sample_stream import SampleStream

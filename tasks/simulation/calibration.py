@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from artifacts.commit import seconds_added
 from artifacts.tables import ResponseRow
-from tasks.cluster.roles import parse_role_map
+from tasks.cluster.devices import parse_role_map
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.recorded import RecordedRun, RecordedStep
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from card_factories import a_trainer, an_elastic_worker
 from distributed import Client
 from plan_factories import CONTEXT
 from round_factories import ENGINE, make_plan, play
+from worker_processes import a_trainer, an_elastic_worker
 
 from artifacts.records import Request, WeightsRef
 from tasks.cluster.actors import Remote
@@ -21,14 +21,14 @@ from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.config import ElasticConfig
 from tasks.elastic.engines import ElasticEngines
 from tasks.elastic.keeper import ElasticKeeper
-from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_card import TOPIC
 from tasks.elastic.workers import JoinedWorkers
 from tasks.engines.remote import RemoteEngine
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.learner.stage_reports import PublishReport
+from tasks.rounds.elastic_engines import WorkerNotice
 from tasks.rounds.records import RoundResult
-from tasks.run.elastic_setup import admission_of, elastic_worker_run_of
+from tasks.run.elastic_setup import admission_of, run_for_workers
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import RoundKey, SampleBuffer, Stage
 from tasks.run.sample_stream import CAPACITIES
@@ -77,7 +77,7 @@ class House:
 
     def __init__(self, client: Client, run: RunContext, membership: WorkerAdmission) -> None:
         self.buffer = SampleBuffer(CAPACITIES)
-        self.engines = ElasticEngines(client, elastic_worker_run_of(run))
+        self.engines = ElasticEngines(client, run_for_workers(run))
         workers = JoinedWorkers(client, token="secret")
         self.keeper = ElasticKeeper(membership, workers, self.engines, self._tell)
 
@@ -97,7 +97,7 @@ class House:
         async with asyncio.timeout(COMES_WITHIN_S):
             while (name, state) not in {
                 (elastic_worker.name, elastic_worker.state)
-                for elastic_worker in self.keeper.elastic_workers
+                for elastic_worker in self.keeper.workers
             }:
                 await asyncio.sleep(0.05)
 
@@ -112,11 +112,11 @@ async def test_an_elastic_worker_joins_a_round_is_killed_and_no_response_is_lost
     tmp_path: Path,
 ) -> None:
     (token := tmp_path / "token").write_text("secret")
-    elastic_workers = ElasticConfig(enabled=True, lease_s=120.0, build_s=COMES_WITHIN_S)
+    elastic = ElasticConfig(enabled=True, lease_s=120.0, build_s=COMES_WITHIN_S)
     run = replace(
         CONTEXT,
         engine=SLOW,
-        elastic_workers=elastic_workers,
+        elastic=elastic,
         artifact_root=f"file://{tmp_path}",
         run_id="run",
     )

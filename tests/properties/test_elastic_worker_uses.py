@@ -17,14 +17,14 @@ from tasks.elastic.worker_events import (
     Failed,
     Leaves,
     Loaded,
-    Looked,
+    Polled,
     Renewed,
     Took,
     WorkerEvent,
 )
 from tasks.metrics.step_cost import elastic_worker_devices, elastic_worker_spans
-from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
+from tests.unit.worker_factories import RULES, comes
 
 WORKERS = {"a": "tcp://a", "b": "tcp://b"}
 NAMES = [f"{worker}.g{number}" for worker in WORKERS for number in (1, 2, 3)]
@@ -40,28 +40,28 @@ def events(at_s: float) -> st.SearchStrategy[WorkerEvent | str]:
     worker = st.sampled_from(sorted(WORKERS))
     return st.one_of(
         st.just(COMES),
-        present.map(lambda workers: Looked(at_s=at_s, workers=frozenset(workers))),
-        worker.map(lambda of: Renewed(at_s=at_s, worker=of)),
-        worker.map(lambda of: Leaves(worker=of, reason="it leaves")),
-        st.builds(Loaded, at_s=st.just(at_s), elastic_worker=name, version=st.just(1), took=takes),
-        name.map(lambda of: Failed(elastic_worker=of, reason="no engine")),
-        name.map(lambda of: Emptied(elastic_worker=of)),
+        present.map(lambda workers: Polled(at_s=at_s, addresses=frozenset(workers))),
+        worker.map(lambda of: Renewed(at_s=at_s, dask_name=of)),
+        worker.map(lambda of: Leaves(dask_name=of, reason="it leaves")),
+        st.builds(Loaded, at_s=st.just(at_s), name=name, version=st.just(1), took=takes),
+        name.map(lambda of: Failed(name=of, reason="no engine")),
+        name.map(lambda of: Emptied(name=of)),
     )
 
 
 @st.composite
 def memberships(draw: st.DrawFn) -> WorkerAdmission:
     """Two workers after whatever happened."""
-    members = WorkerAdmission(RULES)
+    admission = WorkerAdmission(RULES)
     for at_s in sorted(draw(st.lists(times, max_size=25))):
         event = draw(events(at_s))
-        known = {elastic_worker.name for elastic_worker in members.elastic_workers}
+        known = {worker.name for worker in admission.workers}
         if isinstance(event, str):
             worker = draw(st.sampled_from(sorted(WORKERS)))
-            comes(members, WORKERS[worker], worker, at_s)
-        elif not isinstance(event, Loaded | Failed | Emptied) or event.elastic_worker in known:
-            members.handle(event)
-    return members
+            comes(admission, WORKERS[worker], worker, at_s)
+        elif not isinstance(event, Loaded | Failed | Emptied) or event.name in known:
+            admission.handle(event)
+    return admission
 
 
 spans = st.builds(
@@ -83,7 +83,7 @@ windows = st.builds(
 
 @given(memberships(), st.lists(spans, max_size=6), st.sets(st.sampled_from(NAMES)), windows, times)
 def test_the_uses_of_elastic_workers_sum_to_what_was_held(
-    members: WorkerAdmission,
+    admission: WorkerAdmission,
     worked: list[Span],
     interrupted: set[str],
     window: Window,
@@ -92,8 +92,8 @@ def test_the_uses_of_elastic_workers_sum_to_what_was_held(
     made = make_report(tuple(worked), started_s=started_s, finished_s=window.end_s)
     rollout = replace(made.rollout, interrupted=tuple(sorted(interrupted)))
     report = replace(made, rollout=rollout)
-    held = elastic_worker_devices(members.elastic_workers, window)
-    told = [*worked, *elastic_worker_spans(members.elastic_workers, report, window)]
+    held = elastic_worker_devices(admission.workers, window)
+    told = [*worked, *elastic_worker_spans(admission.workers, report, window)]
     used = used_seconds(held, told, window)
     seconds = held_seconds(held, window)
     assert used.keys() == seconds.keys()

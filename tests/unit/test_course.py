@@ -43,7 +43,7 @@ def course_of(
         config=config, context=CONTEXT, store=store, tracker=tracker, commits=(), links={}
     )
     layouts: Any = SimpleNamespace(observe=lambda report: PlannerState())
-    fleet: Any = SimpleNamespace(run=CONTEXT, members=tuple)
+    fleet: Any = SimpleNamespace(run=CONTEXT, elastic=SimpleNamespace(workers=()))
 
     async def evaluate(plan: StepPlan) -> StepPlan:
         return plan

@@ -21,7 +21,7 @@ from flows.commands.local_stack import (
     wait_until_served,
 )
 from tasks.cluster.deaths import account, manner
-from tasks.cluster.worker_output import NUM_KEPT, WorkerOutput
+from tasks.cluster.nanny import NUM_KEPT, WorkerOutput
 
 REPORT = (
     "loading",
@@ -108,7 +108,7 @@ def test_a_log_that_is_gone_tells_nothing(tmp_path: Path) -> None:
 
 def written_by(output: WorkerOutput, program: str) -> None:
     """A process that writes into the log as a worker does."""
-    begin = "import faulthandler, os, sys\nfrom tasks.cluster.worker_output import write_into\n"
+    begin = "import faulthandler, os, sys\nfrom tasks.cluster.nanny import write_into\n"
     code = f"{begin}write_into({str(output.path)!r})\n{program}\n"
     subprocess.run([sys.executable, "-c", code], check=False)
 

@@ -11,9 +11,9 @@ from tasks.cluster.devices import (
     WorkerSpec,
     device_map,
     engine_members,
+    parse_role_map,
     worker_specs,
 )
-from tasks.cluster.roles import parse_role_map
 
 
 def specs_by_name(**values: object) -> dict[str, WorkerSpec]:

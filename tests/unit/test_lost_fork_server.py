@@ -18,8 +18,8 @@ from distributed import Client
 from tasks.cluster.dask_cluster import ClusterTooSmall, open_cluster, worker_addresses
 from tasks.cluster.devices import ClusterConfig, worker_specs
 from tasks.cluster.nanny import NUM_STARTS
+from tasks.cluster.ownership import renew_workers
 from tasks.cluster.registry import ActorRegistry
-from tasks.cluster.renewal import renew_workers
 
 WITHIN_S = 100.0
 ROLES = "rollout: 0, learner: 0"

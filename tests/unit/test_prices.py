@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from member_factories import make_elastic_worker
 from plan_factories import make_report, span
 from report_factories import make_commit
+from worker_factories import make_elastic_worker
 
 from artifacts.commit import StepCommit
 from artifacts.prices import PriceConfig, gain

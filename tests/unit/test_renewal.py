@@ -13,8 +13,8 @@ from distributed import KilledWorker
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.dask_cluster import SETTINGS, ClusterTooSmall
 from tasks.cluster.deaths import Death
+from tasks.cluster.ownership import renew_workers
 from tasks.cluster.registry import ActorRegistry
-from tasks.cluster.renewal import renew_workers
 
 
 class Workers:

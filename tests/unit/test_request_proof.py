@@ -13,11 +13,13 @@ import pytest
 from weight_servers import TOKEN, elastic_worker, order, serving, whole, wire, written
 
 from tasks.elastic.weights import access
-from tasks.elastic.weights.request_proof import PROOF_HOLDS_S, SCHEME, Ask, Proofs, signed
+from tasks.elastic.weights.access import PROOF_HOLDS_S, SCHEME, Proofs, WeightRequest, signed
 from tasks.elastic.weights.transfer import ServerConnection
 
 NOW_S = 1_000_000.0
-ASK = Ask(method="GET", path="/versions/7/a%20b", ranges="bytes=0-9", body=b"", sender="10.0.0.2")
+ASK = WeightRequest(
+    method="GET", path="/versions/7/a%20b", ranges="bytes=0-9", body=b"", sender="10.0.0.2"
+)
 
 
 def test_a_proof_is_good_once_from_where_it_was_made() -> None:
@@ -38,7 +40,7 @@ def test_a_proof_is_good_once_from_where_it_was_made() -> None:
         replace(ASK, sender="10.0.0.3"),
     ],
 )
-def test_a_proof_is_of_one_request_alone(other: Ask) -> None:
+def test_a_proof_is_of_one_request_alone(other: WeightRequest) -> None:
     header = signed(TOKEN, ASK, NOW_S)
     assert "not of this request" in Proofs(TOKEN).flaw(header, other, NOW_S)
     assert "not of this request" in Proofs("another").flaw(header, ASK, NOW_S)
@@ -97,7 +99,7 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
             patch.setattr(access.time, "time", lambda: now_s + PROOF_HOLDS_S + 1)
             assert b"401" in await sent_again("127.0.0.1")
         assert b"200" in await sent_again("127.0.0.1"), "it was a good one"
-        reasons = {knock.reason for knock in server.knocks}
+        reasons = {knock.reason for knock in server.denied_requests}
     assert reasons == {
         "its proof was used before",
         "its proof is not of this request and the run's token",
@@ -114,4 +116,4 @@ async def test_a_whole_pull_shows_the_token_to_nobody(tmp_path: Path) -> None:
         asked = b"".join(between.heads)
         assert asked.count(SCHEME.encode()) > len(whole(weights).manifest.shards)
         assert TOKEN.encode() not in asked
-        assert not server.knocks
+        assert not server.denied_requests

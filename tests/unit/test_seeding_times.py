@@ -22,9 +22,9 @@ from tasks.metrics.seeding_times import seeding_times
 from tasks.rounds.report import WindowRecord, close_round, read_round
 from tasks.run.run_context import StepPlan
 from tasks.scheduling.seeding import PlannedWindow, SeedingTimes
-from tests.unit.member_factories import make_elastic_worker
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan
 from tests.unit.report_factories import make_commit
+from tests.unit.worker_factories import make_elastic_worker
 
 ELASTIC_WORKER = make_elastic_worker("spot", since_s=0.0, until_s=None)
 HERE = frozenset({ELASTIC_WORKER.name})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.elastic.weights.fan_out import FanOut
+from tasks.elastic.weights.held_version import FanOut
 
 NAMES = "abcdef"
 

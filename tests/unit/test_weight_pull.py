@@ -14,13 +14,14 @@ from weight_servers import SHARD, elastic_worker, order, serving, whole, wire, w
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import decode_delta, encode_delta, verify
 from tasks.elastic.weights import client, server, transfer
-from tasks.elastic.weights.client import Pull, pull
-from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.client import Pull, fetch
+from tasks.elastic.weights.held_version import HeldVersion
 from tasks.elastic.weights.transfer import WeightsRefused
 
 
 async def pulled(asked: Pull, folder: Path) -> WeightsRef:
-    return await asyncio.to_thread(pull, asked, folder)
+    version = await asyncio.to_thread(fetch, asked, folder)
+    return version.manifest.local(version.folder)
 
 
 def same(pulled: WeightsRef, published: WeightsRef) -> bool:

@@ -13,12 +13,12 @@ import pytest
 from weight_servers import SHARD, TOKEN, serving, whole, written
 
 from artifacts.weight_shards import MODEL, from_json
+from tasks.elastic.config import WeightServerConfig
 from tasks.elastic.weights import server as server_module
-from tasks.elastic.weights.access import MOST_KNOCKS, Access
-from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.access import MAX_DENIED, Access
+from tasks.elastic.weights.held_version import HeldVersion
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.weights.transfer import ServerConnection, TransferBroken, WeightsRefused
-from tasks.elastic.weights.weight_config import WeightServerConfig
 
 
 async def ask(
@@ -26,7 +26,7 @@ async def ask(
 ) -> bytes:
     def asked() -> bytes:
         with closing(ServerConnection(url, token, time.monotonic() + 20)) as connection:
-            return connection.ask(method, path, body)
+            return connection.request(method, path, body)
 
     return await asyncio.to_thread(asked)
 
@@ -91,7 +91,7 @@ async def test_without_the_token_nothing_is_given_and_it_is_known_who_knocked(
         for method in ("GET", "POST", "DELETE"):
             with pytest.raises(WeightsRefused, match="401: Unauthorized"):
                 await ask(server.url, path, method, token="another")
-        (knock,) = server.knocks
+        (knock,) = server.denied_requests
     assert (knock.address, knock.count) == ("127.0.0.1", 3)
     assert knock.reason == "its proof is not of this request and the run's token"
     assert "refused address=127.0.0.1 count=1" in caplog.text
@@ -103,7 +103,7 @@ async def test_an_address_outside_the_networks_gets_nothing_for_its_token(tmp_pa
     server.hold(whole(written(tmp_path, num_shards=0.1)))
     with pytest.raises(WeightsRefused, match="403: Forbidden"):
         await ask(server.url, "/versions/7")
-    assert [knock.address for knock in server.knocks] == ["127.0.0.1"]
+    assert [knock.address for knock in server.denied_requests] == ["127.0.0.1"]
     await server.close()
 
 
@@ -120,10 +120,10 @@ def test_strangers_fill_neither_memory_nor_log(caplog: pytest.LogCaptureFixture)
     for _ in range(100):
         access.barred("10.0.0.1")
     assert len(caplog.records) == 7  # of the 1st, 2nd, 4th ... 64th time
-    for number in range(2 * MOST_KNOCKS):
+    for number in range(2 * MAX_DENIED):
         access.barred(f"10.1.0.{number}")
-    assert len(access.knocks) == MOST_KNOCKS
-    assert access.knocks[0].address == f"10.1.0.{2 * MOST_KNOCKS - 1}"
+    assert len(access.denied_requests) == MAX_DENIED
+    assert access.denied_requests[0].address == f"10.1.0.{2 * MAX_DENIED - 1}"
 
 
 def test_a_run_without_a_token_serves_no_weights() -> None:

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import describe
+from tasks.elastic.config import WeightServerConfig
 from tasks.elastic.weights.client import Pull
-from tasks.elastic.weights.held import HeldVersion
+from tasks.elastic.weights.held_version import HeldVersion
+from tasks.elastic.weights.pulls import WorkerWeights
 from tasks.elastic.weights.server import WeightServer
-from tasks.elastic.weights.weight_config import WeightServerConfig
-from tasks.elastic.weights.worker_weights import WorkerWeights
 
 TOKEN = "of-the-run"
 SHARD = 50_000  # bytes

@@ -1,27 +1,108 @@
-"""Who may ask a weight server: addresses of the allowed networks that prove to know the run's token
-(`request_proof`).
+"""Access to a weight server: for addresses of the allowed networks that prove to know the run's
+token, which itself never crosses the wire.
 
-Everybody else is refused, logged and remembered by address, so that the run can say who knocked.
+    receiver: signed(token, request, now) ─▶ Authorization: Rollflow-HMAC SENT_S NONCE PROOF
+    server:   Access.refused(request, header) ─▶ the status of a refusal, None if it may pass
+
+The proof is an HMAC over the whole request, the address that it comes from, the time and a nonce.
+Whoever reads it on the way has a request that this server answers to nobody a second time, that
+counts from no other address, and after PROOF_HOLDS_S nowhere. A server that was started anew has
+forgotten its nonces: there the address and the time alone bound a replay. Refused requests are
+logged and remembered by address.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import ip_address, ip_network
+from typing import Final
 
 from artifacts.reports.elastic_workers import DeniedRequest
-from tasks.elastic.weights.request_proof import Ask, Proofs, plain_address
 
 logger = logging.getLogger(__name__)
 
-MOST_KNOCKS = 64  # remembered; a stranger must not fill the memory
+SCHEME: Final = "Rollflow-HMAC"
+PROOF_HOLDS_S: Final = 300.0  # clocks may differ by that, as those of a card
+NONCE_BYTES = 16
+MAX_DENIED = 64  # remembered; a stranger must not fill the memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightRequest:
+    """The parts of a request that its proof covers, as both sides see them."""
+
+    method: str
+    path: str  # as it is in the request's first line
+    ranges: str  # the header Range, empty without one
+    body: bytes
+    sender: str  # IP address that it comes from
+
+
+def signed(token: str, request: WeightRequest, now_s: float) -> str:
+    """The header Authorization of this request, good once."""
+    sent_s, nonce = f"{now_s:.3f}", secrets.token_hex(NONCE_BYTES)
+    return f"{SCHEME} {sent_s} {nonce} {_proof(token, request, sent_s, nonce)}"
+
+
+class Proofs:
+    """The proofs that one server has seen."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._used: set[str] = set()  # nonces; only who knows the token adds to them
+        self._ends: deque[tuple[float, str]] = deque()  # when each may be forgotten
+
+    def flaw(self, header: str, request: WeightRequest, now_s: float) -> str:
+        """Why this header does not prove that its sender knows the token, in words that repeat
+        nothing of it; empty if it does."""
+        scheme, *parts = header.split(" ")
+        if scheme != SCHEME or len(parts) != 3:
+            return f"it showed no proof of the kind {SCHEME}"
+        sent_s, nonce, proof = parts
+        right = _proof(self._token, request, sent_s, nonce).encode()
+        if not hmac.compare_digest(proof.encode(errors="surrogateescape"), right):
+            return "its proof is not of this request and the run's token"
+        if not abs(now_s - float(sent_s)) <= PROOF_HOLDS_S:
+            return f"its proof is of another time, clocks must agree to {PROOF_HOLDS_S:.0f} s"
+        while self._ends and self._ends[0][0] < now_s:  # their proofs are refused for the time
+            self._used.discard(self._ends.popleft()[1])
+        if nonce in self._used:
+            return "its proof was used before"
+        self._used.add(nonce)
+        self._ends.append((now_s + 2 * PROOF_HOLDS_S, nonce))
+        return ""
+
+
+def _proof(token: str, request: WeightRequest, sent_s: str, nonce: str) -> str:
+    """An HMAC in hexadecimal."""
+    body = hashlib.sha256(request.body).hexdigest()
+    sender = plain_address(request.sender)
+    lines = (request.method, request.path, request.ranges, body, sender, sent_s, nonce)
+    message = "\n".join(("rollflow weights", *lines)).encode(errors="surrogateescape")
+    return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()
+
+
+def plain_address(address: str) -> str:
+    """An IP address in one spelling: as IPv4 where a socket of both kinds shows that as IPv6.
+    Other text stays as it is."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 class Access:
-    """The rule and who broke it. Used from the server's event loop alone, read from anywhere."""
+    """The rule of access and the requests that broke it. Used from the server's event loop alone,
+    read from anywhere."""
 
     def __init__(self, token: str, allowed_senders: Sequence[str]) -> None:
         """allowed_senders: networks as CIDRs."""
@@ -29,45 +110,42 @@ class Access:
             raise ValueError("the run's token must not be empty, or everybody has it; set one")
         self._proofs = Proofs(token)
         self._networks = tuple(ip_network(network) for network in allowed_senders)
-        self._knocks: dict[tuple[str, str], DeniedRequest] = {}
+        self._denied: dict[tuple[str, str], DeniedRequest] = {}
 
     @property
-    def knocks(self) -> tuple[DeniedRequest, ...]:
-        """Who was refused, last first; the oldest are forgotten."""
-        return tuple(reversed(tuple(self._knocks.values())))
+    def denied_requests(self) -> tuple[DeniedRequest, ...]:
+        """Unauthorised requests, newest first; the oldest are forgotten."""
+        return tuple(reversed(tuple(self._denied.values())))
 
     def barred(self, address: str) -> HTTPStatus | None:
-        """The status with which whatever comes from there is refused and remembered, None if it may
-        be looked at."""
-        if self._is_allowed(address):
-            return None
+        """The status by which every request from this address is refused, and remembered; None if
+        requests may be looked at."""
+        try:
+            sender = ip_address(plain_address(address))
+            if any(sender in network for network in self._networks):
+                return None
+        except ValueError:  # no address at all, as of a Unix socket
+            pass
         self._remember(address, "its address is in no network of allowed_senders")
         return HTTPStatus.FORBIDDEN
 
-    def refused(self, ask: Ask, authorization: str | None) -> HTTPStatus | None:
-        """The status with which a request is refused and remembered, None if it may pass, once."""
+    def refused(self, request: WeightRequest, authorization: str | None) -> HTTPStatus | None:
+        """The status by which a request is refused, and remembered; None if it may pass, once."""
         if authorization is None:
             flaw = "it showed no proof that it knows the token"
         else:
-            flaw = self._proofs.flaw(authorization, ask, time.time())
+            flaw = self._proofs.flaw(authorization, request, time.time())
         if not flaw:
             return None
-        self._remember(ask.sender, flaw)
+        self._remember(request.sender, flaw)
         return HTTPStatus.UNAUTHORIZED
 
-    def _is_allowed(self, address: str) -> bool:
-        try:
-            asking = ip_address(plain_address(address))
-        except ValueError:  # no address at all, as of a Unix socket
-            return False
-        return any(asking in network for network in self._networks)
-
     def _remember(self, address: str, reason: str) -> None:
-        known = self._knocks.pop((address, reason), None)
+        known = self._denied.pop((address, reason), None)
         count = known.count + 1 if known else 1
-        knock = DeniedRequest(address=address, reason=reason, count=count, last_s=time.time())
-        self._knocks[address, reason] = knock
-        if len(self._knocks) > MOST_KNOCKS:
-            self._knocks.pop(next(iter(self._knocks)))
+        denied = DeniedRequest(address=address, reason=reason, count=count, last_s=time.time())
+        self._denied[address, reason] = denied
+        if len(self._denied) > MAX_DENIED:
+            self._denied.pop(next(iter(self._denied)))
         if count & (count - 1) == 0:  # the first, second, fourth ... time: nobody fills the log
             logger.warning("refused address=%s count=%d: %s", address, count, reason)

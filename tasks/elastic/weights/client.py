@@ -1,11 +1,11 @@
-"""Pulling a version: from the origin or a peer, resumed where it broke, every shard verified.
+"""Pulls a version: from the origin or a peer, resumed where it broke, every shard verified.
 
     manifest ◀── origin
     shards   ◀── origin or peer ── hash while receiving ──▶ FOLDER/NAME/file, marked one by one
 
-What an earlier attempt left in the folder is kept where it is right. A shard that comes wrong is
-fetched once more, from the origin, and then refused. The manifest comes from the origin alone, so
-that no peer can pass off other weights.
+Bytes that an earlier attempt left in the folder are kept where they are right. A shard that comes
+wrong is fetched once more, from the origin, and then refused. The manifest comes from the origin
+alone, so that no peer can pass off other weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from artifacts.records import WeightsRef
 from artifacts.weight_shards import (
     Manifest,
     Shard,
@@ -32,9 +31,14 @@ from artifacts.weight_shards import (
     read_shard,
     right_shards,
 )
-from tasks.elastic.weights.held import HeldVersion
-from tasks.elastic.weights.sources import TransferSources
-from tasks.elastic.weights.transfer import Lane, ServerConnection, TransferBroken, WeightsRefused
+from tasks.elastic.weights.held_version import HeldVersion
+from tasks.elastic.weights.transfer import (
+    Lane,
+    ServerConnection,
+    TransferBroken,
+    TransferSources,
+    WeightsRefused,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ PAUSE_S = 0.2  # before the origin is asked again that did not answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """What an elastic worker is told to pull."""
+    """The order of an elastic worker's pull."""
 
     origin: str  # http://ADDRESS:PORT of the trainer's weight server
     name: str  # the version's number, or MODEL for the folder that the run started from
@@ -56,21 +60,16 @@ class Pull:
 Serve = Callable[[HeldVersion], int]  # serves a version on while it comes; returns its port
 
 
-def pull(order: Pull, folder: Path) -> WeightsRef:
-    """Have a version in `folder`/NAME, whole and verified. Blocks for deadline_s at most.
-
-    Raises WeightsRefused when it is not to be had (no right, gone, corrupted twice, no room),
-    TimeoutError after deadline_s.
-    """
-    version = fetch(order, folder)
-    return version.manifest.local(version.folder)
-
-
 def fetch(
     order: Pull, folder: Path, serve: Serve | None = None, older: HeldVersion | None = None
 ) -> HeldVersion:
-    """The same, served on while it comes. older: a version that is here, to which the new one may
-    be told as a difference."""
+    """Pull a version into `folder`/NAME, whole and verified, served on while it comes. Blocks for
+    deadline_s at most. older: a version that is here, to which the new one may come as a
+    difference.
+
+    Raises WeightsRefused when the version cannot be had (no right, gone, corrupted twice, no room),
+    TimeoutError after deadline_s.
+    """
     clock = _Deadline(order)
     manifest = _manifest(order, clock)
     version = HeldVersion(manifest, folder / order.name, _prepared(manifest, folder / order.name))
@@ -81,27 +80,27 @@ def fetch(
 
 
 class _Deadline:
-    """What is left of the time for one pull."""
+    """The deadline of one pull."""
 
     def __init__(self, order: Pull) -> None:
         self._order = order
         self.end_s = time.monotonic() + order.deadline_s
 
-    def check(self, there: Callable[[], str]) -> None:
-        """Raises TimeoutError when the time is over. there: how far the pull has come."""
+    def check(self, progress: Callable[[], str]) -> None:
+        """Raise TimeoutError, with the progress of the pull, when the time is over."""
         if time.monotonic() >= self.end_s:
             raise TimeoutError(
                 f"version {self._order.name} did not come from {self._order.origin} within"
-                f" {self._order.deadline_s:.0f} s: {there()}"
+                f" {self._order.deadline_s:.0f} s: {progress()}"
             )
 
 
 def _manifest(order: Pull, clock: _Deadline) -> Manifest:
-    """The origin's. Asks again while it does not answer."""
+    """Get the origin's manifest; again while the origin does not answer."""
     while True:
         try:
             with closing(ServerConnection(order.origin, order.token, clock.end_s)) as connection:
-                manifest = from_json(connection.ask("GET", f"/versions/{order.name}"))
+                manifest = from_json(connection.request("GET", f"/versions/{order.name}"))
         except TransferBroken as error:
             clock.check(error.__str__)
             time.sleep(PAUSE_S)
@@ -112,7 +111,7 @@ def _manifest(order: Pull, clock: _Deadline) -> Manifest:
 
 
 def _prepared(manifest: Manifest, folder: Path) -> frozenset[int]:
-    """Make the files, of their full size; the shards that an earlier attempt left there."""
+    """Make the files, of their full size; returns the shards that an earlier attempt left there."""
     was_there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
@@ -151,7 +150,7 @@ class _Transfer:
         self._older = older if resembles else None
 
     def run(self) -> None:
-        """Return when all are there and right."""
+        """Return when all shards are there and right."""
         self._sources.find()
         with ThreadPoolExecutor(CONNECTIONS, "weights") as threads:
             lanes = [threads.submit(self._lane) for _ in range(CONNECTIONS)]
@@ -194,11 +193,11 @@ class _Transfer:
         self._version.mark(index)
 
     def _decoded(self, index: int, lane: Lane, older: HeldVersion) -> bool:
-        """Whether the shard came as a difference. Where one does not, no other is asked for."""
+        """True if the shard came as a difference. Where one does not, no other is requested."""
         shard = self._version.manifest.shards[index]
         path = f"/versions/{self._order.name}/since/{older.manifest.name}/{index}"
         try:
-            sent = lane.to(self._sources.current).ask("GET", path)
+            sent = lane.to(self._sources.current).request("GET", path)
             came = decode_delta(sent, read_shard(older.folder, older.manifest.shards[index]))
         except (TransferBroken, ValueError, FileNotFoundError) as error:
             logger.info("pulling whole shards of version=%s: %s", self._order.name, error)
@@ -214,7 +213,8 @@ class _Transfer:
         return True
 
     def _received(self, shard: Shard, lane: Lane, source: Callable[[], str]) -> str:
-        """The BLAKE3 of what came and was written. A broken transfer goes on where it broke."""
+        """Receive and write the shard; returns its BLAKE3. A broken transfer goes on where it
+        broke."""
         total, done = blake3(), 0
         with open(self._version.folder / shard.file, "r+b") as file:
             file.seek(shard.offset)

@@ -1,4 +1,4 @@
-"""Weights over HTTP: byte ranges of immutable versions, for who proves to know the token.
+"""Weights over HTTP: byte ranges of immutable versions, for receivers that know the token.
 
     GET  /versions/NAME             the manifest
     GET  /versions/NAME/FILE        bytes of a file (Range); those not there yet are waited for
@@ -18,6 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
@@ -32,16 +33,14 @@ from artifacts.weight_shards import (
     read_shard,
     to_json,
 )
-from tasks.elastic.weights.access import Access
-from tasks.elastic.weights.asking import VersionReader, asked_from, origin_url
-from tasks.elastic.weights.held import HeldVersion
-from tasks.elastic.weights.request_proof import SCHEME, Ask
-from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.config import WeightServerConfig
+from tasks.elastic.weights.access import SCHEME, Access, WeightRequest
+from tasks.elastic.weights.held_version import RECEIVER_REPORT, HeldVersion, ReceiverReport
 
 KEPT_VERSIONS = 2  # as the learner does, which writes the next one over the one before them
 SHARD_WAIT_S = 4.0  # for a shard that has not come yet; who asks tries elsewhere afterwards
 END_S = 2.0  # for what is being sent when the server closes
-_MOST_BODY_BYTES = 64 << 10
+_MAX_BODY_BYTES = 64 << 10
 _PROOF_NEEDED = {"WWW-Authenticate": SCHEME}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -64,12 +63,13 @@ class WeightServer:
         self.url = ""
 
     @property
-    def knocks(self) -> tuple[DeniedRequest, ...]:
-        """Who asked without a right, last first."""
-        return self._access.knocks
+    def denied_requests(self) -> tuple[DeniedRequest, ...]:
+        """Unauthorised weight requests, newest first."""
+        return self._access.denied_requests
 
     async def start(self) -> None:
-        """Bind and serve. Raises OSError where the address is not this machine's or taken."""
+        """Bind the address and serve. Raises OSError where the address is not this machine's or
+        taken."""
         self._thread.start()
         await self._in_thread(self._start())
 
@@ -93,14 +93,14 @@ class WeightServer:
         self.hold(HeldVersion(manifest, folder, range(len(manifest.shards))))
 
     def hold(self, version: HeldVersion) -> None:
-        """Serve what there is of this version, from now on. Later ones are gone: a run that begins
-        a step again makes them anew."""
+        """Serve the shards of this version that are there, from now on. Later versions are gone: a
+        run that begins a step again makes them anew."""
         held = {**self._held, version.manifest.name: version}
-        kept = {MODEL, *kept_beside(version.manifest.name, held)}
+        kept = {MODEL, *versions_to_keep(version.manifest.name, held)}
         self._held = {name: held[name] for name in held if name in kept}
 
     def forget(self, receiver: str) -> None:
-        """This elastic worker is gone: nobody is sent to it any more."""
+        """Send nobody to this elastic worker any more: it is gone."""
         for version in tuple(self._held.values()):
             self._loop.call_soon_threadsafe(version.fan_out.forget, receiver)
 
@@ -111,7 +111,7 @@ class WeightServer:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(done(), self._loop))
 
     async def _start(self) -> None:
-        app = web.Application(middlewares=[self._guard], client_max_size=_MOST_BODY_BYTES)
+        app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/versions/{name}", self._manifest),
@@ -125,7 +125,7 @@ class WeightServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, self._config.host, self._config.port).start()
         address, self.port = self._runner.addresses[0][:2]
-        self.url = origin_url(address, self.port)
+        self.url = server_url(address, self.port)
 
     async def _close(self) -> None:
         assert self._runner is not None, "a server closes after it has started"
@@ -138,7 +138,14 @@ class WeightServer:
         status = self._access.barred(request.remote or "")
         if status is None:
             authorization = request.headers.get("Authorization")
-            status = self._access.refused(await _ask(request), authorization)
+            signed = WeightRequest(
+                method=request.method,
+                path=request.raw_path,
+                ranges=request.headers.get("Range", ""),
+                body=await request.read(),
+                sender=request.remote or "",
+            )
+            status = self._access.refused(signed, authorization)
         if status is None:
             return await handler(request)
         headers = _PROOF_NEEDED if status is HTTPStatus.UNAUTHORIZED else {}
@@ -179,14 +186,14 @@ class WeightServer:
             raise web.HTTPGone(text=self._gone(older.manifest.name)) from None
 
     async def _source(self, request: web.Request) -> web.Response:
-        version, asked = self._version(request), await _asked(request)
-        url = None if asked.port is None else origin_url(request.remote or "", asked.port)
-        source = version.fan_out.source(asked.receiver, url, asked.failed)
+        version, report = self._version(request), await _report(request)
+        url = None if report.port is None else server_url(request.remote or "", report.port)
+        source = version.fan_out.source(report.receiver, url, report.failed)
         return web.json_response({"source": source})
 
     async def _complete(self, request: web.Request) -> web.Response:
-        version, asked = self._version(request), await _asked(request)
-        version.fan_out.complete(asked.receiver)
+        version, report = self._version(request), await _report(request)
+        version.fan_out.complete(report.receiver)
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     def _version(self, request: web.Request) -> HeldVersion:
@@ -207,9 +214,15 @@ class WeightServer:
         return f"version {name} is gone, {kept} are kept; pull the last one"
 
 
-def kept_beside(name: str, names: Iterable[str]) -> list[str]:
-    """Of these names of versions, those that are kept when this one has come: it and the last one
-    before it, or the last two when it is the model's."""
+def server_url(address: str, port: int) -> str:
+    """URL of a weight server at this address and port."""
+    is_v6 = ip_address(address).version == 6
+    return f"http://[{address}]:{port}" if is_v6 else f"http://{address}:{port}"
+
+
+def versions_to_keep(name: str, names: Iterable[str]) -> list[str]:
+    """The two newest numeric versions not newer than `name`; all numeric versions compete when
+    `name` is the model's."""
     numbered = sorted((other for other in names if other != MODEL), key=int)
     if name != MODEL:
         numbered = [other for other in numbered if int(other) <= int(name)]
@@ -228,18 +241,8 @@ def _encoded(version: HeldVersion, older: HeldVersion, index: int) -> bytes:
     return encode_delta(new, old)
 
 
-async def _ask(request: web.Request) -> Ask:
-    return Ask(
-        method=request.method,
-        path=request.raw_path,
-        ranges=request.headers.get("Range", ""),
-        body=await request.read(),
-        sender=request.remote or "",
-    )
-
-
-async def _asked(request: web.Request) -> VersionReader:
+async def _report(request: web.Request) -> ReceiverReport:
     try:
-        return asked_from(await request.read())
+        return RECEIVER_REPORT.validate_json(await request.read())
     except ValueError as error:
         raise web.HTTPBadRequest(text=str(error)) from None

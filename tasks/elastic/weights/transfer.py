@@ -1,5 +1,8 @@
-"""One connection over which a receiver asks a weight server, blocking, every wait bounded, and the
-whole of an answer, however slowly it comes.
+"""Requests of a receiver to weight servers, blocking, with a bound on every wait and on the whole
+of an answer, however slowly it comes.
+
+    TransferSources: the peer named by the origin as long as it serves, then another or the origin
+    Lane: one connection of a thread at a time ─▶ ServerConnection: requests, bytes of a shard
 
 The bytes of a range go from the socket through one block, which stays in the core's cache, into the
 hash and the file. http.client and no asynchronous library: it receives into memory that is there,
@@ -9,21 +12,26 @@ and this thread needs no interpreter lock while it receives, hashes and writes.
 from __future__ import annotations
 
 import http.client
+import json
+import logging
 import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
 from artifacts.weight_shards import Shard
-from tasks.elastic.weights.request_proof import Ask, signed
+from tasks.elastic.weights.access import WeightRequest, signed
+from tasks.elastic.weights.held_version import RECEIVER_REPORT, ReceiverReport
+
+logger = logging.getLogger(__name__)
 
 STALL_S = 6.0  # without a byte, after which a connection is broken; more than SHARD_WAIT_S
 BLOCK_BYTES = 1 << 20
-_MOST_ANSWER_BYTES = 64 << 20  # a manifest; that of 1 TB has about 20 MB
-_MOST_SENTENCE_BYTES = 500
+_MAX_ANSWER_BYTES = 64 << 20  # a manifest; that of 1 TB has about 20 MB
+_MAX_SENTENCE_BYTES = 500
 # statuses that asking again does not change
 _LASTING = {
     HTTPStatus.BAD_REQUEST,
@@ -35,19 +43,19 @@ _LASTING = {
 
 
 class WeightsRefused(ValueError):
-    """These weights are not to be had, however often one asks."""
+    """The weights cannot be had, however often they are requested."""
 
 
 class TransferBroken(OSError):
-    """The connection failed, stalled, or gave something else than was asked; the next may do
+    """The connection failed, stalled, or gave other bytes than requested; the next may do
     better."""
 
 
 class ServerConnection:
-    """To one server, for one thread; opened when it is first needed."""
+    """A connection to one server, for one thread; opened when first needed."""
 
     def __init__(self, url: str, token: str, end_s: float) -> None:
-        """end_s: when it breaks, whatever still comes, by the monotonic clock."""
+        """end_s: monotonic time at which the connection breaks, whatever still comes."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise ValueError(f"weights come from http://ADDRESS:PORT, got {url!r}; correct it")
@@ -59,23 +67,24 @@ class ServerConnection:
         self._block = memoryview(bytearray(BLOCK_BYTES))
 
     def close(self) -> None:
-        """Once more is no error."""
+        """Close the connection; a second time is no error."""
         self._http.close()
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        """The answer's body, as a whole. Raises WeightsRefused, TransferBroken."""
+    def request(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """Send a request; returns the whole body of the answer. Raises WeightsRefused,
+        TransferBroken."""
         with self._answer(method, path, body, {}) as response:
-            sent = response.read(_MOST_ANSWER_BYTES + 1)
-        if len(sent) > _MOST_ANSWER_BYTES:
+            sent = response.read(_MAX_ANSWER_BYTES + 1)
+        if len(sent) > _MAX_ANSWER_BYTES:
             raise WeightsRefused(
-                f"{self.url} must answer in {_MOST_ANSWER_BYTES} bytes at most, it sends more; is"
+                f"{self.url} must answer in {_MAX_ANSWER_BYTES} bytes at most, it sends more; is"
                 " it a weight server?"
             )
         return sent
 
     def receive(self, name: str, shard: Shard, start: int) -> Generator[memoryview, None, None]:
-        """The shard's bytes from its `start`-th on, in blocks, each valid until the next is asked
-        for. Raises WeightsRefused, TransferBroken."""
+        """Receive the shard's bytes from its `start`-th on, in blocks, each valid until the next
+        one. Raises WeightsRefused, TransferBroken."""
         first, left = shard.offset + start, shard.size - start
         path, ranges = f"/versions/{name}/{quote(shard.file)}", f"bytes={first}-{shard.end - 1}"
         with self._answer("GET", path, None, {"Range": ranges}) as response:
@@ -105,45 +114,46 @@ class ServerConnection:
         except BaseException as error:
             self._http.close()  # what is left of an answer would be taken for the next one
             if isinstance(error, http.client.HTTPException | OSError):
-                told = str(error) or type(error).__name__
-                told = "timed out before all of the answer had come" if self._is_cut else told
-                raise TransferBroken(told if self.url in told else f"{self.url}: {told}") from error
+                reason = str(error) or type(error).__name__
+                reason = "timed out before all of the answer had come" if self._is_cut else reason
+                named = reason if self.url in reason else f"{self.url}: {reason}"
+                raise TransferBroken(named) from error
             raise
         finally:
             cut.cancel()
 
     def _cut(self) -> None:
-        """Whoever waits for bytes gets no more: each may have come within STALL_S."""
+        """Break the connection, although each of its bytes may have come within STALL_S."""
         self._is_cut = True
         if (open_socket := self._http.sock) is not None:
             with suppress(OSError):  # it has just been closed
                 open_socket.shutdown(socket.SHUT_RDWR)
 
     def _signed(self, method: str, path: str, body: bytes, ranges: str) -> str:
-        """What shows that this request is of somebody who knows the token, from this address."""
+        """The header that proves to the server that this side knows the token."""
         if self._http.sock is None:
             self._http.connect()
         sender = self._http.sock.getsockname()[0]
-        ask = Ask(method=method, path=path, ranges=ranges, body=body, sender=sender)
-        return signed(self._token, ask, time.time())
+        request = WeightRequest(method=method, path=path, ranges=ranges, body=body, sender=sender)
+        return signed(self._token, request, time.time())
 
 
 class Lane:
-    """What one thread pulls over: one connection at a time, another when the source changes."""
+    """The connection of one pulling thread, replaced when the source changes."""
 
     def __init__(self, token: str, end_s: float) -> None:
-        """end_s: as of a connection."""
+        """end_s: monotonic time at which every connection breaks."""
         self._token = token
         self._end_s = end_s
         self._connection: ServerConnection | None = None
 
     @property
     def url(self) -> str:
-        """The server that it pulled from last; empty at first."""
+        """The server of the last connection; empty at first."""
         return "" if self._connection is None else self._connection.url
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
 
@@ -159,6 +169,68 @@ def _check(url: str, response: http.client.HTTPResponse) -> None:
     """Raises WeightsRefused or TransferBroken unless the server gives what was asked."""
     if 200 <= response.status < 300:
         return
-    sentence = response.read(_MOST_SENTENCE_BYTES).decode(errors="replace").strip()
-    told = f"{url} answered {response.status}: {sentence}"
-    raise WeightsRefused(told) if response.status in _LASTING else TransferBroken(told)
+    sentence = response.read(_MAX_SENTENCE_BYTES).decode(errors="replace").strip()
+    reason = f"{url} answered {response.status}: {sentence}"
+    raise WeightsRefused(reason) if response.status in _LASTING else TransferBroken(reason)
+
+
+class TransferSources:
+    """The source of the next shard, common to the threads of one transfer."""
+
+    def __init__(
+        self, origin: str, token: str, name: str, receiver: str, port: int | None, end_s: float
+    ) -> None:
+        """name: of the version. receiver: name of the worker that pulls. port: where it serves the
+        version on, None if it does not. end_s: monotonic time at which the pull ends."""
+        self._origin = origin
+        self._token = token
+        self._name = name
+        self._receiver = receiver
+        self._port = port
+        self._end_s = end_s
+        self._failed: list[str] = []
+        self._lock = threading.Lock()
+        self._current = origin
+
+    @property
+    def current(self) -> str:
+        """The address from which to pull now."""
+        return self._current
+
+    def find(self) -> None:
+        """Let the origin name a source; the origin itself if it does not answer."""
+        try:
+            answer = json.loads(self._report("source"))
+            source = answer["source"] or self._origin
+            ServerConnection(source, self._token, self._end_s)  # is it an address at all?
+            self._current = source
+        except (TransferBroken, WeightsRefused, ValueError, KeyError, TypeError) as error:
+            logger.info("pulling from the origin, which named no peer: %s", error)
+            self._current = self._origin
+
+    def give_up(self, source: str, reason: str) -> bool:
+        """Find another source than this peer, which failed. False for the origin, of which there
+        is only one."""
+        if source == self._origin:
+            return False
+        with self._lock:
+            if source == self._current:  # not done yet by another thread
+                logger.warning("gave up peer=%s version=%s: %s", source, self._name, reason)
+                self._failed.append(source)
+                self.find()
+        return True
+
+    def complete(self) -> None:
+        """Report to the origin that every shard is here; others may then be sent here."""
+        try:
+            self._report("complete")
+        except (TransferBroken, WeightsRefused) as error:
+            logger.info("the origin did not hear that version=%s is here: %s", self._name, error)
+
+    def _report(self, subject: str) -> bytes:
+        report = ReceiverReport(
+            receiver=self._receiver, port=self._port, failed=tuple(self._failed)
+        )
+        body = RECEIVER_REPORT.dump_json(report)
+        with closing(ServerConnection(self._origin, self._token, self._end_s)) as connection:
+            return connection.request("POST", f"/versions/{self._name}/{subject}", body)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.elastic.worker_count import (
+from tasks.elastic.worker_advice import (
     Hourly,
     Known,
     WorkerCountSteps,
-    dearest_worker,
     tokens_per_dollar,
     with_step,
     workers_to_hold,
-    workers_to_try,
 )
 
 STEP_TOKENS = 3600.0
@@ -60,37 +57,6 @@ def test_of_numbers_that_are_worth_the_same_the_larger_is_held() -> None:
     # twice the tokens for twice the dollars
     assert workers_to_hold(known({0: 200.0, 2: 100.0}), Hourly(own=4.0, worker=2.0)) == 2
     assert workers_to_hold({}, Hourly(own=4.0, worker=2.0)) is None
-
-
-def test_a_worker_may_cost_what_it_brings() -> None:
-    # 60 (10 + 0 c) = 36 (10 + 2 c)
-    assert dearest_worker(STEPS, 10.0, 0, 2) == pytest.approx(10 / 3)
-    # 64 (10 + 2 c) = 60 (10 + 4 c)
-    assert dearest_worker(STEPS, 10.0, 2, 4) == pytest.approx(40 / 112)
-    even = dearest_worker(STEPS, 10.0, 0, 2)
-    worth = tokens_per_dollar(STEPS, Hourly(own=10.0, worker=even))
-    assert worth[2] == pytest.approx(worth[0])
-
-
-def test_workers_that_bring_their_share_are_worth_any_price_and_those_that_slow_down_none() -> None:
-    assert dearest_worker(known({1: 200.0, 2: 100.0}), 10.0, 1, 2) == math.inf
-    assert dearest_worker(known({0: 100.0, 2: 120.0}), 10.0, 0, 2) < 0
-
-
-def test_neighbours_of_the_best_number_are_tried_once() -> None:
-    hourly = Hourly(own=10.0, worker=2.0)
-    assert workers_to_try({}, hourly, 9) is None
-    assert workers_to_try(known({2: 216.0}), hourly, 9) == 3
-    assert workers_to_try(known({2: 216.0}), hourly, 2) == 1, "a third is not offered"
-    assert workers_to_try(known({2: 216.0, 3: 210.0}), hourly, 9) == 1
-    assert workers_to_try(known({1: 270.0, 2: 216.0, 3: 210.0}), hourly, 9) == 2
-    assert workers_to_try(known({1: 270.0, 2: 216.0}), hourly, 0) == 2
-
-
-def test_nobody_is_sent_away_to_see_what_the_run_is_alone() -> None:
-    dear = Hourly(own=10.0, worker=30.0)
-    assert workers_to_try(known({1: 270.0, 2: 216.0}), dear, 2) == 1
-    assert workers_to_try(known({0: 360.0, 1: 270.0}), dear, 2) == 0
 
 
 def test_later_steps_count_more() -> None:

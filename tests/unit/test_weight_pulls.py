@@ -13,12 +13,11 @@ import pytest
 from weight_servers import TOKEN, written
 
 from artifacts.weights import reuse
-from tasks.elastic.pulls import FOLDER, WeightOrigin, WeightPulls
-from tasks.elastic.weight_origin import RunWeightServer
+from tasks.elastic.config import Limits, WeightServerConfig
+from tasks.elastic.engines import RunWeightServer
+from tasks.elastic.weights.pulls import FOLDER, WeightOrigin, WeightPulls
 from tasks.elastic.weights.transfer import WeightsRefused
-from tasks.elastic.weights.weight_config import WeightServerConfig
 from tasks.elastic.worker_card import EXTENSION
-from tasks.elastic.worker_limits import Limits
 
 LIMITS = Limits(pull_s=20.0, build_s=20.0, load_s=20.0)
 
@@ -78,7 +77,7 @@ async def test_an_elastic_worker_pulls_the_model_and_every_version(tmp_path: Pat
         left = {path.name for path in (tmp_path / "spot" / FOLDER).iterdir()}
         assert left == {"model", "2", "3"}
         assert pulls._server is None, "nobody knows where to reach it"
-        assert not origin.knocks
+        assert not origin.denied_requests
 
 
 async def test_a_run_that_goes_back_has_its_versions_pulled_again(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ async def test_an_elastic_worker_that_others_reach_passes_versions_on(
             elastic_worker(told, tmp_path / "far") as far,
         ):
             await near.pull("7")
-            monkeypatch.setattr("tasks.elastic.weights.fan_out.MOST_FROM_ORIGIN", 0)
+            monkeypatch.setattr("tasks.elastic.weights.held_version.MAX_FROM_ORIGIN", 0)
             sent = Path(weights.path).read_bytes()
             Path(weights.path).unlink()
             here = await far.pull("7")
@@ -134,7 +133,7 @@ async def test_a_wrong_token_gets_nothing_and_is_remembered(tmp_path: Path) -> N
         with pytest.raises(WeightsRefused, match="answered 401"):
             await asyncio.to_thread(pulls.model)
         assert not list((tmp_path / "spot" / FOLDER).iterdir())
-        (knock,) = origin.knocks
+        (knock,) = origin.denied_requests
     assert (knock.address, knock.count) == ("127.0.0.1", 1)
     assert knock.reason == "its proof is not of this request and the run's token"
 
@@ -143,7 +142,5 @@ async def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
     async with serving(tmp_path) as origin:
         taken = int((await origin.offer_model()).url.rpartition(":")[2])
         second = RunWeightServer(WeightServerConfig(port=taken), TOKEN, tmp_path, LIMITS)
-        with pytest.raises(
-            ValueError, match=r"elastic workers\.weights\.host and port must be free"
-        ):
+        with pytest.raises(ValueError, match=r"elastic\.weights\.host and port must be free"):
             await second.open()

@@ -12,13 +12,12 @@ import pytest
 from weight_servers import written
 
 from artifacts.records import Running, WeightsRef
-from tasks.elastic.config import ElasticConfig
+from tasks.elastic.config import LIMITS, ElasticConfig, Limit, LimitMissed, Limits
 from tasks.elastic.engines import ElasticEngines
-from tasks.elastic.worker_limits import LIMITS, Limit, LimitMissed, Limits
 from tasks.engines.base import EngineLost
 from tasks.learner.stage_reports import PublishReport
-from tests.unit.member_factories import make_elastic_worker
-from tests.unit.test_elastic_worker_pulls import elastic_worker, serving
+from tests.unit.test_weight_pulls import elastic_worker, serving
+from tests.unit.worker_factories import make_elastic_worker
 
 GIVEN = ElasticConfig(enabled=True, pull_s=7.0, build_s=8.0, load_s=9.0)
 WEIGHTS = WeightsRef(version=3, path="", digest="")
@@ -52,7 +51,7 @@ def engines(error: Exception, *, pulls: bool) -> tuple[ElasticEngines, Late]:
         return SimpleNamespace()
 
     run: Any = SimpleNamespace(
-        run_id="r", elastic_workers=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
+        run_id="r", elastic=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
     )
     origin: Any = SimpleNamespace(offer=offered, offer_model=offered) if pulls else None
     made, late = ElasticEngines(SimpleNamespace(), run, origin), Late(error)  # type: ignore[arg-type]
@@ -126,7 +125,7 @@ async def test_a_pull_that_does_not_come_says_its_limit_in_the_elastic_worker(
             limits=Limits(pull_s=1e-9, build_s=1.0, load_s=1.0),
         )
         async with elastic_worker(hurried, tmp_path / "spot", host=None) as pulls:  # type: ignore[arg-type]
-            with pytest.raises(LimitMissed, match=r"elastic workers\.pull_s") as caught:
+            with pytest.raises(LimitMissed, match=r"elastic\.pull_s") as caught:
                 await pulls.pull("7")
             assert caught.value.limit == "pull_s"
 

@@ -22,9 +22,9 @@ from artifacts.tables import ResponseRow
 from tasks.elastic.worker_events import AdmittedWorker, Took
 from tasks.elastic.worker_history import WorkerHistory
 
-ELASTIC_WORKER = AdmittedWorker(
+WORKER = AdmittedWorker(
     name="spot.g1",
-    worker="spot",
+    dask_name="spot",
     address="tcp://there",
     price_class="spot",
     devices=("cpu:0",),
@@ -47,18 +47,18 @@ def row(engine: str, num_tokens: int) -> ResponseRow:
     return ResponseRow(step=1, kind="sync", prompt=PROMPT, response=response)
 
 
-def book(name: str, elastic_workers: Sequence[AdmittedWorker]) -> WorkerHistory:
-    return WorkerHistory(Store.open(f"memory://{name}"), lambda: elastic_workers)
+def history_of(name: str, workers: Sequence[AdmittedWorker]) -> WorkerHistory:
+    return WorkerHistory(Store.open(f"memory://{name}"), lambda: workers)
 
 
 def test_a_step_tells_who_came_who_went_and_what_they_sampled() -> None:
-    elastic_workers = [
-        ELASTIC_WORKER,
-        replace(ELASTIC_WORKER, name="slow.g1", worker="slow", state="building", version=None),
+    workers = [
+        WORKER,
+        replace(WORKER, name="slow.g1", dask_name="slow", state="building", version=None),
     ]
-    kept = book("told", elastic_workers)
+    kept = history_of("told", workers)
     rows = [row("spot.g1", 7), row("engine-0", 5), row("spot.g1", 3)]
-    assert kept.enter(rows) == {
+    assert kept.record_step(rows) == {
         "elastic/present": 1.0,
         "elastic/pull_s": 1.5,
         "elastic/tokens": 10.0,
@@ -66,10 +66,8 @@ def test_a_step_tells_who_came_who_went_and_what_they_sampled() -> None:
         "elastic/lost": 0.0,
         **NONE_MISSED,
     }
-    elastic_workers[0] = replace(
-        ELASTIC_WORKER, state="gone", until_s=160.0, reason="its worker is away"
-    )
-    assert kept.enter([row("spot.g1", 2)]) == {
+    workers[0] = replace(WORKER, state="gone", until_s=160.0, reason="its worker is away")
+    assert kept.record_step([row("spot.g1", 2)]) == {
         "elastic/present": 0.0,
         "elastic/pull_s": 0.0,
         "elastic/tokens": 2.0,
@@ -77,74 +75,73 @@ def test_a_step_tells_who_came_who_went_and_what_they_sampled() -> None:
         "elastic/lost": 1.0,
         **NONE_MISSED,
     }
-    assert kept.enter([])["elastic/lost"] == 0.0
-    spot, slow = kept.members
+    assert kept.record_step([])["elastic/lost"] == 0.0
+    spot, slow = kept.rows
     assert (spot.num_responses, spot.num_tokens) == (3, 12)
     assert (slow.num_responses, slow.state) == (0, "building")
 
 
 def test_an_elastic_worker_whose_engine_never_came_up_is_not_lost() -> None:
-    never = replace(ELASTIC_WORKER, state="gone", version=None, reason="no memory")
-    figures = book("never", [never]).enter([])
+    never = replace(WORKER, state="gone", version=None, reason="no memory")
+    figures = history_of("never", [never]).record_step([])
     assert figures["elastic/joined"] == figures["elastic/lost"] == 0.0
 
 
 def test_a_step_counts_the_limits_that_elastic_workers_have_missed() -> None:
-    gone = replace(ELASTIC_WORKER, state="gone", version=None, missed="pull_s")
-    elastic_workers = [
+    gone = replace(WORKER, state="gone", version=None, missed="pull_s")
+    workers = [
         gone,
         replace(gone, name="b.g1", missed="load_s"),
         replace(gone, name="c.g1"),
     ]
-    kept = book("missed", elastic_workers)
-    figures = kept.enter([])
+    kept = history_of("missed", workers)
+    figures = kept.record_step([])
     assert figures["elastic/missed_pull_s"] == 2.0
     assert (figures["elastic/missed_build_s"], figures["elastic/missed_load_s"]) == (0.0, 1.0)
-    assert kept.enter([])["elastic/missed_pull_s"] == 0.0
+    assert kept.record_step([])["elastic/missed_pull_s"] == 0.0
 
 
 def test_the_next_attempt_at_a_run_knows_the_elastic_workers_of_the_one_before() -> None:
-    before = book("kept", [ELASTIC_WORKER, replace(ELASTIC_WORKER, name="spot.g2")])
-    before.enter([row("spot.g1", 4)])
-    before.keep()
-    now = book("kept", [replace(ELASTIC_WORKER, name="spot.g3")])
+    before = history_of("kept", [WORKER, replace(WORKER, name="spot.g2")])
+    before.record_step([row("spot.g1", 4)])
+    before.save()
+    now = history_of("kept", [replace(WORKER, name="spot.g3")])
     assert now.generations == {"spot": 2}
-    assert [line.name for line in now.members] == ["spot.g1", "spot.g2", "spot.g3"]
-    assert now.members[0].num_tokens == 4
-    assert [line.state for line in now.members] == ["gone", "gone", "present"]
-    assert elastic_worker_rows(now.members, now_s=130.0)[0]["there s"] == ""
+    assert [line.name for line in now.rows] == ["spot.g1", "spot.g2", "spot.g3"]
+    assert now.rows[0].num_tokens == 4
+    assert [line.state for line in now.rows] == ["gone", "gone", "present"]
+    assert elastic_worker_rows(now.rows, now_s=130.0)[0]["there s"] == ""
 
 
 def test_a_run_without_elastic_workers_keeps_nothing() -> None:
-    kept = book("none", [])
-    kept.keep()
+    kept = history_of("none", [])
+    kept.save()
     store = Store.open("memory://none")
     assert read_elastic_workers(store) == ()
-    assert elastic_workers_summary(kept.members) == ""
+    assert elastic_workers_summary(kept.rows) == ""
 
 
 def test_elastic_workers_are_told_in_a_line_and_in_rows() -> None:
-    kept = book("shown", [ELASTIC_WORKER])
-    kept.enter([row("spot.g1", 1234)])
+    kept = history_of("shown", [WORKER])
+    kept.record_step([row("spot.g1", 1234)])
     assert (
-        elastic_workers_summary(kept.members)
-        == "elastic workers: 1 present (spot.g1), 1,234 tokens"
+        elastic_workers_summary(kept.rows) == "elastic workers: 1 present (spot.g1), 1,234 tokens"
     )
-    (shown,) = elastic_worker_rows(kept.members, now_s=130.0)
+    (shown,) = elastic_worker_rows(kept.rows, now_s=130.0)
     assert shown["there s"] == 30
     assert (shown["build s"], shown["pull s"], shown["load s"]) == (8.0, 1.5, 0.5)
     assert (shown["responses"], shown["tokens"], shown["why"]) == (1, 1234, "")
     store = Store.open("memory://shown")
-    keep_elastic_workers(store, kept.members)
-    assert read_elastic_workers(store) == kept.members
+    keep_elastic_workers(store, kept.rows)
+    assert read_elastic_workers(store) == kept.rows
 
 
-def test_who_knocked_in_vain_is_kept_over_all_attempts() -> None:
+def test_denied_requests_are_kept_over_all_attempts() -> None:
     store = Store.open("memory://knocks")
     first = DeniedRequest(address="10.9.9.8", reason="it showed no token", count=3, last_s=0.0)
     second = replace(first, address="10.9.9.9", count=1)
-    WorkerHistory(store, list, lambda: [first]).keep()
-    WorkerHistory(store, list, lambda: [second]).keep()
+    WorkerHistory(store, list, lambda: [first]).save()
+    WorkerHistory(store, list, lambda: [second]).save()
     assert read_denied_requests(store) == (second, first)
     assert denied_requests_summary([first]) == [
         "10.9.9.8 was refused weights 3 times, at last on 1970-01-01 00:00 UTC: it showed no token"

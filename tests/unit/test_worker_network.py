@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from card_factories import ROOT, a_trainer, ended
+from worker_processes import ROOT, a_trainer, ended
 
 from research.kills.network_hosts import network_hosts, why_not
 from tasks.elastic.worker_card import read_card

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.elastic import termination_notice as elastic_worker_notice
-from tasks.elastic.termination_notice import is_notice, notice_given
+from tasks.elastic import worker_process
 from tasks.elastic.worker_card import (
     PROOF_HOLDS_S,
     TOKEN_VARIABLE,
@@ -26,13 +25,14 @@ from tasks.elastic.worker_card import (
     read_card,
     read_token,
 )
+from tasks.elastic.worker_process import is_notice, notice_given
 
 ADDRESS = "tcp://10.0.0.2:9000"
 
 
-def card(token: str = "secret", told_s: float = 1000.0) -> WorkerCard:
+def card(token: str = "secret", made_s: float = 1000.0) -> WorkerCard:
     terms = Terms(price_class="spot", token=token, drain_s=30.0, lease_s=20.0, grace_s=60.0)
-    return make_card("spot-1", ADDRESS, terms, ("cuda:0",), told_s)
+    return make_card("spot-1", ADDRESS, terms, ("cuda:0",), made_s)
 
 
 def test_a_card_is_plain_values_without_the_token() -> None:
@@ -52,7 +52,7 @@ def test_a_proof_counts_for_one_token_one_address_one_name_and_a_while() -> None
     assert not is_proven({**card(), "name": "spot-2"}, "secret", ADDRESS, 1000.0)
     assert not is_proven(card(), "secret", ADDRESS, 1001.0 + PROOF_HOLDS_S)
     assert not is_proven(card(), "secret", ADDRESS, 999.0 - PROOF_HOLDS_S)
-    moved = {**card(), "told_s": 5000.0}
+    moved = {**card(), "made_s": 5000.0}
     assert not is_proven(moved, "secret", ADDRESS, 5000.0)
 
 
@@ -143,14 +143,14 @@ async def test_an_address_of_the_cloud_gives_notice() -> None:
 async def test_a_file_that_appears_is_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elastic_worker_notice, "LOOK_S", 0.01)
+    monkeypatch.setattr(worker_process, "NOTICE_POLL_S", 0.01)
     looked: list[str] = []
 
     def appears_in_the_second_look(path: str) -> bool:
         looked.append(path)
         return len(looked) == 2
 
-    monkeypatch.setattr(elastic_worker_notice, "_file_says", appears_in_the_second_look)
+    monkeypatch.setattr(worker_process, "_file_exists", appears_in_the_second_look)
     await notice_given(str(tmp_path / "notice"))
     assert len(looked) == 2
 

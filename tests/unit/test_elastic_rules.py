@@ -4,6 +4,7 @@ themselves."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,14 @@ import pytest
 from flows.config.elastic_rules import weight_server_of
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
-from tasks.elastic.config import ElasticConfig
-from tasks.elastic.engine import recipe, shown_devices
-from tasks.elastic.weights.weight_config import WeightServerConfig
+from tasks.elastic.config import ElasticConfig, WeightServerConfig
+from tasks.elastic.engines import recipe
 from tasks.elastic.worker_card import TOKEN_VARIABLE, Terms, make_card
 from tasks.elastic.worker_events import Leaves, Renewed
 from tasks.elastic.workers import applicant_of, event_of
-from tasks.run.elastic_setup import check_token, elastic_worker_run_of, worker_line
+from tasks.run.elastic_setup import check_token, run_for_workers, worker_line
 from tests.unit.plan_factories import CONTEXT
+from tests.unit.worker_factories import make_elastic_worker
 
 FAR: dict[str, object] = {
     "cluster.scheduler_host": "10.1.0.1",
@@ -28,7 +29,7 @@ TERMS = Terms(price_class="spot", token="secret", drain_s=30.0, lease_s=20.0, gr
 
 
 def test_elastic_workers_need_the_gate() -> None:
-    with pytest.raises(ValueError, match=r"elastic workers\.enabled needs gate\.enabled"):
+    with pytest.raises(ValueError, match=r"elastic\.enabled needs gate\.enabled"):
         RunConfig.model_validate(
             {"preset": "tiny", "elastic": {"enabled": True}, "weight_check": {"enabled": False}}
         )
@@ -89,9 +90,7 @@ def test_weights_that_nobody_could_pull_are_refused(settings: dict[str, object],
 
 def test_weights_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    with pytest.raises(
-        ValueError, match=r"elastic workers\.token_file must name a file with a secret"
-    ):
+    with pytest.raises(ValueError, match=r"elastic\.token_file must name a file with a secret"):
         check_token(ElasticConfig(enabled=True), WeightServerConfig())
     check_token(ElasticConfig(), None)
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
@@ -99,7 +98,7 @@ def test_weights_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_preset_takes_elastic_workers_unasked() -> None:
-    assert not RunConfig.model_validate({"preset": "tiny"}).elastic_workers.enabled
+    assert not RunConfig.model_validate({"preset": "tiny"}).elastic.enabled
 
 
 def test_the_start_of_a_run_says_how_a_worker_joins() -> None:
@@ -113,16 +112,16 @@ def test_the_start_of_a_run_says_how_a_worker_joins() -> None:
 
 def test_leases_and_farewells_are_heard_and_nothing_else() -> None:
     lease = {"kind": "lease", "name": "spot"}
-    assert event_of(lease, 5.0) == Renewed(at_s=5.0, worker="spot")
+    assert event_of(lease, 5.0) == Renewed(at_s=5.0, dask_name="spot")
     farewell = {"kind": "leaving", "name": "spot", "reason": "SIGTERM"}
-    assert event_of(farewell, 5.0) == Leaves(worker="spot", reason="SIGTERM")
+    assert event_of(farewell, 5.0) == Leaves(dask_name="spot", reason="SIGTERM")
     for other in ({"kind": "lease"}, {"kind": "dance", "name": "spot"}, "lease", None):
         assert event_of(other, 5.0) is None
 
 
 def test_a_card_is_read_as_the_rules_have_it() -> None:
     card = make_card("spot", "tcp://there", TERMS, ("cuda:0", "cuda:1"))
-    applicant = applicant_of(card, knows_token=True, has_served=False)
+    applicant = applicant_of(card, knows_token=True)
     assert applicant.versions.keys() == {"rollflow", "vllm"}
     assert applicant.devices == ("cuda:0", "cuda:1")
     assert applicant.lease_s == 20.0
@@ -133,10 +132,10 @@ def test_an_engine_holds_all_gpus_of_its_elastic_worker_or_all_cores() -> None:
         (("cuda:2", "cuda:3"), 2, ()),
         (("cpu:4", "cpu:5", "cpu:6"), 1, (0, 1, 2)),
     ):
-        _, (config, _, name, core_ids, _) = recipe(
-            elastic_worker_run_of(CONTEXT), "spot.g1", devices
-        )
+        _, (config, _, name, core_ids, _) = recipe(run_for_workers(CONTEXT), "spot.g1", devices)
         assert config.tensor_parallel_size == size  # type: ignore[attr-defined]
         assert (name, core_ids) == ("spot.g1", cores)
-    assert shown_devices("spot", ("cuda:2", "cuda:3")) == ("spot/cuda:2", "spot/cuda:3")
-    assert shown_devices("spot", ("cpu:4", "cpu:5")) == ("spot/cpu",)
+    worker = make_elastic_worker("spot", since_s=0.0, until_s=None)
+    two_gpus = replace(worker, devices=("cuda:2", "cuda:3"))
+    assert two_gpus.timeline_devices == ("spot/cuda:2", "spot/cuda:3")
+    assert replace(worker, devices=("cpu:4", "cpu:5")).timeline_devices == ("spot/cpu",)

@@ -14,21 +14,22 @@ from artifacts.records import Running, WeightsRef
 from tasks.cluster.actors import ActorLost
 from tasks.elastic import keeper
 from tasks.elastic.admission import WorkerAdmission
+from tasks.elastic.config import LimitMissed
 from tasks.elastic.keeper import ElasticKeeper
-from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_events import (
     AdmittedWorker,
     CardRead,
+    Ending,
     GivenUp,
     Leaves,
-    Looked,
+    Polled,
     WorkerEvent,
 )
-from tasks.elastic.worker_limits import LimitMissed
 from tasks.engines.base import EngineLost
 from tasks.learner.stage_reports import PublishReport
 from tasks.learner.weight_check import WeightCheckFailed
-from tests.unit.member_factories import APPLICANT, RULES
+from tasks.rounds.elastic_engines import WorkerNotice
+from tests.unit.worker_factories import APPLICANT, RULES
 
 
 class Workers:
@@ -36,30 +37,25 @@ class Workers:
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = set(addresses)
-        self.hear: Callable[[WorkerEvent], None] = lambda event: None
+        self.send: Callable[[WorkerEvent], object] = lambda event: None
         self.ended = list[tuple[str, str]]()  # how, address
         self.why = list[str]()  # they must begin anew
 
-    def listen(self, hear: Callable[[WorkerEvent], None]) -> None:
-        self.hear = hear
+    def subscribe(self, receive: Callable[[WorkerEvent], object]) -> None:
+        self.send = receive
 
-    async def look(self) -> Looked:
-        return Looked(at_s=0.0, workers=frozenset(self.addresses))
+    async def poll(self) -> Polled:
+        return Polled(at_s=0.0, addresses=frozenset(self.addresses))
 
-    async def ask(self, address: str) -> CardRead:
+    async def read_card(self, address: str) -> CardRead:
         return CardRead(at_s=0.0, address=address, applicant=APPLICANT)
 
-    async def refuse(self, address: str, reason: str) -> None:
-        self.ended.append(("refused", address))
+    async def end(self, address: str, how: Ending, reason: str) -> None:
+        self.ended.append((how, address))
+        if how == "renew":
+            self.why.append(reason)
 
-    async def dismiss(self, address: str, reason: str) -> None:
-        self.ended.append(("dismissed", address))
-
-    async def renew(self, address: str, reason: str) -> None:
-        self.ended.append(("renewed", address))
-        self.why.append(reason)
-
-    def part(self, addresses: Sequence[str], reason: str) -> None:
+    def dismiss_all(self, addresses: Sequence[str], reason: str) -> None:
         self.ended += [(reason, address) for address in addresses]
 
     def close(self) -> None:
@@ -69,7 +65,7 @@ class Workers:
 class Engines:
     """Engines that do as they are told, or fail."""
 
-    knocks = ()
+    denied_requests = ()
 
     def __init__(self, *failures: Exception) -> None:
         """failures: of the loads, in order."""
@@ -86,8 +82,8 @@ class Engines:
     async def open(self) -> None:
         self.opened += 1
 
-    async def build(self, elastic_worker: AdmittedWorker) -> None:
-        self.done.append(f"build {elastic_worker.name}")
+    async def build(self, worker: AdmittedWorker) -> None:
+        self.done.append(f"build {worker.name}")
 
     async def load(self, name: str, published: PublishReport, running: Running) -> None:
         await self.may_load.wait()
@@ -119,22 +115,22 @@ class Rounds:
     """What they were told."""
 
     def __init__(self) -> None:
-        self.told = list[WorkerNotice]()
+        self.notices = list[WorkerNotice]()
         self.failure: Exception | None = None
 
-    async def tell(self, told: WorkerNotice) -> None:
+    async def notify(self, notice: WorkerNotice) -> None:
         if self.failure is not None:
             raise self.failure
-        self.told.append(told)
+        self.notices.append(notice)
 
     @property
     def kinds(self) -> list[tuple[str, str, int]]:
-        return [(told.name, told.kind, told.version) for told in self.told]
+        return [(notice.name, notice.kind, notice.version) for notice in self.notices]
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LOOK_S", 0.0)
+    monkeypatch.setattr(keeper, "POLL_S", 0.0)
 
 
 @asynccontextmanager
@@ -142,9 +138,9 @@ async def keeping(
     workers: Workers,
     engines: Engines,
     rounds: Rounds,
-    keep_names: Callable[[], None] = lambda: None,
+    save_names: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[ElasticKeeper]:
-    keeper = ElasticKeeper(WorkerAdmission(RULES), workers, engines, rounds.tell, keep_names)
+    keeper = ElasticKeeper(WorkerAdmission(RULES), workers, engines, rounds.notify, save_names)
     await keeper.start()
     await keeper.start()  # harmless
     try:
@@ -166,17 +162,14 @@ async def test_a_worker_is_told_to_rounds_when_its_engine_holds_the_newest_weigh
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await until(lambda: engines.done == ["build spot.g1"])
-        assert not rounds.told, "there are no weights yet"
+        assert not rounds.notices, "there are no weights yet"
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
-        assert rounds.told[0].devices == ("spot/cpu",)
+        assert rounds.notices[0].devices == ("spot/cpu",)
         assert engines.done[1:] == ["load spot.g1/3 drop"], "the version that it pulled"
-        (elastic_worker,) = keeper.elastic_workers
-        assert elastic_worker.joined_s is not None
-        assert (
-            min(elastic_worker.took.build_s, elastic_worker.took.pull_s, elastic_worker.took.load_s)
-            > 0
-        )
+        (worker,) = keeper.workers
+        assert worker.joined_s is not None
+        assert min(worker.took.build_s, worker.took.pull_s, worker.took.load_s) > 0
     assert engines.opened == 1
     assert workers.ended == [("the run is over", "a"), ("closed", "")]
     assert engines.done[-1] == "close"
@@ -185,24 +178,24 @@ async def test_a_worker_is_told_to_rounds_when_its_engine_holds_the_newest_weigh
 async def test_a_store_that_is_away_when_an_elastic_worker_comes_costs_no_elastic_worker() -> None:
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
 
-    def keep_names() -> None:
+    def save_names() -> None:
         raise OSError("the bucket does not answer")
 
-    async with keeping(workers, engines, rounds, keep_names) as keeper:
+    async with keeping(workers, engines, rounds, save_names) as keeper:
         await keeper.publish(published(3))
         await until(lambda: rounds.kinds == [JOINED])
 
 
-async def test_a_look_that_fails_is_followed_by_another() -> None:
+async def test_a_poll_that_fails_is_followed_by_another() -> None:
     workers, engines, rounds = Workers("a"), Engines(), Rounds()
-    look, fails = workers.look, iter([True, True])
+    poll, fails = workers.poll, iter([True, True])
 
-    async def now_and_then() -> Looked:
+    async def now_and_then() -> Polled:
         if next(fails, False):
             raise ValueError("the scheduler answers something else")
-        return await look()
+        return await poll()
 
-    workers.look = now_and_then  # type: ignore[method-assign]
+    workers.poll = now_and_then  # type: ignore[method-assign]
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3))
         await until(lambda: rounds.kinds == [JOINED])
@@ -218,7 +211,7 @@ async def test_before_a_load_that_drops_what_runs_no_round_may_ask_the_elastic_w
         await keeper.publish(published(4), Running.DROP)
         assert rounds.kinds == [JOINED, ("spot.g1", "gone", -1)]
         engines.may_load.set()
-        await until(lambda: len(rounds.told) == 3)
+        await until(lambda: len(rounds.notices) == 3)
         assert rounds.kinds[2] == ("spot.g1", "joined", 4)
 
 
@@ -228,7 +221,7 @@ async def test_a_load_that_drops_nothing_leaves_the_elastic_worker_where_it_is()
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
         await keeper.publish(published(4), Running.INTERRUPT)
-        await until(lambda: len(rounds.told) == 2)
+        await until(lambda: len(rounds.notices) == 2)
         assert rounds.kinds[1] == ("spot.g1", "joined", 4)
         assert engines.done[-1] == "load spot.g1/4 interrupt"
 
@@ -241,7 +234,7 @@ async def test_of_versions_that_are_published_meanwhile_the_newest_is_loaded_and
             await keeper.publish(published(version), Running.DROP)
             await asyncio.sleep(0.01)
         engines.may_load.set()
-        await until(lambda: bool(rounds.told))
+        await until(lambda: bool(rounds.notices))
         assert rounds.kinds == [("spot.g1", "joined", 5)]
 
 
@@ -262,10 +255,10 @@ async def test_an_elastic_worker_that_fails_the_gate_ends_and_the_run_goes_on() 
     workers, engines, rounds = Workers("a"), Engines(WeightCheckFailed("another tensor")), Rounds()
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
-        await until(lambda: ("renewed", "a") in workers.ended)
+        await until(lambda: ("renew", "a") in workers.ended)
         assert rounds.kinds == [("spot.g1", "gone", -1)]
-        (elastic_worker,) = keeper.elastic_workers
-        assert elastic_worker.reason == "WeightCheckFailed: another tensor"
+        (worker,) = keeper.workers
+        assert worker.reason == "WeightCheckFailed: another tensor"
         await until(lambda: "discard spot.g1" in engines.done)
 
 
@@ -278,8 +271,8 @@ async def test_a_worker_that_is_away_has_not_failed(loss: Exception) -> None:
         workers.addresses.clear()
         engines.failures.append(loss)
         await keeper.publish(published(4), Running.DROP)
-        await until(lambda: keeper.elastic_workers[0].state == "gone")
-        assert keeper.elastic_workers[0].reason == "its worker is away"
+        await until(lambda: keeper.workers[0].state == "gone")
+        assert keeper.workers[0].reason == "its worker is away"
 
 
 async def test_an_elastic_worker_that_leaves_is_dismissed_when_it_has_handed_everything_over() -> (
@@ -290,14 +283,14 @@ async def test_an_elastic_worker_that_leaves_is_dismissed_when_it_has_handed_eve
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
-        workers.hear(Leaves(worker="spot", reason="spot notice"))
-        await until(lambda: len(rounds.told) == 2)
+        workers.send(Leaves(dask_name="spot", reason="spot notice"))
+        await until(lambda: len(rounds.notices) == 2)
         assert rounds.kinds[1] == ("spot.g1", "leaving", -1)
         await keeper.publish(published(4), Running.DROP)
         await asyncio.sleep(0.01)
         assert not workers.ended
         engines.is_idle = True
-        await until(lambda: ("dismissed", "a") in workers.ended)
+        await until(lambda: ("dismiss", "a") in workers.ended)
         assert rounds.kinds[2] == ("spot.g1", "gone", -1)
         assert engines.done.count("load spot.g1/4 drop") == 0
 
@@ -322,10 +315,10 @@ async def test_an_elastic_worker_that_misses_a_limit_is_told_which() -> None:
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: bool(workers.why))
-        (elastic_worker,) = keeper.elastic_workers
-        assert elastic_worker.missed == "load_s"
-        assert workers.why == [elastic_worker.reason]
-        assert "the load of version 3 must take 5 s at most" in elastic_worker.reason
+        (worker,) = keeper.workers
+        assert worker.missed == "load_s"
+        assert workers.why == [worker.reason]
+        assert "the load of version 3 must take 5 s at most" in worker.reason
 
 
 async def test_an_elastic_worker_that_lags_is_told_of_with_every_version_that_it_loads() -> None:
@@ -339,7 +332,7 @@ async def test_an_elastic_worker_that_lags_is_told_of_with_every_version_that_it
         await asyncio.sleep(0.01)
         await keeper.publish(published(5), Running.INTERRUPT)
         engines.may_load.set()
-        await until(lambda: len(rounds.told) == 3)
+        await until(lambda: len(rounds.notices) == 3)
         assert [version for _, _, version in rounds.kinds] == [3, 4, 5]
 
 
@@ -360,9 +353,9 @@ async def test_an_elastic_worker_that_a_round_gave_up_is_withdrawn_and_begins_an
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
-        workers.hear(GivenUp(elastic_worker="spot.g1", reason="no answer for 60 s"))
-        workers.hear(GivenUp(elastic_worker="nobody", reason="no answer for 60 s"))
-        await until(lambda: ("renewed", "a") in workers.ended)
+        workers.send(GivenUp(name="spot.g1", reason="no answer for 60 s"))
+        workers.send(GivenUp(name="nobody", reason="no answer for 60 s"))
+        await until(lambda: ("renew", "a") in workers.ended)
         assert rounds.kinds[1] == ("spot.g1", "gone", -1)
         assert workers.why == ["no answer for 60 s"]
         workers.addresses = {"b"}
@@ -375,7 +368,7 @@ async def test_a_worker_that_a_round_gave_up_because_its_process_died_is_gone_fo
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
         workers.addresses.clear()
-        workers.hear(GivenUp(elastic_worker="spot.g1", reason="no answer for 60 s"))
+        workers.send(GivenUp(name="spot.g1", reason="no answer for 60 s"))
         await until(lambda: rounds.kinds[-1] == ("spot.g1", "gone", -1))
-        (elastic_worker,) = keeper.elastic_workers
-        assert elastic_worker.reason == "its worker is away"
+        (worker,) = keeper.workers
+        assert worker.reason == "its worker is away"

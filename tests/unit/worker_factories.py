@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from tasks.elastic.admission import AdmissionRules, WorkerAdmission
 from tasks.elastic.worker_events import (
+    AdmissionDecision,
     Admit,
     AdmittedWorker,
     Applicant,
     CardRead,
     Loaded,
-    Looked,
-    MemberDecision,
+    Polled,
 )
 
 RULES = AdmissionRules(
     versions={"rollflow": "1", "vllm": "2"}, max_workers=2, lease_s=10.0, ready_s=60.0
 )
 APPLICANT = Applicant(
-    name="spot",
+    dask_name="spot",
     versions={"rollflow": "1", "vllm": "2"},
     price_class="spot",
     devices=("cpu",),
@@ -29,33 +29,29 @@ APPLICANT = Applicant(
 
 
 def comes(
-    members: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
-) -> list[MemberDecision]:
+    admission: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
+) -> list[AdmissionDecision]:
     """A worker without fault shows its card."""
-    applicant = replace(APPLICANT, name=name)
-    return members.handle(CardRead(at_s=at_s, address=address, applicant=applicant))
+    applicant = replace(APPLICANT, dask_name=name)
+    return admission.handle(CardRead(at_s=at_s, address=address, applicant=applicant))
 
 
 def present(
-    members: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
+    admission: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
 ) -> AdmittedWorker:
     """An elastic worker with the weights of version 1."""
-    members.handle(Looked(at_s=at_s, workers=frozenset({address})))
-    (admitted,) = comes(members, address, name, at_s)
+    admission.handle(Polled(at_s=at_s, addresses=frozenset({address})))
+    (admitted,) = comes(admission, address, name, at_s)
     assert isinstance(admitted, Admit)
-    members.handle(Loaded(at_s=at_s, elastic_worker=admitted.elastic_worker.name, version=1))
-    return next(
-        elastic_worker
-        for elastic_worker in members.here
-        if elastic_worker.name == admitted.elastic_worker.name
-    )
+    admission.handle(Loaded(at_s=at_s, name=admitted.worker.name, version=1))
+    return next(worker for worker in admission.here if worker.name == admitted.worker.name)
 
 
 def make_elastic_worker(worker: str, *, since_s: float, until_s: float | None) -> AdmittedWorker:
     """An elastic worker as it is kept, on one core."""
     return AdmittedWorker(
         name=f"{worker}.g1",
-        worker=worker,
+        dask_name=worker,
         address="tcp://10.0.0.2:1",
         price_class="spot",
         devices=("cpu:0",),

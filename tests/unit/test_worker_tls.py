@@ -6,13 +6,13 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from card_factories import a_trainer, an_elastic_worker, ended
 from distributed import Security
 from listeners import listeners
+from worker_processes import a_trainer, an_elastic_worker, ended
 
 from tasks.cluster.certificate import make_certificate
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.elastic.worker_card import dismiss, read_card
+from tasks.elastic.worker_card import end_worker, read_card
 
 NEEDED = "give address and certificate as the run named them at its start"
 
@@ -41,7 +41,7 @@ def test_an_elastic_worker_with_the_runs_certificate_joins_and_a_stranger_is_ref
             assert {host for host, _ in listeners(process.pid)} == {"127.0.0.1"}
             card = trainer.client.run(read_card, workers=[address])[address]
             assert card["name"] == "invited"
-            trainer.client.run(dismiss, "the run is over", workers=[address])
+            trainer.client.run(end_worker, "dismiss", "the run is over", workers=[address])
             assert ended(process)[0] == 0
         words = ("--name", "stranger", "--certificate", other)
         with an_elastic_worker(trainer.address, *words) as process:

@@ -15,23 +15,23 @@ from tasks.elastic.worker_events import (
     Emptied,
     Leaves,
     Loaded,
-    Looked,
+    Polled,
     Renewed,
     Took,
 )
 from tasks.metrics.report import StepReport
 from tasks.metrics.step_cost import cost_metrics, elastic_worker_devices, elastic_worker_spans
-from tests.unit.member_factories import RULES, comes
 from tests.unit.plan_factories import make_report
+from tests.unit.worker_factories import RULES, comes
 
 WINDOW = Window(start_s=0.0, end_s=100.0)
 HERE = frozenset({"a"})
 # admitted at 10, its engine is built until 16, a second for pull and three for load: there at 20
 JOINED = (
-    Looked(at_s=9.0, workers=HERE),
+    Polled(at_s=9.0, addresses=HERE),
     Loaded(
         at_s=20.0,
-        elastic_worker="spot.g1",
+        name="spot.g1",
         version=1,
         took=Took(build_s=6.0, pull_s=1.0, load_s=3.0),
     ),
@@ -42,14 +42,14 @@ def generated(start_s: float, end_s: float) -> Span:
     return Span(device="spot/cpu", actor="spot.g1", kind="rollout", start_s=start_s, end_s=end_s)
 
 
-def lived(*events: Looked | Loaded | Leaves | Emptied | Renewed) -> tuple[AdmittedWorker, ...]:
+def lived(*events: Polled | Loaded | Leaves | Emptied | Renewed) -> tuple[AdmittedWorker, ...]:
     """The elastic worker after these, from its admission on."""
-    members = WorkerAdmission(RULES)
-    members.handle(JOINED[0])
-    comes(members, "a", at_s=10.0)
+    admission = WorkerAdmission(RULES)
+    admission.handle(JOINED[0])
+    comes(admission, "a", at_s=10.0)
     for event in (JOINED[1], *events):
-        members.handle(event)
-    return members.elastic_workers
+        admission.handle(event)
+    return admission.workers
 
 
 def report_of(*spans: Span, interrupted: bool = False) -> StepReport:
@@ -67,41 +67,39 @@ def used(elastic_workers: tuple[AdmittedWorker, ...], report: StepReport) -> dic
 
 
 def test_an_elastic_worker_starts_gets_weights_generates_and_waits() -> None:
-    later = Loaded(
-        at_s=62.0, elastic_worker="spot.g1", version=2, took=Took(pull_s=1.5, load_s=0.5)
-    )
+    later = Loaded(at_s=62.0, name="spot.g1", version=2, took=Took(pull_s=1.5, load_s=0.5))
     seconds = used(lived(later), report_of(generated(25.0, 50.0), generated(62.0, 92.0)))
     expected = {"starting": 6.0, "transferring": 4.0 + 2.0, "generating": 55.0}
     assert seconds == expected | {IDLE: 90.0 - 67.0}
 
 
 def test_one_that_leaves_drains_until_it_is_gone() -> None:
-    renewed = Renewed(at_s=39.0, worker="spot")
-    leaves = (Looked(at_s=40.0, workers=HERE), Leaves(worker="spot", reason="spot notice"))
-    gone = (Looked(at_s=48.0, workers=HERE), Emptied(elastic_worker="spot.g1"))
+    renewed = Renewed(at_s=39.0, dask_name="spot")
+    leaves = (Polled(at_s=40.0, addresses=HERE), Leaves(dask_name="spot", reason="spot notice"))
+    gone = (Polled(at_s=48.0, addresses=HERE), Emptied(name="spot.g1"))
     seconds = used(lived(renewed, *leaves, *gone), report_of(generated(20.0, 42.0)))
     assert seconds == {"starting": 6.0, "transferring": 4.0, "generating": 22.0, "draining": 6.0}
 
 
 def test_one_that_died_at_work_is_lost_from_the_last_tokens_that_were_kept() -> None:
-    heard = (Renewed(at_s=38.0, worker="spot"), Looked(at_s=45.0, workers=frozenset()))
+    heard = (Renewed(at_s=38.0, dask_name="spot"), Polled(at_s=45.0, addresses=frozenset()))
     seconds = used(lived(*heard), report_of(generated(20.0, 31.0), interrupted=True))
     assert seconds == {"starting": 6.0, "transferring": 4.0, "generating": 11.0, "lost": 14.0}
 
 
 def test_one_that_died_idle_is_lost_from_its_last_sign_of_life() -> None:
-    heard = (Renewed(at_s=38.0, worker="spot"), Looked(at_s=45.0, workers=frozenset()))
+    heard = (Renewed(at_s=38.0, dask_name="spot"), Polled(at_s=45.0, addresses=frozenset()))
     seconds = used(lived(*heard), report_of(generated(20.0, 31.0)))
     lost = {"lost": 7.0, IDLE: 7.0}
     assert seconds == lost | {"starting": 6.0, "transferring": 4.0, "generating": 11.0}
 
 
 def test_one_that_never_came_up_was_starting() -> None:
-    members = WorkerAdmission(RULES)
-    members.handle(JOINED[0])
-    comes(members, "a", at_s=10.0)
-    members.handle(Looked(at_s=30.0, workers=frozenset()))
-    assert used(members.elastic_workers, report_of()) == {"starting": 20.0}
+    admission = WorkerAdmission(RULES)
+    admission.handle(JOINED[0])
+    comes(admission, "a", at_s=10.0)
+    admission.handle(Polled(at_s=30.0, addresses=frozenset()))
+    assert used(admission.workers, report_of()) == {"starting": 20.0}
 
 
 def test_a_step_has_the_uses_of_its_elastic_workers_and_a_comparison_says_them() -> None:

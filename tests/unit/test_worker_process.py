@@ -12,17 +12,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from card_factories import ROOT, Trainer, a_trainer, an_elastic_worker, ended, wait_until
+from worker_processes import ROOT, Trainer, a_trainer, an_elastic_worker, ended, wait_until
 
 from tasks.cluster.dask_cluster import worker_addresses
-from tasks.elastic import worker_process as worker_process
+from tasks.elastic import worker_process
 from tasks.elastic.worker_card import (
     TOKEN_VARIABLE,
     devices_here,
-    dismiss,
+    end_worker,
     is_proven,
     read_card,
-    refuse,
 )
 
 TOKEN = "a-long-secret"
@@ -56,7 +55,7 @@ def test_an_elastic_worker_joins_shows_its_card_and_leaves_when_it_is_dismissed(
         assert message["reason"] == "SIGTERM"
         assert process.poll() is None
 
-        trainer.client.run(dismiss, "its responses are elsewhere", workers=[address])
+        trainer.client.run(end_worker, "dismiss", "its responses are elsewhere", workers=[address])
         code, said = ended(process)
     assert code == 0
     assert "elastic worker first leaves (SIGTERM) within 30 s" in said
@@ -81,7 +80,9 @@ def test_an_elastic_worker_that_nobody_dismisses_goes_after_its_time(
 def test_a_refused_elastic_worker_says_why_and_ends_with_2(trainer: Trainer) -> None:
     with an_elastic_worker(trainer.address, "--name", "stranger") as process:
         address = trainer.address_of("stranger")
-        trainer.client.run(refuse, "an elastic worker must know the token", workers=[address])
+        trainer.client.run(
+            end_worker, "refuse", "an elastic worker must know the token", workers=[address]
+        )
         code, said = ended(process)
     assert code == 2
     assert (

@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.cluster.actors import ActorLost
-from tasks.elastic.records import WorkerNotice
 from tasks.elastic.worker_events import GivenUp
 from tasks.elastic.workers import event_of
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
-from tasks.rounds.elastic_engines import EngineGone, EngineJoined, EngineLeaving
+from tasks.rounds.elastic_engines import EngineGone, EngineJoined, EngineLeaving, WorkerNotice
 from tasks.run.sample_buffer import ELASTIC_WORKERS, RoundKey, SampleBuffer, Stage
 from tasks.run.sample_stream import CAPACITIES
 from tasks.run.stream_workers import StreamWorkers
@@ -141,7 +140,7 @@ async def test_a_worker_that_a_round_gives_up_is_gone_for_later_rounds_and_its_k
     await elastic_workers.give_up("spot.g1", "no answer")
     assert stream.told == [WorkerNotice(name="spot.g1", kind="gone", reason="no answer")]
     (message,) = heard_by_keeper
-    assert event_of(message, 0.0) == GivenUp(elastic_worker="spot.g1", reason="no answer")
+    assert event_of(message, 0.0) == GivenUp(name="spot.g1", reason="no answer")
 
 
 async def test_a_round_goes_on_though_nobody_hears_what_it_gives_up() -> None:
