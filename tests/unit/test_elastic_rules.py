@@ -29,7 +29,7 @@ TERMS = Terms(price_class="spot", token="secret", drain_s=30.0, lease_s=20.0, gr
 
 
 def test_elastic_workers_need_the_gate() -> None:
-    with pytest.raises(ValueError, match=r"elastic\.enabled needs gate\.enabled"):
+    with pytest.raises(ValueError, match=r"elastic\.enabled needs weight_check\.enabled"):
         RunConfig.model_validate(
             {"preset": "tiny", "elastic": {"enabled": True}, "weight_check": {"enabled": False}}
         )

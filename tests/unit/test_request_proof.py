@@ -78,7 +78,7 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
     weights = written(tmp_path / "run")
     async with serving(weights) as server, wire(server.url) as between:
         with closing(ServerConnection(between.url, TOKEN, time.monotonic() + 20)) as connection:
-            manifest = await asyncio.to_thread(connection.ask, "GET", "/versions/7")
+            manifest = await asyncio.to_thread(connection.request, "GET", "/versions/7")
         (recorded,) = between.heads
         parts = urlsplit(server.url)
 

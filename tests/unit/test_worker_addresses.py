@@ -27,7 +27,7 @@ def test_a_scheduler_that_is_gone_says_nothing_of_elastic_workers() -> None:
     with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
         client = Client(cluster)
         workers = JoinedWorkers(client, token="")
-        assert asyncio.run(workers.look()) is not None
+        assert asyncio.run(workers.poll()) is not None
         client.close()
-        assert asyncio.run(workers.look()) is None
+        assert asyncio.run(workers.poll()) is None
         assert worker_addresses(client) == {}
