@@ -93,7 +93,7 @@ async def publish_and_announce(plan: StepPlan) -> PublishReport:
     if not plan.overlaps:
         return published
     remote = Remote.connect(plan.run.run_id, BUFFER)
-    await RemoteBuffer(remote, plan.run.deadlines.engine_call_s).announce(published.weights.version)
+    await RemoteBuffer(remote, plan.run.deadlines.call_s).announce(published.weights.version)
     return published
 
 

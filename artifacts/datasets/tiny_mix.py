@@ -9,15 +9,14 @@ reward reads the last "Answer: N".
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.config import JsonDict
 
-from artifacts.config_parts import with_defaults
 from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
+from artifacts.fixed_fields import Fixed, Profile, with_profile
 
 WORDS = (
     "book", "sun", "orange", "bag", "small", "tree", "water", "green", "table", "apple", "river",
@@ -30,15 +29,10 @@ NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo")
 THINGS = ("pens", "apples", "coins", "books", "cards", "shells", "stamps", "marbles")
 
 
-def _nothing_required(schema: JsonDict) -> None:
-    """Let a form leave fields of a family out: those get the family's defaults."""
-    del schema["required"]
-
-
 class FamilyConfig(BaseModel):
     """One family of questions in the mix."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_nothing_required)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     weight: float = Field(
         1.0,
@@ -53,10 +47,20 @@ class FamilyConfig(BaseModel):
     )
 
 
-DEFAULTS = {  # of each family
-    "add": {"max_size": 12, "alpha": 1.3},
-    "letters": {"max_size": 7, "alpha": 1.2},
-    "story": {"max_size": 8, "alpha": 1.2},
+PROFILES: Mapping[str, Mapping[str, object]] = {
+    "usual": {},
+    # Questions of several steps rather than one: a policy that meets one step most of the time
+    # learns that one is enough.
+    "first_lesson": {
+        "add": {"max_size": 6, "alpha": 0.6},
+        "letters": {"max_size": 4, "alpha": 1.2, "weight": 0.5},
+        "story": {"max_size": 4, "alpha": 0.5, "weight": 1.5},
+    },
+    "second_lesson": {
+        "add": {"max_size": 9, "alpha": 0.6},
+        "letters": {"max_size": 7, "alpha": 1.2, "weight": 0.7},
+        "story": {"max_size": 6, "alpha": 0.5, "weight": 1.5},
+    },
 }
 
 
@@ -79,18 +83,21 @@ class TinyMixConfig(BaseModel):
             " answer, for the reward 'worked_answer'. Held-out ones are answers alone."
         ),
     )
-    add: Annotated[FamilyConfig, with_defaults(DEFAULTS["add"])] = Field(
-        FamilyConfig.model_validate(DEFAULTS["add"]),
-        description="Sums of 2 or more terms from 1 to 9.",
+    profile: Profile = Field(
+        "usual",
+        description=(
+            "Weights and sizes of the families: usual, first_lesson, second_lesson, a file of JSON"
+            " or YAML, or the numbers themselves (add, letters, story)."
+        ),
     )
-    letters: Annotated[FamilyConfig, with_defaults(DEFAULTS["letters"])] = Field(
-        FamilyConfig.model_validate(DEFAULTS["letters"]),
-        description="Counting a letter in 1 or more words.",
-    )
-    story: Annotated[FamilyConfig, with_defaults(DEFAULTS["story"])] = Field(
-        FamilyConfig.model_validate(DEFAULTS["story"]),
-        description="Stories of 1 or more gains and losses.",
-    )
+    add: Fixed[FamilyConfig] = FamilyConfig(max_size=12, alpha=1.3)  # sums of terms from 1 to 9
+    letters: Fixed[FamilyConfig] = FamilyConfig(max_size=7, alpha=1.2)  # a letter's count in words
+    story: Fixed[FamilyConfig] = FamilyConfig(max_size=8, alpha=1.2)  # gains and losses
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_profile(cls, values: Any) -> Any:  # Any: whatever is validated
+        return with_profile(values, PROFILES, "usual")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.datasets.program_tests import CodeGold, call_case
 from artifacts.datasets.rows import Dataset, Message, Row, generate, question_row
+from artifacts.fixed_fields import Fixed
 
 DOMAIN = "code"
 NUM_TESTS = 6
@@ -41,14 +42,8 @@ class TinycodeConfig(BaseModel):
     heldout_prompts: int = Field(
         64, ge=0, description="Questions to evaluate on; none of them is trained."
     )
-    slow_share: float = Field(
-        0.15,
-        ge=0,
-        le=1,
-        description=(
-            "Share of the questions whose plain solution is slow or invites an endless loop."
-        ),
-    )
+    # share of the questions whose plain solution is slow or invites an endless loop
+    slow_share: Fixed[float] = 0.15
 
     def load(self, seed: int) -> Dataset:
         """The questions of this configuration and seed."""

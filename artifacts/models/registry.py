@@ -11,16 +11,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from blake3 import blake3
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import to_json
 from safetensors import SafetensorError, safe_open
 
 from artifacts.digests import file_digest
+from artifacts.fixed_fields import Fixed, Profile, with_profile
 from artifacts.hub import REPOSITORY_PATTERN, fetch
 from artifacts.store import explained
 from artifacts.urls import Arguments, Location, Repository
@@ -49,18 +51,30 @@ class SmolLM2Config(BaseModel):
 class TinyModelConfig(BaseModel):
     """A character-level Llama that is made on this machine, warmed up on demonstrations."""
 
+    # numbers that differ from the defaults below, by name of the profile
+    profiles: ClassVar[Mapping[str, Mapping[str, object]]] = {"usual": {}}
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str = Field(..., description="Chooses the tiny model.")
-    hidden_size: int = Field(
-        192, ge=32, description="Width of the residual stream; a multiple of head_dim."
+    profile: Profile = Field(
+        "usual",
+        description=(
+            "Size and warm-up: usual or, with a game that knows heedful moves, heedful; a file of"
+            " JSON or YAML, or the numbers themselves."
+        ),
     )
-    intermediate_size: int = Field(640, ge=32, description="Width of the feed-forward layers.")
-    num_layers: int = Field(2, ge=1, description="Decoder layers.")
-    head_dim: Literal[32, 64] = Field(
-        32, description="Width of an attention head; the CPU engine supports these."
-    )
-    warm_up_steps: int = Field(250, ge=0, description="Optimizer steps of the supervised warm-up.")
+    hidden_size: Fixed[int] = 192  # width of the residual stream; a multiple of head_dim
+    intermediate_size: Fixed[int] = 640  # width of the feed-forward layers
+    num_layers: Fixed[int] = 2  # decoder layers
+    # width of an attention head; the CPU engine supports these
+    head_dim: Fixed[Literal[32, 64]] = 32
+    warm_up_steps: Fixed[int] = 250  # optimizer steps of the supervised warm-up
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_profile(cls, values: Any) -> Any:  # Any: whatever is validated
+        return with_profile(values, cls.profiles, "usual")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -78,38 +92,28 @@ class TinyLlamaConfig(TinyModelConfig):
     kind: Literal["tiny_llama"] = Field(
         "tiny_llama", description="Chooses a character-level Llama built on this machine."
     )
-    wrong_share: float = Field(
-        0.2,
-        ge=0,
-        le=0.9,
-        description="Share of wrong steps in the demonstrations of its last quarter.",
-    )
-    ramble_share: float = Field(
-        0.08,
-        ge=0,
-        le=0.9,
-        description="Share of those demonstrations that go on past the last term.",
-    )
-    seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
+    # share of wrong steps in the demonstrations of its last quarter
+    wrong_share: Fixed[float] = 0.2
+    ramble_share: Fixed[float] = 0.08  # share of those demonstrations that go on past the last term
+    seed: Fixed[int] = 0  # seed of the initial weights and of the demonstrations
 
 
 class TinyPlayerConfig(TinyModelConfig):
     """A character-level Llama, warmed up on valid moves of a game on this machine."""
 
+    profiles: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "usual": {"warm_up_steps": 400},
+        "heedful": {"warm_up_steps": 400, "heedful_share": 0.25},
+    }
+
     kind: Literal["tiny_player"] = Field(
         "tiny_player", description="Chooses a character-level Llama that knows a game's moves."
     )
     game: Arguments = Field(..., description="The game, as under environments, in its terse style.")
-    heedful_share: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=(
-            "Share of the demonstrated episodes whose moves heed what the game answered; the moves"
-            " of the others are any valid ones. For the game guess."
-        ),
-    )
-    seed: int = Field(0, ge=0, description="Seed of the initial weights and of the demonstrations.")
+    # share of the demonstrated episodes whose moves heed what the game answered; the moves of
+    # the others are any valid ones. For the game guess
+    heedful_share: Fixed[float] = 0.0
+    seed: Fixed[int] = 0  # seed of the initial weights and of the demonstrations
 
 
 TinyConfig = TinyLlamaConfig | TinyPlayerConfig  # models that are made on this machine
@@ -258,8 +262,12 @@ def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Pat
 
 
 def cache_name(config: BaseModel, kind: str) -> str:
-    """A directory name that changes with every field of the configuration."""
-    return f"{kind}-{hashlib.blake2b(config.model_dump_json().encode(), digest_size=6).hexdigest()}"
+    """A directory name that changes with every value of the configuration, whatever profile has
+    it."""
+    values = {name: getattr(config, name) for name in type(config).model_fields}
+    values.pop("profile", None)
+    text = to_json(values).decode()
+    return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
 
 
 def fetch_hub_model(config: HubModelConfig) -> Path:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from artifacts.records import BECOMES_OF_RUNNING
-from flows.commands.memory_rows import memory_rows
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.memory import ModelSize, bytes_per_parameter, model_size, whole_bytes
 from tasks.rewards.judges.reward import judge_engine_of, judge_of
 from tasks.scheduling.batch import BatchAlgebra, times
+from tasks.tiny_models.models import present_model
 
 PAUSED = (
     "none: a round stops what is undecided when it closes, the devices train, and the next one goes"
@@ -24,6 +27,9 @@ PAUSED = (
 def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The batch algebra as (quantity, value with unit)."""
     algebra = config.scheduling.algebra(config.batch)
+    yield "scheduling policy", config.scheduling.kind
+    for domain, reward in config.rewards.items():
+        yield f"reward of {'other domains' if domain == '*' else domain}", reward.kind
     yield from _launch_rows(config, algebra)
     yield from _episode_rows(config)
     yield from _group_rows(algebra)
@@ -120,7 +126,7 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"
         f" once, on each of {ranks} ranks",
     )
-    yield from memory_rows(config, ranks)
+    yield from _memory_rows(config, ranks)
 
 
 def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -248,3 +254,28 @@ def _pace(algebra: BatchAlgebra) -> str:
     if not algebra.max_drain_steps:
         return pace
     return f"{pace}, and up to {algebra.max_drain_steps} more to drain the long-prompt queue"
+
+
+def _memory_rows(config: RunConfig, num_ranks: int) -> Iterator[tuple[str, str]]:
+    """What the learner holds, as configured and in the other way, and what that means for the model
+    if it is here already."""
+    found = present_model(config.model, Path(config.keep.model_cache))
+    size = None if found is None else model_size(found)
+    learner = config.learner
+    yield "learner memory", _memory(learner, num_ranks, size)
+    if num_ranks > 1 and not learner.has_critic:
+        other = "replicated" if learner.parameters == "sharded" else "sharded"
+        changed = learner.model_copy(update={"parameters": other})
+        yield f"if it were {other}", _memory(changed, num_ranks, size)
+
+
+def _memory(learner: LearnerConfig, num_ranks: int, size: ModelSize | None) -> str:
+    each = bytes_per_parameter(learner, num_ranks)
+    room = f"10 GB hold {10 / each:.2g} billion"
+    told = f"{learner.parameters} over {num_ranks}: {each:.3g} bytes a parameter on each, {room}"
+    if size is None:
+        return f"{told}; activations come on top"
+    whole = whole_bytes(learner, size)
+    moment = f" and {whole / 1e9:.2g} GB for a moment" if whole else ""
+    held = each * size.num_parameters / 1e9
+    return f"{told}; here {held:.2g} GB{moment}; activations come on top"

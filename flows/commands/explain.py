@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
-from flows.commands.field_rows import field_rows
+from flows.commands.field_rows import COMMON, field_rows
 from flows.commands.options import add_configuration
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
@@ -62,7 +62,8 @@ def parser() -> ArgumentParser:
     )
     add_configuration(made)
     made.add_argument("--list", action="store_true", help="list the presets")
-    made.add_argument("--fields", action="store_true", help="list every field of the configuration")
+    made.add_argument("--fields", action="store_true", help="list the settings that people set")
+    made.add_argument("--all", action="store_true", help="with --fields: list all settings")
     made.add_argument(
         "--json", action="store_true", help="print the effective configuration as JSON"
     )
@@ -77,8 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"{name:<16} {' '.join((preset.__doc__ or '').split())}", highlight=False)
         return 0
     if options.fields:
-        for path, description in field_rows(RunConfig.model_json_schema()):
-            print(f"{path:<48} {description}")
+        for row in field_rows():
+            if options.all or row.path in COMMON:
+                default = f" (default {row.default})" if row.default else ""
+                print(f"{row.path:<40} {row.type}{default}: {row.description}")
+        if not options.all:
+            print("These are what people set; 'rollflow explain --fields --all' lists the rest.")
         return 0
     try:
         config = RunConfig.model_validate(

@@ -42,7 +42,8 @@ def add_configuration(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="override a field, for example num_steps=5; 'rollflow explain --fields' lists them",
+        help="override a field, for example num_steps=5; 'rollflow explain --fields' lists those"
+        " that people set",
     )
 
 

@@ -18,6 +18,7 @@ from flows.config.span_rules import check_held_out, check_warm_ups
 from tasks.cluster.devices import device_map, engine_members
 from tasks.learner.overlong import SoftPunishment
 from tasks.rewards.judges.reward import judge_engine_of
+from tasks.rewards.programs.code_tests import CodeTestsConfig
 
 
 def check_parts(config: Parts) -> None:
@@ -31,6 +32,7 @@ def check_parts(config: Parts) -> None:
     _check_stream_trainer(config)
     _check_updates(config)
     _check_shards(config)
+    _check_timeouts(config)
     _check_judge(config)
     check_environment_workers(config)
     _check_planner(config)
@@ -208,6 +210,18 @@ def _check_freeing(config: Parts) -> None:
             " none of these makes room; leave them out (stream_trainer.enabled trains groups as"
             " they are accepted)"
         )
+
+
+def _check_timeouts(config: Parts) -> None:
+    """The limit of a test case has room between its floor and its ceiling."""
+    for domain, reward in config.rewards.items():
+        timeout = reward.timeout if isinstance(reward, CodeTestsConfig) else None
+        if timeout and timeout.floor_s > timeout.ceiling_s:
+            raise ValueError(
+                f"rewards.{domain}.timeout.floor_s must be at most half of deadlines.reward_s"
+                f" ({timeout.ceiling_s:g}), got {timeout.floor_s:g}; lower it, or raise"
+                " deadlines.reward_s"
+            )
 
 
 def _check_judge(config: Parts) -> None:

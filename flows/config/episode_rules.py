@@ -69,9 +69,9 @@ def check_episode_bounds(config: Parts) -> None:
     slowest_s = max(episodes.hosts.reset_s, episodes.hosts.step_s)
     if slowest_s >= config.deadlines.progress_s:
         raise ValueError(
-            "deadlines.progress_s must be longer than an environment may take (episodes.hosts,"
-            f" {slowest_s:g} s), got {config.deadlines.progress_s:g} s: a round would be given up"
-            " while its environments think; raise it"
+            "deadlines.progress_s must be longer than an environment may take to be reset, twice"
+            f" deadlines.environment_s ({slowest_s:g} s), got {config.deadlines.progress_s:g} s: a"
+            " round would be given up while its environments think; raise it"
         )
     if config.scheduling.algebra(config.batch).at_update is Running.DRAIN:
         raise ValueError(

@@ -37,7 +37,7 @@ def tiny_agent() -> Values:
         {
             "preset": "tiny-agent",
             "num_steps": 24,
-            "model": {"heedful_share": 0.25},
+            "model": {"profile": "heedful"},
             "episodes": {"max_turn_tokens": 4},
             "batch": {"prompts_per_step": 64},
             "sampling": {"max_response_tokens": 32},
@@ -69,7 +69,7 @@ def _tiny_player(domain: str, game: Values) -> Values:
     return overlay(
         tiny_sync(),
         {
-            "model": {"kind": "tiny_player", "game": game, "warm_up_steps": 400},
+            "model": {"kind": "tiny_player", "game": game},
             "task": {"kind": "seeds", "domain": domain},
             "environments": {domain: game},
             "rewards": {"*": {"kind": "episode"}},

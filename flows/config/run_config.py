@@ -27,6 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from artifacts.datasets.registry import TaskConfig
+from artifacts.fixed_fields import reading_settings
 from artifacts.models.registry import ModelConfig
 from artifacts.prices import PriceConfig
 from artifacts.reports.mlflow_client import sqlite_uri
@@ -35,6 +36,7 @@ from flows.config.consistency import check_parts
 from flows.config.earlier_settings import with_todays_names
 from flows.config.evaluation import EvaluationConfig
 from flows.config.keep import KeepConfig
+from flows.config.limits import fill_in_limits
 from flows.config.overlay import overlay
 from flows.config.prefect_form import leave_to_preset
 from flows.config.presets import preset_values
@@ -183,7 +185,7 @@ class RunConfig(BaseModel):
         description="Share of a round's responses without a verdict above which the run stops.",
     )
     deadlines: DeadlineConfig = Field(
-        default_factory=DeadlineConfig, description="Bounds on every wait."
+        default_factory=DeadlineConfig, description="How long a run waits for anything."
     )
     keep: KeepConfig = Field(
         default_factory=KeepConfig, description="Where records, checkpoints and metrics go."
@@ -202,7 +204,8 @@ class RunConfig(BaseModel):
             return handler(given)
         try:
             given = with_todays_names(given)
-            config = handler(_over_its_preset(given))
+            with reading_settings():
+                config = handler(_over_its_preset(given))
         except ValueError as error:
             raise _without_secrets(error, given) from None
         mark_as_set(config, given)
@@ -220,6 +223,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         _check_finite(self.model_dump())
+        fill_in_limits(self)
         if not self.resume:  # the parts given must fit what the run has kept, not known here
             check_parts(self)
         return self

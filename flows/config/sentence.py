@@ -23,7 +23,8 @@ def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object)
     field, message = without_secrets(as_written(place)), without_secrets(message)
     if kind == "extra_forbidden":
         return (
-            f"{field} must be a known field, it is not one; 'rollflow explain --fields' lists them"
+            f"{field} must be a known field, it is not one; 'rollflow explain --fields --all' lists"
+            " them"
         )
     if kind == "value_error":
         return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"

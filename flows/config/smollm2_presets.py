@@ -34,8 +34,8 @@ def smollm2() -> Values:
     """The main job: SmolLM2-135M-Instruct learns tiny-mix with tail batching on two CPU cores,
     from longer questions to those of the task, paid for its working, too."""
     lessons = [
-        {"num_prompts": 160, "task": _lesson(most_terms=6, most_changes=4, words=(0.5, 4))},
-        {"num_prompts": 240, "task": _lesson(most_terms=9, most_changes=6, words=(0.7, 7))},
+        {"num_prompts": 160, "task": _lesson("first_lesson")},
+        {"num_prompts": 240, "task": _lesson("second_lesson")},
     ]
     falling = {"learning_rate": 2.5e-5, "decay_steps": 56, "floor_fraction": 0.4}
     return overlay(
@@ -56,17 +56,9 @@ def smollm2() -> Values:
     )
 
 
-def _lesson(most_terms: int, most_changes: int, words: tuple[float, int]) -> Values:
-    """Questions of several steps rather than one: a policy that meets one step most of the time
-    learns that one is enough. words: the weight of letter counts, and their most words."""
-    weight, most_words = words
-    return {
-        "kind": "tiny_mix",
-        "worked": True,
-        "add": {"max_size": most_terms, "alpha": 0.6},
-        "letters": {"max_size": most_words, "weight": weight},
-        "story": {"max_size": most_changes, "alpha": 0.5, "weight": 1.5},
-    }
+def _lesson(profile: str) -> Values:
+    """Questions of several steps rather than one."""
+    return {"kind": "tiny_mix", "worked": True, "profile": profile}
 
 
 def smollm2_sync() -> Values:

@@ -33,7 +33,7 @@ from tasks.scheduling.policies.multilevel import LEVEL_ETA
 from tasks.scheduling.policies.registry import POLICIES
 
 CODE_REWARD = "rewards.code."  # settings below it are for tasks with programs only
-FIXED = ("rewards.code.timeout.floor_s=30", "rewards.code.timeout.ceiling_s=30")
+FIXED = ("rewards.code.timeout.floor_s=30",)  # which is the longest, too
 FEWEST_ASKED = 2  # held-out prompts of a run that is not asked for more: they say nothing
 SYNC = ("scheduling.kind=sync",)
 COMPARABLE = (  # with synchronous variants
@@ -220,7 +220,7 @@ ASYNCHRONY: Mapping[str, AblationVariant] = {
 ASKED = (
     "rewards.*.kind=service",
     f"rewards.*.url=http://127.0.0.1:{PORT}/?median_s=10",
-    "rewards.*.timeout_s=600",
+    "deadlines.reward_s=600",
     "reward_workers=256",  # more than there are responses under way: none waits for another
 )
 SERVED: Mapping[str, AblationVariant] = {

@@ -49,9 +49,9 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     "preset": (),
     "simulated": (
         "engine.kind=simulated",
-        "engine.says=chain_sums",
+        "engine.responses=chain_sums",
         "engine.max_model_len=256",
-        "engine.step_s=0.02",
+        "engine.profile.step_s=0.02",
     ),
 }
 DRIFTS = ("lag/mean_versions", "lag/max_versions", "queue/carried_prompts", "time/step_s")

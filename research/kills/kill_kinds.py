@@ -36,11 +36,19 @@ SMALL = (
     "keep.report=false",
 )
 SHORT = "sampling.max_response_tokens=48"
-SIMULATED = (SHORT, "engine.kind=simulated", "engine.says=chain_sums", "engine.max_model_len=256")
-SLOW, SLOWER = "engine.step_s=0.03", "engine.step_s=0.1"  # of a token: rounds take seconds
+SIMULATED = (
+    SHORT,
+    "engine.kind=simulated",
+    "engine.responses=chain_sums",
+    "engine.max_model_len=256",
+)
+SLOW, SLOWER = (
+    "engine.profile.step_s=0.03",
+    "engine.profile.step_s=0.1",
+)  # of a token: rounds take seconds
 FORK_SERVERS = ("fork-server", "multiprocessing.forkserver")  # forked, started from nothing
 WORKERS = ("control", "engine-0", "engine-1", "learner-0", "learner-1")  # of the tiny preset
-PATIENCE = "cluster.start_deadline_s=30"  # for how long a lost scheduler is looked for
+PATIENCE = "deadlines.start_s=150"  # for how long a lost scheduler is looked for
 # else it depends on who generates when how gradients are summed
 ONE_SHOT = ("stream_trainer.enabled=false", "seeding.enabled=false")
 KILLED, REFUSED = -signal.SIGKILL, 2  # exit codes

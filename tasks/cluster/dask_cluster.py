@@ -88,7 +88,7 @@ class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
         except TimeoutError as error:
             raise TimeoutError(
                 f"the workers of the local cluster must start and end within {self._deadline_s:.0f}"
-                f" s ({error}); give the machine less to do, or raise cluster.start_deadline_s"
+                f" s ({error}); give the machine less to do, or raise deadlines.start_s"
             ) from error
 
 

@@ -17,6 +17,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import Location, NetworkAddress
 from tasks.cluster.process_environment import NO_BARS, threads
 from tasks.scheduling.parallelism import device_groups
@@ -145,14 +146,6 @@ class ClusterConfig(BaseModel):
             " how many workers environments step in, instead of beside each engine."
         ),
     )
-    coordinator_slots: int = Field(
-        4,
-        ge=1,
-        description=(
-            "Threads for the coordinating tasks; a round and an evaluation beside it need four at"
-            " the same time."
-        ),
-    )
     scheduler_address: NetworkAddress | None = Field(
         None,
         description=(
@@ -184,20 +177,13 @@ class ClusterConfig(BaseModel):
         le=65535,
         description="Port of the Dask dashboard of a local cluster; 0 takes a free one.",
     )
-    start_deadline_s: float = Field(
-        120.0, gt=0, description="How long to wait for the workers of the cluster, seconds."
-    )
+    start_deadline_s: DerivedSeconds = 120.0  # for the workers of the cluster to come
 
     @model_validator(mode="after")
     def _placement_is_possible(self) -> Self:
         device_map(self)
         num_environment_workers(self.roles)
         self._check_tls()
-        if self.coordinator_slots < COORDINATORS:
-            raise ValueError(
-                f"coordinator_slots must be >= {COORDINATORS} (a round and an evaluation beside"
-                f" it have two each), got {self.coordinator_slots}; raise it"
-            )
         return self
 
     @property
@@ -286,8 +272,8 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
         role="control",
         device=None,
         core_ids=(),
-        num_threads=config.coordinator_slots + 2,
-        resources=(("coordinator", float(config.coordinator_slots)),),
+        num_threads=COORDINATORS + 2,
+        resources=(("coordinator", float(COORDINATORS)),),
     )
     workers = [
         _device_worker(config, role, index, device)

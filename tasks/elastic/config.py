@@ -14,6 +14,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import Location, NetworkAddress
 
 LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
@@ -40,6 +41,11 @@ CURES: dict[Limit, str] = {
     "pull_s": "raise it, or give the elastic worker a faster link",
     "build_s": "raise it, or give the elastic worker a faster disk and processor",
     "load_s": "raise it, or give the elastic worker less to do besides",
+}
+TABLE: dict[Limit, str] = {  # the settings that the limits follow from
+    "pull_s": "twice deadlines.weights_s",
+    "build_s": "deadlines.start_s",
+    "load_s": "deadlines.weights_s",
 }
 MARGIN_S = 10.0  # a pull ends by itself so much earlier than its caller gives up
 
@@ -82,7 +88,7 @@ class Limits:
             if not any(isinstance(each, TimeoutError) for each in (error, error.__cause__)):
                 raise
             limit_s: float = getattr(self, limit)
-            sentence = f"{action} must take {limit_s:g} s (elastic.{limit}) at most"
+            sentence = f"{action} must take {limit_s:g} s ({TABLE[limit]}) at most"
             raise LimitMissed(limit, f"{sentence}, it took longer; {CURES[limit]}") from error
 
 
@@ -191,21 +197,9 @@ class ElasticConfig(BaseModel):
             " it says that it is there four times as often."
         ),
     )
-    pull_s: float = Field(
-        600.0,
-        gt=0,
-        description="Bound on each pull of a worker, of the model's folder or of weights, seconds.",
-    )
-    build_s: float = Field(
-        600.0,
-        gt=0,
-        description="Bound on building a worker's engine once the model is there, seconds.",
-    )
-    load_s: float = Field(
-        300.0,
-        gt=0,
-        description="Bound on each load of weights into a worker's engine, with the gate, seconds.",
-    )
+    pull_s: DerivedSeconds = 600.0  # for each pull of a worker, of the model or of weights
+    build_s: DerivedSeconds = 600.0  # to build a worker's engine once the model is there
+    load_s: DerivedSeconds = 300.0  # for each load into its engine, with the weight check
     weights: ElasticWeightsConfig = Field(
         default_factory=ElasticWeightsConfig,
         description="How weights come to elastic workers that do not see the run's files.",

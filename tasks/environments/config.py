@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.urls import Location
 
 
@@ -21,18 +22,9 @@ class EnvironmentProcessConfig(BaseModel):
         le=2000,
         description="Processes at a time, and so episodes at a time; further ones wait in order.",
     )
-    place_s: float = Field(
-        1800.0,
-        gt=0,
-        description=(
-            "Wall seconds that an episode may wait for a process, or for a lost worker of"
-            " environments to come back; after that it is a failure of the environment."
-        ),
-    )
-    reset_s: float = Field(
-        60.0, gt=0, description="Wall seconds that building and resetting an environment may take."
-    )
-    step_s: float = Field(30.0, gt=0, description="Wall seconds that a step may take.")
+    place_s: DerivedSeconds = 1800.0  # for an episode to get a process or a lost worker back
+    reset_s: DerivedSeconds = 60.0  # to build and reset an environment
+    step_s: DerivedSeconds = 30.0  # for a step
     memory_mb: int = Field(
         512,
         ge=16,
@@ -41,9 +33,7 @@ class EnvironmentProcessConfig(BaseModel):
     disk_mb: int = Field(
         16, ge=1, description="Files that a process may write, in a /tmp of its own in memory."
     )
-    max_observation_chars: int = Field(
-        32_768, ge=1, description="The longest observation; a longer one is a failure."
-    )
+    max_observation_chars: Fixed[int] = 32_768  # the longest observation; a longer one is a failure
     max_restarts: int = Field(
         8,
         ge=0,

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import Fixed
 from tasks.rewards.base import LARGEST_REWARD
 
 LARGEST_SHAPED_REWARD = 2 * LARGEST_REWARD  # a punishment takes as much again at most
@@ -62,9 +63,7 @@ class GrpoAdvantage(BaseModel):
     kind: Literal["grpo"] = Field(
         default="grpo", description="Advantage by the group's mean and standard deviation."
     )
-    epsilon: float = Field(
-        default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
-    )
+    epsilon: Fixed[float] = 1e-06  # added to the standard deviation before dividing by it
 
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = True
@@ -124,9 +123,7 @@ class ReinforcePlusPlusAdvantage(BaseModel):
             " With tail batching a period, so that a round's own difficulty does not count."
         ),
     )
-    epsilon: float = Field(
-        default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
-    )
+    epsilon: Fixed[float] = 1e-06  # added to the standard deviation before dividing by it
     spans_step: ClassVar[bool] = True
 
     @property

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from artifacts.fixed_fields import Fixed
 from tasks.learner.parameters import Piece
 
 
@@ -41,9 +42,7 @@ class AdamWConfig(BaseModel):
     beta2: float = Field(
         default=0.95, ge=0, lt=1, description="Decay of the squared gradient's running mean."
     )
-    epsilon: float = Field(
-        default=1e-8, gt=0, description="Added to the root of the second moment."
-    )
+    epsilon: Fixed[float] = 1e-08  # added to the root of the second moment
     weight_decay: float = Field(
         default=0.0,
         ge=0,

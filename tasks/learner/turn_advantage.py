@@ -23,6 +23,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.fixed_fields import Fixed
 from artifacts.records import Generated
 from tasks.learner.advantage import Moments
 
@@ -97,9 +98,7 @@ class TurnReturnAdvantage(BaseModel):
     gamma: float = Field(
         default=1.0, gt=0, le=1, description="Discount of a reward for each turn before it."
     )
-    epsilon: float = Field(
-        default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
-    )
+    epsilon: Fixed[float] = 1e-06  # added to the standard deviation before dividing by it
 
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = False
@@ -137,9 +136,7 @@ class AnchorStateAdvantage(BaseModel):
         le=1e6,
         description="Weight of a turn's return among those from its state.",
     )
-    epsilon: float = Field(
-        default=1e-6, gt=0, description="Added to the standard deviation before dividing by it."
-    )
+    epsilon: Fixed[float] = 1e-06  # added to the standard deviation before dividing by it
 
     spans_step: ClassVar[bool] = False
     leaves_flat_groups_out: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import Fixed
 from tasks.engines.base import Attestation
 
 
@@ -27,12 +28,8 @@ class WeightCheckConfig(BaseModel):
             "Compare engines and learner after every publication and stop the run on a mismatch."
         ),
     )
-    num_probes: int = Field(
-        2, ge=1, description="Fixed probe prompts whose log-probabilities are compared."
-    )
-    probe_tokens: int = Field(
-        40, ge=2, description="Length to which a probe prompt is cut, in tokens."
-    )
+    num_probes: Fixed[int] = 2  # fixed probe prompts whose log-probabilities are compared
+    probe_tokens: Fixed[int] = 40  # length to which a probe prompt is cut, in tokens
     tolerance_nats: float = Field(
         0.15,
         gt=0,

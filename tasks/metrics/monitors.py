@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import Fixed
 from tasks.learner.reports import Skipped, skipped_of
 
 SCORED, ENTROPY = "train/tokens_scored", "train/entropy_nats"
@@ -46,37 +47,16 @@ class MonitorConfig(BaseModel):
         ge=1,
         description="How many steps in a row must be beyond a limit before it is told.",
     )
-    min_effective_sample_fraction: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description=(
-            "Least effective sample size over the number of trained tokens; 0 never warns."
-        ),
-    )
-    max_mismatch_k3: float = Field(
-        default=0.03,
-        gt=0,
-        description=(
-            "Largest k3 estimate of KL(engine || learner) a token; bf16 engines beside a learner of"
-            " the same weights have about 0.001."
-        ),
-    )
-    max_cut_fraction: float = Field(
-        default=0.3,
-        gt=0,
-        le=1,
-        description=(
-            "Largest share of tokens that lose their gradient because they are clipped, masked or"
-            " gated; 1 never warns."
-        ),
-    )
-    min_entropy_share: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="Least share of the first step's entropy that must be left; 0 never warns.",
-    )
+    # least effective sample size over the number of trained tokens; 0 never warns
+    min_effective_sample_fraction: Fixed[float] = 0.5
+    # largest k3 estimate of KL(engine || learner) a token; bf16 engines beside a learner of
+    # the same weights have about 0.001
+    max_mismatch_k3: Fixed[float] = 0.03
+    # largest share of tokens that lose their gradient because they are clipped, masked or
+    # gated; 1 never warns
+    max_cut_fraction: Fixed[float] = 0.3
+    # least share of the first step's entropy that must be left; 0 never warns
+    min_entropy_share: Fixed[float] = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

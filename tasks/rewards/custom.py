@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import DerivedSeconds
 from artifacts.records import Generated, Prompt
 from artifacts.urls import Location
 from tasks.isolation.import_path import absolute
@@ -28,9 +29,9 @@ from tasks.rewards.verify_worker import (
 FAILURES = {
     "raised": "failed",
     "died": "ended its process",
-    "lost": "gave no number, twice (mend it, or raise its timeout_s)",
+    "lost": "gave no number, twice (mend it, or raise deadlines.reward_s)",
     "killed": "was killed, twice (most often for want of memory: free some)",
-    "timeout": "computed too long (mend it, or raise its timeout_s)",
+    "timeout": "computed too long (mend it, or raise deadlines.reward_s)",
     "memory": "needs more memory (raise its memory_bytes)",
 }
 
@@ -49,28 +50,13 @@ class CustomConfig(BaseModel):
             " 'path/to/file.py:function'."
         )
     )
-    timeout_s: float = Field(
-        default=5.0,
-        gt=0,
-        le=600,
-        description=(
-            "Wall seconds that the function may take for one response; past them it is "
-            "asked once more, and then there is no verdict."
-        ),
-    )
+    timeout_s: DerivedSeconds = 60.0  # for one response; asked once more, then there is no verdict
     memory_bytes: int = Field(
         default=DEFAULT_MEMORY_BYTES,
         ge=1 << 28,
         description="Address space of the function's process; raise it to import torch.",
     )
-    start_s: float = Field(
-        default=60.0,
-        gt=0,
-        le=3600,
-        description=(
-            "Wall seconds that importing the function may take; raise it to load a model there."
-        ),
-    )
+    start_s: DerivedSeconds = 600.0  # to import the function
     environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...] = Field(
         default=(),
         description=(
@@ -113,8 +99,8 @@ class CustomReward(ProcessReward):
             self.warm()
         except WorkerSlow as error:
             raise ValueError(
-                f"a custom reward must be imported within its start_s ({config.start_s:g} s),"
-                f" {config.path!r} was not; raise rewards.*.start_s"
+                f"a custom reward must be imported within {config.start_s:g} s, {config.path!r}"
+                " was not; raise deadlines.start_s"
             ) from error
         except WorkerStartError as error:
             raise ValueError(

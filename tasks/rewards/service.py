@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, Field
 
 from artifacts.config_parts import TokenPlace
+from artifacts.fixed_fields import DerivedSeconds
 from artifacts.records import Generated, Prompt
 from artifacts.urls import ServiceUrl
 from tasks.isolation.interrupt import Interrupt
@@ -40,12 +41,7 @@ class ServiceConfig(TokenPlace):
             " and gold; it replies with a JSON object that has a number 'reward'."
         ),
     )
-    timeout_s: float = Field(
-        120.0,
-        gt=0,
-        le=3600,
-        description="Wall seconds that it may take for one response; past them there is none.",
-    )
+    timeout_s: DerivedSeconds = 60.0  # for one response
 
     def build_reward(self) -> Reward:
         """The reward of this configuration. ValueError where the service's token cannot be had."""
@@ -103,7 +99,7 @@ class ServiceReward(ProcessReward):
         try:
             connection.request("POST", path, json.dumps(body), self._headers)
             if not self.interrupt.wait(connection.sock.fileno(), deadline_s - time.monotonic()):
-                raise TimeoutError(f"no reply after {limit_s:g} s (raise timeout_s)")
+                raise TimeoutError(f"no reply after {limit_s:g} s (raise deadlines.reward_s)")
             reply = connection.getresponse()
             content = reply.read()
             if reply.status != 200:

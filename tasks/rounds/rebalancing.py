@@ -53,7 +53,7 @@ class Rebalancing:
     async def next_moves(self) -> list[Move]:
         """The moves that follow from the next reading, once it is due; none if the elastic workers
         have left by then."""
-        await asyncio.wait({self._due}, timeout=self._config.look_s)
+        await asyncio.wait({self._due}, timeout=self._config.interval_s)
         self._due = asyncio.get_running_loop().create_future()
         if not self.is_worthwhile:
             return []

@@ -127,7 +127,7 @@ class RoundInputs:
     @property
     def max_running(self) -> int | None:
         """Requests that each of the engines has at a time; None for any number."""
-        limit = self.balancing.most_running if self.elastic_workers is not None else 0
+        limit = self.balancing.max_running if self.elastic_workers is not None else 0
         return limit or None
 
     def goes_on_with(self, found: Generated) -> bool:

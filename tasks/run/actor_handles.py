@@ -26,7 +26,7 @@ def engines_of(
     run: RunContext, names: Sequence[str], client: EngineClient = EngineClient.ROUND
 ) -> list[RemoteEngine]:
     """These engines of the run, as this client sees them. Raises ActorLost if one is gone."""
-    deadline_s = run.deadlines.engine_call_s
+    deadline_s = run.deadlines.call_s
     return [RemoteEngine.connect(run.run_id, name, deadline_s, client) for name in names]
 
 

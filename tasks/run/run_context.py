@@ -36,33 +36,60 @@ from tasks.scheduling.wait_for_all import WaitForAll
 
 
 class DeadlineConfig(BaseModel):
-    """Bounds on the waits of a run; a wait that exceeds one raises and says what it waited for."""
+    """The table of time limits; all others of a run follow from these (`flows.config.limits`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    progress_s: float = Field(
-        300.0,
-        gt=0,
-        description="A round without a token, a response or a verdict for so long ends, seconds.",
-    )
-    engine_call_s: float = Field(
-        300.0, gt=0, description="Bound on one call to an engine, seconds."
-    )
-    learner_call_s: float = Field(
-        900.0,
-        gt=0,
-        description=(
-            "Bound on one call to a learner rank, seconds: an accumulation, or all updates of a"
-            " step."
-        ),
-    )
     start_s: float = Field(
         600.0,
         gt=0,
         description=(
-            "Bound on starting engines and learners, the loading of the model included, seconds."
+            "Seconds for an engine, a learner, a judge or an own reward function to start, the"
+            " loading of its model included; a fifth of that for the workers of the cluster."
         ),
     )
+    call_s: float = Field(
+        300.0,
+        gt=0,
+        description=(
+            "Seconds for a call to an engine or a judge; three times that for a learner rank: an"
+            " accumulation, or all updates of a step."
+        ),
+    )
+    progress_s: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds without a token, a response or a verdict, after which a round ends.",
+    )
+    weights_s: float = Field(
+        300.0,
+        gt=0,
+        description=(
+            "Seconds for an engine to load and attest a weight version; twice that for an elastic"
+            " worker to pull one, or the model."
+        ),
+    )
+    reward_s: float = Field(
+        60.0,
+        gt=0,
+        description=(
+            "Seconds for a verdict of a judge, a service or an own function; half of that for a"
+            " test case of a program."
+        ),
+    )
+    environment_s: float = Field(
+        30.0,
+        gt=0,
+        description=(
+            "Seconds for a step of an environment; twice that to build and reset one, sixty times"
+            " that for an episode to get a process."
+        ),
+    )
+
+    @property
+    def learner_call_s(self) -> float:
+        """Seconds for a call to a learner rank."""
+        return 3 * self.call_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import Fixed
+
 
 class BalancingConfig(BaseModel):
     """Looks at the engines of such a round, and what each look may move."""
@@ -30,33 +32,17 @@ class BalancingConfig(BaseModel):
             " and among the run's own where its policy says so (scheduling.moves_running)."
         ),
     )
-    look_s: float = Field(
-        5.0,
-        gt=0,
-        description="Seconds between two looks at the engines; a worker that joins is one more.",
-    )
-    threshold: float = Field(
-        0.25,
-        ge=0,
-        description=(
-            "Share by which an engine must have more to do than the one that takes a response from"
-            " it will then have."
-        ),
-    )
-    most_moves: int = Field(32, ge=1, description="Responses that a look moves at most.")
-    keep_running: int = Field(
-        4,
-        ge=0,
-        description="Responses that an engine keeps: so few are decoded as fast as one.",
-    )
-    most_running: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Requests that an engine of the run itself has at a time in a round that elastic"
-            " workers may join, the others wait for whoever has room; 0 for any number."
-        ),
-    )
+    # seconds between two looks at the engines; a worker that joins is one more
+    interval_s: Fixed[float] = 5.0
+    # share by which an engine must have more to do than the one that takes a response from it
+    # will then have
+    threshold: Fixed[float] = 0.25
+    max_moves: Fixed[int] = 32  # responses that a look moves at most
+    # responses that an engine keeps: so few are decoded as fast as one
+    keep_running: Fixed[int] = 4
+    # requests that an engine of the run itself has at a time in a round that elastic workers
+    # may join, the others wait for whoever has room; 0 for any number
+    max_running: Fixed[int] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +103,7 @@ def balance(config: BalancingConfig, loads: Sequence[EngineLoad]) -> list[Move]:
         return []
     engines = _shared(loads)
     moves: list[Move] = []
-    while len(moves) < config.most_moves:
+    while len(moves) < config.max_moves:
         found = next(_worthwhile(config, engines), None)
         if found is None:
             break

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import Fixed
 from tasks.scheduling.stream_training import DeviceGroup, FreesDevices, Moment, Reading, ScaleDown
 
 TIMER_S = 1e-6  # by which a timer may fire early
@@ -41,14 +42,9 @@ class SeedingConfig(BaseModel):
             " workers. Without a elastic worker they generate to the end."
         ),
     )
-    damping: float = Field(
-        3.0,
-        ge=1,
-        description="Steps over which a measured imbalance is made up for; the paper's eta.",
-    )
-    remembers: bool = Field(
-        True, description="Take up the window that a number of workers had before."
-    )
+    # steps over which a measured imbalance is made up for; the paper's eta
+    damping: Fixed[float] = 3.0
+    remembers: Fixed[bool] = True  # take up the window that a number of workers had before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

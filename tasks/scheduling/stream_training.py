@@ -19,6 +19,8 @@ from typing import Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.fixed_fields import Fixed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
@@ -152,12 +154,8 @@ class StreamTrainerConfig(BaseModel):
         le=1,
         description="Share of the round's groups after which no device is freed any more.",
     )
-    milestone_step: float = Field(
-        0.05,
-        gt=0,
-        le=1,
-        description="Distance between two milestones, as a share of the round's groups.",
-    )
+    # distance between two milestones, as a share of the round's groups
+    milestone_step: Fixed[float] = 0.05
     max_freed_share: float = Field(
         0.5,
         ge=0,
@@ -167,15 +165,9 @@ class StreamTrainerConfig(BaseModel):
             " caught up."
         ),
     )
-    kv_share: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description=(
-            "Share of the remaining engines' KV caches that the projected peak of what still runs"
-            " may fill."
-        ),
-    )
+    # share of the remaining engines' KV caches that the projected peak of what still runs may
+    # fill
+    kv_share: Fixed[float] = 0.9
     max_running_per_engine: int = Field(
         64,
         ge=1,

@@ -108,8 +108,9 @@ def game_of(config: TinyPlayerConfig) -> GameConfig:
         )
     if config.heedful_share and not game.knows_heedful_moves:
         raise ValueError(
-            f"model.heedful_share must be 0 with the game {game.kind!r}, which knows no heedful"
-            f" moves, got {config.heedful_share:g}; set it to 0, or take the game guess"
+            f"heedful_share of model.profile must be 0 with the game {game.kind!r}, which knows no"
+            f" heedful moves, got {config.heedful_share:g}; take the profile usual, or the game"
+            " guess"
         )
     return game
 

@@ -38,7 +38,7 @@ SMALL = (  # the tiny preset, small enough that a run is mostly its start
 DRAWN = "keep.report=true"  # for the tests that look at the page
 SIMULATED = (  # engines that answer the questions of the tiny preset and hold no model
     "engine.kind=simulated",
-    "engine.says=chain_sums",
+    "engine.responses=chain_sums",
     "engine.max_model_len=256",
 )
 # of this process alone: others may have runs of the same name

@@ -23,8 +23,8 @@ SETTINGS = (
     'cluster.roles="rollout: 0-1, learner: 1"',
     "keep.checkpoint_every_steps=2",
     # generation takes longer than training: requests run whenever weights are published
-    "engine.step_s=0.05",
-    "engine.max_batch=6",
+    "engine.profile.step_s=0.05",
+    "engine.profile.max_batch=6",
 )
 
 

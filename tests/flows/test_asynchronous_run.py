@@ -25,7 +25,7 @@ NUM_STEPS = 5
 SETTINGS = (
     *SIMULATED,
     f"num_steps={NUM_STEPS}",
-    "engine.step_s=0.05",
+    "engine.profile.step_s=0.05",
     "keep.checkpoint_every_steps=2",
 )
 
@@ -115,7 +115,7 @@ def test_devices_that_generate_and_train_in_turn_go_on_with_what_was_stopped(
         'run_name="in-turn"',
         "scheduling.at_update=pause",
         'cluster.roles="rollout: 0-1, learner: 1"',
-        "engine.max_batch=6",
+        "engine.profile.max_batch=6",
     )
     finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")
     assert finished.code == 0, finished.err
@@ -145,7 +145,7 @@ def test_groups_are_trained_as_they_are_accepted_and_no_engine_makes_room(
         'run_name="streamed"',
         "stream_trainer.enabled=true",
         'cluster.roles="rollout: 0-1, learner: 1"',
-        "engine.max_batch=3",
+        "engine.profile.max_batch=3",
         "scheduling.async_ratio=0.5",
     )
     finished = launcher.run(tmp_path, *SETTINGS, *settings, preset="tiny-async")

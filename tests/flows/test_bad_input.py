@@ -37,7 +37,7 @@ def complaint(err: str) -> str:
         ("batch.responses_per_prompt=1", ("batch.responses_per_prompt", "2", "1")),
         ("sampling.max_response_tokens=9999", ("max_response_tokens", "9999", "max_model_len")),
         ('cluster.roles="rollout: 0-7, learner: 0"', ("devices 0 to 1", "2", "num_devices")),
-        ("cluster.coordinator_slots=2", ("coordinator_slots", "4", "raise")),
+        ("cluster.coordinator_slots=2", ("coordinator_slots", "four", "leave it out")),
         ('model={"kind": "path", "path": "/nowhere/model"}', ("/nowhere/model",)),
         ('rewards={"*": {"kind": "custom", "path": "no.such.module:f"}}', ("no.such.module",)),
         ('preset="nonsense"', ("nonsense", "tiny", "smollm2")),
@@ -121,7 +121,7 @@ def test_a_scheduler_that_does_not_answer_is_named(launcher: Launcher, tmp_path:
     finished = launcher.run(
         tmp_path / "runs",
         "cluster.scheduler_address=tcp://127.0.0.1:9",
-        "cluster.start_deadline_s=3",
+        "deadlines.start_s=15",
     )
     assert finished.code != 0
     assert "127.0.0.1:9" in complaint(finished.err)

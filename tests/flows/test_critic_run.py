@@ -21,7 +21,7 @@ SETTINGS = (
     f"num_steps={NUM_STEPS}",
     "learner.advantage.kind=gae",
     "learner.critic.warmup_steps=1",
-    "engine.step_s=0.05",
+    "engine.profile.step_s=0.05",
     "keep.checkpoint_every_steps=2",
 )
 

@@ -16,7 +16,7 @@ from tests.flows.prefect_tables import copy_tables
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 SEED, COUNT = 8, 4
-SLOW = "engine.step_s=0.03"  # of a token: a round takes some seconds
+SLOW = "engine.profile.step_s=0.03"  # of a token: a round takes some seconds
 
 
 def test_a_run_whose_elastic_workers_come_and_go_loses_nothing(tmp_path: Path) -> None:

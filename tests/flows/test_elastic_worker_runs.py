@@ -29,7 +29,7 @@ from tests.flows.train_origin import Train
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 STEPS = 8
-SLOW = "engine.step_s=0.08"  # of a token: a round takes some seconds
+SLOW = "engine.profile.step_s=0.08"  # of a token: a round takes some seconds
 COMES_WITHIN_S = 200.0
 NO_HOSTS = why_not()
 TOKEN = "of-the-run"

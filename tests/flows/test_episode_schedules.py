@@ -32,7 +32,7 @@ SLOW_GUESS = {
 SETTINGS = (
     f"environments.guess={json.dumps(SLOW_GUESS)}",
     "sampling.max_response_tokens=32",
-    "cluster.start_deadline_s=300",
+    "deadlines.start_s=1500",
 )
 
 

@@ -30,7 +30,7 @@ GAME = '{"kind": "guess", "style": "terse", "largest": 10, "max_turns": 6}'
 SLOW_GAMES = (
     "engine.kind=simulated",
     "engine.max_model_len=96",
-    "engine.lengths.median_tokens=3",
+    "engine.profile.lengths.median_tokens=3",
     'environments.guess={"kind": "custom", "path": "research.kills.delayed:delayed",'
     f' "kwargs": {{"environment": {GAME}, "mean_s": 1.0}}}}',
     "sampling.max_response_tokens=64",

@@ -42,7 +42,7 @@ def test_a_cluster_serves_run_after_run_and_a_dead_scheduler_costs_a_resume(
         wait_for(run / "steps" / "00001.json", process)
         os.kill(process.pid, signal.SIGKILL)  # its actors work on, in the second step
         process.communicate()
-        patience = "cluster.start_deadline_s=30"  # for how long a lost scheduler is looked for
+        patience = "deadlines.start_s=150"  # for how long a lost scheduler is looked for
         resumed = launcher.start(root, address, "num_steps=4", patience, resume=run.name)
         wait_for(run / "steps" / "00003.json", resumed)
         cluster.scheduler.kill()

@@ -13,7 +13,7 @@ from tests.flows.conftest import SIMULATED, Launcher, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
-SLOW = "engine.step_s=0.3"  # of a token: a round lasts until it has been looked at
+SLOW = "engine.profile.step_s=0.3"  # of a token: a round lasts until it has been looked at
 WORKERS = 5  # of the preset: control, two engines, two learners
 INVITED = "127.0.0.2"  # as good as an interface of its own
 

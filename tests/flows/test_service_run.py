@@ -81,7 +81,7 @@ def test_every_response_is_asked_about_once_over_all_rounds(
             *SIMULATED,
             f'run_name="{run.name}"',
             f"num_steps={NUM_STEPS}",
-            "engine.step_s=0.05",
+            "engine.profile.step_s=0.05",
             "reward_workers=32",
             "rewards.*.kind=service",
             f'rewards.*.url="{url}"',

@@ -30,8 +30,8 @@ STEP_S = 0.25
 SLOW = (
     *SIMULATED,
     f"engine.report_tokens={INTERVAL}",
-    f"engine.step_s={STEP_S}",
-    "engine.step_s_per_sequence=0",
+    f"engine.profile.step_s={STEP_S}",
+    "engine.profile.step_s_per_sequence=0",
     "num_steps=1",
     "stream_trainer.enabled=false",
 )

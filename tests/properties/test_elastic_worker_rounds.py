@@ -64,8 +64,8 @@ changes = st.lists(
 balancings = st.sampled_from(
     [
         BalancingConfig(),
-        BalancingConfig(look_s=0.3, threshold=0.0, keep_running=0),
-        BalancingConfig(look_s=1.0, most_running=3),
+        BalancingConfig(interval_s=0.3, threshold=0.0, keep_running=0),
+        BalancingConfig(interval_s=1.0, max_running=3),
         BalancingConfig(enabled=False),
     ]
 )

@@ -81,7 +81,7 @@ async def play_lagging(
         max_response_tokens=2000,
         leaves_running=leaves_running,
         elastic_workers=house.open,
-        balancing=BalancingConfig(look_s=0.5, threshold=0.0, keep_running=0),
+        balancing=BalancingConfig(interval_s=0.5, threshold=0.0, keep_running=0),
     )
     async with asyncio.timeout(HUNG_S):
         return [played async for played in play_overlapped(run)], house

@@ -190,7 +190,7 @@ def test_what_runs_moves_to_where_there_is_less_to_do() -> None:
         )
         assert plan is not None
         engines = make_engines(2, engine)
-        balancing = BalancingConfig(look_s=1.0, threshold=0.1, keep_running=0)
+        balancing = BalancingConfig(interval_s=1.0, threshold=0.1, keep_running=0)
         return run_virtual(
             play(plan, engines, policy=policy, max_response_tokens=4000, balancing=balancing)
         )

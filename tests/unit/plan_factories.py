@@ -38,7 +38,7 @@ CONTEXT = RunContext(
     scheduling=SyncConfig(),
     stream_trainer=StreamTrainerConfig(),
     gate=WeightCheckConfig(tolerance_nats=0.1),
-    deadlines=DeadlineConfig(progress_s=1.0, engine_call_s=1.0, learner_call_s=1.0, start_s=1.0),
+    deadlines=DeadlineConfig(progress_s=1.0, call_s=1.0, start_s=1.0),
 )
 
 

@@ -8,7 +8,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from artifacts.records import CaseResult, CaseVerdict
 from tasks.rewards.programs.adaptive_timeout import (
@@ -52,11 +51,9 @@ def test_a_case_without_a_correct_execution_has_the_ceiling() -> None:
     assert limit_s(CONFIG, Anchor(num_hopeless=9)) == 30.0
 
 
-def test_equal_floor_and_ceiling_fix_the_limit_and_the_wrong_order_is_refused() -> None:
+def test_equal_floor_and_ceiling_fix_the_limit() -> None:
     fixed = AdaptiveTimeoutConfig(floor_s=30.0)
     assert limit_s(fixed, Anchor(slowest_s=0.1, num_correct=5)) == 30.0
-    with pytest.raises(ValidationError, match="lower it or raise ceiling_s"):
-        AdaptiveTimeoutConfig(floor_s=31.0)
 
 
 def test_only_responses_that_pass_everything_set_anchors() -> None:

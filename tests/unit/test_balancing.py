@@ -65,7 +65,7 @@ def test_a_small_difference_is_not_worth_a_prefill() -> None:
 
 
 def test_no_more_move_than_a_look_may_and_the_target_has_room_for() -> None:
-    few = CONFIG.model_copy(update={"most_moves": 3})
+    few = CONFIG.model_copy(update={"max_moves": 3})
     assert len(balance(few, [load("a", [100] * 20), load("b", [])])) == 3
     assert len(balance(CONFIG, [load("a", [100] * 20), load("b", [], room=2)])) == 2
     assert balance(CONFIG, [load("a", [100] * 20), load("b", [], room=0)]) == []
@@ -144,7 +144,7 @@ configs = st.builds(
     BalancingConfig,
     threshold=st.sampled_from([0.0, 0.25, 1.0]),
     keep_running=st.integers(0, 4),
-    most_moves=st.sampled_from([1, 4, 64]),
+    max_moves=st.sampled_from([1, 4, 64]),
 )
 
 
@@ -159,7 +159,7 @@ def test_look_after_look_nothing_moves_forth_and_back(
         moves = balance(config, loads)
         if not moves:
             return
-        assert len({move.response_id for move in moves}) == len(moves) <= config.most_moves
+        assert len({move.response_id for move in moves}) == len(moves) <= config.max_moves
         after = moved(loads, moves, remembers=remembers)
         assert longest_s(after) <= longest_s(loads)
         assert all(held.room is None or held.room >= 0 for held in after)

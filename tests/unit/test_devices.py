@@ -75,14 +75,6 @@ def test_devices_beyond_the_machine_are_refused() -> None:
         ClusterConfig(num_devices=2, roles="rollout: 0, learner: 1-2")
 
 
-def test_too_few_coordinator_slots_are_refused_because_rounds_and_evaluations_overlap() -> None:
-    with pytest.raises(
-        ValidationError, match=f"coordinator_slots must be >= {COORDINATORS} .* got 3; raise it"
-    ):
-        ClusterConfig(coordinator_slots=COORDINATORS - 1)
-    assert ClusterConfig(coordinator_slots=COORDINATORS).coordinator_slots == COORDINATORS
-
-
 def test_colocated_and_disaggregated_devices_keep_their_numbers() -> None:
     assert device_map(ClusterConfig(num_devices=4, roles="rollout: 0-2, learner: 3")) == {
         "rollout": (0, 1, 2),
@@ -98,10 +90,10 @@ def test_colocated_and_disaggregated_devices_keep_their_numbers() -> None:
 
 
 def test_the_control_worker_has_a_slot_and_a_thread_for_every_coordinator() -> None:
-    control = specs_by_name(coordinator_slots=5)["control"]
+    control = specs_by_name()["control"]
     assert (control.role, control.device, control.core_ids) == ("control", None, ())
-    assert control.resources == (("coordinator", 5.0),)
-    assert control.num_threads > 5
+    assert control.resources == (("coordinator", float(COORDINATORS)),)
+    assert control.num_threads > COORDINATORS
 
 
 def test_cpu_workers_are_pinned_to_the_cores_of_their_device() -> None:

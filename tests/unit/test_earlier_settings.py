@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
+from artifacts.fixed_fields import reading_settings
 from flows.commands.command_line import assemble
 from flows.config import earlier_settings
 from flows.config.earlier_settings import REMOVED, RENAMED, with_todays_names
 from flows.config.fields import takes_text_only
 from flows.config.run_config import RunConfig
+
+MOST_SETTINGS = 280
+NAMES = "__annotations__"
+
+
+def parts_of(annotation: Any) -> Iterator[type[BaseModel]]:  # Any: types
+    """Every configuration class that a field may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from () if field.exclude else parts_of(field.annotation)
+    for inner in get_args(annotation):
+        yield from parts_of(inner)
+
+
+FIXED = {
+    f"{part.__name__}.{name}": part
+    for part in set(parts_of(RunConfig))
+    for name, field in part.model_fields.items()
+    if field.exclude
+}
 
 
 def nested(path: str, value: object) -> dict[str, Any]:
@@ -34,6 +58,28 @@ def test_a_removed_setting_is_refused_with_a_cure(removed: str, cure: str) -> No
     assert str(refused.value).startswith(removed.replace("*", "domain"))
 
 
+@pytest.mark.parametrize("path", sorted(FIXED))
+def test_a_fixed_value_is_no_setting(path: str) -> None:
+    """Also at a depth that the table of removed settings does not name, as in a list."""
+    part, name = path.split(".")
+    with pytest.raises(ValueError, match="is no setting; leave it out"), reading_settings():
+        FIXED[path].model_validate({name: 1})
+    assert part == FIXED[path].__name__
+
+
+def test_settings_are_few() -> None:
+    """Fields without parts and without `kind`; what the alternatives of a union inherit counts
+    once."""
+    declared = {
+        (owners[-1], name)
+        for part in set(parts_of(RunConfig))
+        for name, field in part.model_fields.items()
+        if name != "kind" and not field.exclude and not list(parts_of(field.annotation))
+        if (owners := [owner for owner in part.__mro__ if name in vars(owner).get(NAMES, ())])
+    }
+    assert len(declared) <= MOST_SETTINGS
+
+
 def test_a_line_names_old_and_new(caplog: pytest.LogCaptureFixture) -> None:
     earlier_settings._log_once.cache_clear()
     given = {"preset": "tiny-elastic", "guests": {"most_guests": 3, "lease_s": 30}}
@@ -46,9 +92,9 @@ def test_a_line_names_old_and_new(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_command_line_reads_old_names_too() -> None:
-    values = assemble("tiny", "", ["gate.num_probes=4", "learner.gate.kind=drift"])
+    values = assemble("tiny", "", ["gate.tolerance_nats=0.4", "learner.gate.kind=drift"])
     config = RunConfig.model_validate(values)
-    assert (config.weight_check.num_probes, config.learner.sequence_mask.kind) == (4, "drift")
+    assert (config.weight_check.tolerance_nats, config.learner.sequence_mask.kind) == (0.4, "drift")
     with pytest.raises(ValueError, match=r"learner\.temperature .* set that alone"):
         assemble("tiny", "", ["learner.temperature=0.7"])
 

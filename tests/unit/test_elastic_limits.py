@@ -77,9 +77,9 @@ async def missed(made: ElasticEngines, limit: Limit) -> LimitMissed:
 @pytest.mark.parametrize(
     ("limit", "what", "waits_s"),
     [
-        ("pull_s", "the pull of version 3 must take 7 s (elastic.pull_s)", 17.0),
-        ("build_s", "the engine's build must take 8 s (elastic.build_s)", 25.0),
-        ("load_s", "the load of version 3 must take 9 s (elastic.load_s)", 9.0),
+        ("pull_s", "the pull of version 3 must take 7 s (twice deadlines.weights_s)", 17.0),
+        ("build_s", "the engine's build must take 8 s (deadlines.start_s)", 25.0),
+        ("load_s", "the load of version 3 must take 9 s (deadlines.weights_s)", 9.0),
     ],
 )
 async def test_what_takes_too_long_is_told_by_its_limit(
@@ -125,7 +125,7 @@ async def test_a_pull_that_does_not_come_says_its_limit_in_the_elastic_worker(
             limits=Limits(pull_s=1e-9, build_s=1.0, load_s=1.0),
         )
         async with elastic_worker(hurried, tmp_path / "spot", host=None) as pulls:  # type: ignore[arg-type]
-            with pytest.raises(LimitMissed, match=r"elastic\.pull_s") as caught:
+            with pytest.raises(LimitMissed, match=r"twice deadlines\.weights_s") as caught:
                 await pulls.pull("7")
             assert caught.value.limit == "pull_s"
 

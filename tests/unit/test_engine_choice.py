@@ -25,7 +25,7 @@ from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 
 ROOT = Path(__file__).parents[2]
-FAST = SimulatedEngineConfig(says="chain_sums", step_s=1e-4, step_s_per_sequence=0)
+FAST = SimulatedEngineConfig(responses="chain_sums", step_s=1e-4, step_s_per_sequence=0)
 CHOICE: TypeAdapter[EngineConfig] = TypeAdapter(EngineConfig)
 
 
@@ -77,7 +77,7 @@ def test_nobody_else_asks_which_engine_it_is() -> None:
     what belongs to vLLM alone, and by what plays on simulated machines."""
     names = {"VllmEngineConfig", "SimulatedEngineConfig"}
     played = ("tasks/simulation/", "research/")
-    allowed = ("tasks/engines/", "tasks/rewards/judges/engine.py", *played)
+    allowed = ("tasks/engines/", "tasks/rewards/judges/engine_config.py", *played)
     rooms = [ROOT / room for room in ("flows", "tasks", "artifacts")]
     sources = [path for room in rooms for path in room.rglob("*.py")]
     askers = [
@@ -127,7 +127,7 @@ def test_a_response_goes_on_where_it_was_cut(model: Path) -> None:
 
 
 def test_another_task_is_refused_with_its_cure(model: Path) -> None:
-    with pytest.raises(ValueError, match=r"choose that task, or engine\.says=nothing"):
+    with pytest.raises(ValueError, match=r"choose that task, or engine\.responses=nothing"):
         answers(model, FAST, asked("0123="))
 
 

@@ -64,8 +64,8 @@ def test_the_agents_presets_play_what_they_were_warmed_up_on() -> None:
         ),
         (
             {"model": {"game": {"kind": "bandit"}}},
-            "model.heedful_share must be 0 with the game 'bandit', which knows no heedful moves,"
-            " got 0.25; set it to 0, or take the game guess",
+            "heedful_share of model.profile must be 0 with the game 'bandit', which knows no"
+            " heedful moves, got 0.25; take the profile usual, or the game guess",
         ),
         (
             {"model": {"game": {"kind": "chess"}}},

@@ -10,7 +10,7 @@ from round_factories import Ended, plan_round
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.explain import main, placement_rows
-from flows.commands.field_rows import field_rows
+from flows.commands.field_rows import COMMON, field_rows
 from flows.config.run_config import RunConfig
 from tasks.learner.memory import model_size
 from tasks.scheduling.queue_state import QueueState, finish_round
@@ -261,21 +261,44 @@ def test_every_worker_is_placed() -> None:
 
 
 def test_every_field_is_listed_by_the_path_that_sets_it_and_explained() -> None:
-    rows = list(field_rows(RunConfig.model_json_schema()))
-    paths = {path for path, _ in rows}
+    rows = field_rows()
+    paths = {row.path for row in rows}
     assert {
         "num_steps",
         "learner.optimizer.learning_rate",
         "scheduling.drain",
         "task.path",
-        "rewards.*.timeout_s",
+        "rewards.*.memory_bytes",
     } <= paths
-    assert not [path for path, description in rows if not description]
+    assert not [row.path for row in rows if not (row.description and row.type)]
+    assert len(paths) == len(rows)
+
+
+def test_what_people_set_is_a_short_list_of_settings() -> None:
+    assert set(COMMON) <= {row.path for row in field_rows()}
+    assert 55 <= len(COMMON) == len(set(COMMON)) <= 75
+
+
+def test_a_setting_has_its_type_and_its_default() -> None:
+    rows = {row.path: row for row in field_rows()}
+    assert rows["learner.optimizer.learning_rate"][1:3] == ("number", "2e-05")
+    assert rows["num_steps"][1:3] == ("integer", "")
+    assert rows["cluster.device_kind"][1:3] == ("cpu | cuda", '"cpu"')
+    assert rows["cluster.scheduler_address"][1:3] == ("text | null", "null")
+    assert rows["engine"][1:3] == ("a part", "")
+    assert rows["engine.kind"].type == "vllm | simulated"
+
+
+def test_policy_and_rewards_are_named() -> None:
+    rows = dict(algebra_rows(configured("smollm2-judged")))
+    assert rows["scheduling policy"] == "tail_batching"
+    assert rows["reward of story"] == "judge"
+    assert rows["reward of other domains"] == "math_answer"
 
 
 @pytest.mark.parametrize("preset", ["tiny", "smollm2", "eight-gpu"])
 def test_no_field_of_a_preset_is_left_out(preset: str) -> None:
-    listed = {path for path, _ in field_rows(RunConfig.model_json_schema())}
+    listed = {row.path for row in field_rows()}
     assert leaves(configured(preset).model_dump(mode="json")) <= listed
 
 

@@ -63,8 +63,8 @@ def test_a_role_without_judges_has_no_judge_workers() -> None:
             "set placement=resident, or cluster.device_kind=cuda"),
         ({"rewards": {"a": {"kind": "judge", "engine": {"model": {"kind": "smollm2"}}}}},
             "must have the same engine"),
-        ({"rewards": {"*": {"mode": "generative", "max_new_tokens": 400}}},
-            "must leave half of engine.max_model_len (768)"),
+        ({"rewards": {"*": {"mode": "generative", "engine": {"max_model_len": 200}}}},
+            "must leave half of engine.max_model_len (200)"),
         (
             {"cluster": {"device_kind": "cuda"},
                 "rewards": {"*": {"engine": {"gpu_memory_utilization": 0.5}}}},

@@ -49,7 +49,7 @@ def judged_run(root: Path) -> RunContext:
         engine=VllmEngineConfig(max_model_len=10_000),
         devices={**CONTEXT.devices, "judge-0": "cpu:1"},
         judges=("judge-0",),
-        deadlines=CONTEXT.deadlines.model_copy(update={"engine_call_s": 30.0}),
+        deadlines=CONTEXT.deadlines.model_copy(update={"call_s": 30.0}),
     )
 
 

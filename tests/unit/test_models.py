@@ -291,7 +291,7 @@ def test_a_model_is_chosen_by_kind() -> None:
     model = TypeAdapter[ModelConfig](ModelConfig)
     assert model.validate_python({"kind": "smollm2"}) == SmolLM2Config()
     with pytest.raises(ValidationError, match="multiple of head_dim"):
-        model.validate_python({"kind": "tiny_llama", "hidden_size": 100})
+        model.validate_python({"kind": "tiny_llama", "profile": {"hidden_size": 100}})
 
 
 def test_what_is_exported_has_the_trained_weights_and_no_others(tmp_path: Path) -> None:

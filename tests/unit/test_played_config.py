@@ -8,6 +8,7 @@ from flows.config.run_config import RunConfig
 from flows.played_config import played_run
 from research.ablations.policies import ComparedConfig
 from tasks.engines.simulation.lengths import LengthModel
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.simulation.plain import PlainMachine, PlainWorkload
 from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
@@ -37,19 +38,21 @@ def test_running_responses_are_shared_out_as_the_configuration_says() -> None:
     lengths = LengthModel(median_tokens=300, sigma=1.5)
     machine, work = PlainMachine(num_devices=2), PlainWorkload(lengths=lengths)
 
-    def num_migrated(**balancing: object) -> int:
+    def num_migrated(is_enabled: bool) -> int:
         policy = {"kind": "longest_first", "under_way": 1.0}
         config = ComparedConfig.model_validate(
             {
                 "preset": "tiny-sync",
                 "scheduling": policy,
-                "balancing": {"look_s": 1.0, "threshold": 0.0, "keep_running": 0} | balancing,
+                "balancing": BalancingConfig(
+                    enabled=is_enabled, interval_s=1.0, threshold=0.0, keep_running=0
+                ),
             }
         )
         return play(played_run(config, machine, work, num_steps=1)).steps[0].num_migrated
 
-    assert num_migrated() > 0
-    assert num_migrated(enabled=False) == 0
+    assert num_migrated(True) > 0
+    assert num_migrated(False) == 0
 
 
 def test_devices_of_which_some_do_both_are_refused() -> None:

@@ -77,7 +77,7 @@ def test_no_response_is_on_an_engine_twice() -> None:
         for place, elastic_worker in enumerate(elastic_workers):
             door.tell_at(1.0 + place, joined(elastic_worker))
         own = WatchedEngine("engine-0", BUSY)
-        restless = BalancingConfig(look_s=0.1, threshold=0.0, keep_running=0)
+        restless = BalancingConfig(interval_s=0.1, threshold=0.0, keep_running=0)
         result = await play(PLAN, [own], elastic_workers=door, balancing=restless)
         assert_undisturbed(result)
         assert len(result.migrated) > 10
@@ -109,7 +109,7 @@ def test_engines_with_a_limit_leave_the_rest_to_whoever_joins() -> None:
     async def work() -> None:
         own, elastic_worker, door = WatchedEngine("engine-0"), WatchedEngine("late.g1"), Door()
         door.tell_at(0.5, joined(elastic_worker))
-        limited = BalancingConfig(most_running=4, enabled=False)
+        limited = BalancingConfig(max_running=4, enabled=False)
         result = await play(PLAN, [own], elastic_workers=door, balancing=limited)
         assert_undisturbed(result)
         assert own.max_running == 4

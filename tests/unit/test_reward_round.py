@@ -56,7 +56,7 @@ def plan_with(root: Path, reward: CustomConfig) -> StepPlan:
         rewards={"*": reward},
         model_path=str(root / "model"),
         engine=VllmEngineConfig(max_model_len=10_000),
-        deadlines=CONTEXT.deadlines.model_copy(update={"engine_call_s": 30.0}),
+        deadlines=CONTEXT.deadlines.model_copy(update={"call_s": 30.0}),
     )
     return round_over(run)
 

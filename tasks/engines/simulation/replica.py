@@ -15,10 +15,11 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from artifacts.fixed_fields import Fixed, Profile, with_profile
 from artifacts.new_tokens import News
 from artifacts.records import FinishReason, Request, Running, WeightsRef
 from tasks.engines.base import (
@@ -37,6 +38,9 @@ from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.pace import Pace
 from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
 
+# numbers that differ from the defaults of `SimulatedEngineConfig`, by name of the profile
+PROFILES: Mapping[str, Mapping[str, object]] = {"h800": {}}
+
 
 class SimulatedEngineConfig(ReplicaConfig):
     """The speed and room of a simulated replica; the defaults resemble a 7B model on one large
@@ -48,111 +52,67 @@ class SimulatedEngineConfig(ReplicaConfig):
     max_model_len: int = Field(
         32_768, ge=2, description="Bound on prompt plus generated tokens of a response."
     )
-    max_batch: int = Field(256, ge=1, description="Sequences decoded at the same time.")
-    step_s: float = Field(0.008, gt=0, description="Seconds of a decode step, whatever the batch.")
-    step_s_per_sequence: float = Field(
-        0.0001, ge=0, description="Seconds that each further sequence adds to a decode step."
-    )
-    sequence_exponent: float = Field(
-        1.0,
-        gt=0,
-        le=1,
+    profile: Profile = Field(
+        "h800",
         description=(
-            "Power of the number of further sequences that their seconds grow with: below 1 where"
-            " each adds less than the one before."
+            "Speed, room and lengths of responses: h800 (a 7B model on one such GPU), a file of"
+            " JSON or YAML, or the numbers themselves."
         ),
     )
-    prefill_s_per_token: float = Field(
-        0.00005, ge=0, description="Seconds that prefilling one token holds up the batch."
-    )
-    kv_capacity_tokens: int = Field(
-        400_000,
-        ge=1,
-        description="Tokens, prompts included, that fit the KV cache of each of its devices.",
-    )
-    step_s_per_kv_token: float = Field(
-        0.0,
-        ge=0,
-        description="Seconds that reading each token of the KV cache adds to a decode step.",
-    )
-    weights_s: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Seconds in which a step reads the weights: the least that its matrix products take,"
-            " on top of step_s."
-        ),
-    )
-    matrix_s_per_token: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Seconds that the matrix products of a step take for each of its tokens, where that is"
-            " more than weights_s."
-        ),
-    )
-    chunk_tokens: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Most tokens of a step, decoded and prefilled ones; 0 has prefilling hold up the batch"
-            " instead of sharing steps with it."
-        ),
-    )
-    attention_share: float = Field(
-        0.0,
-        ge=0,
-        description=(
-            "Arithmetic of attending to one earlier token over that of a token's matrix products,"
-            " for prefilling."
-        ),
-    )
-    kv_margin: float = Field(
-        0.05,
-        ge=0,
-        lt=1,
-        description="Share of the KV cache that stays free when a sequence joins others.",
-    )
-    shares_prompts: bool = Field(
-        False, description="Whether responses to the same prompt keep and prefill it once."
-    )
-    draft_tokens: int = Field(
-        0,
-        ge=0,
-        description=(
-            "Tokens that a step may verify of every sequence beside the one that it decodes, where"
-            " that takes less for a token; 0 drafts nothing."
-        ),
-    )
-    draft_yield: float = Field(
-        1.0, ge=1, description="Tokens that a sequence gains on average in a step with drafts."
-    )
-    takes_seeds: bool = Field(
-        True,
-        description=(
-            "Whether a request with the seed of an earlier one is answered alike, as real engines"
-            " do; off, to see what that is worth."
-        ),
-    )
-    lengths: LengthModel = Field(
-        default_factory=LengthModel, description="How long responses that say nothing get."
-    )
-    says: Literal["nothing", "chain_sums"] = Field(
+    max_batch: Fixed[int] = 256  # sequences decoded at the same time
+    step_s: Fixed[float] = 0.008  # seconds of a decode step, whatever the batch
+    # seconds that each further sequence adds to a decode step
+    step_s_per_sequence: Fixed[float] = 0.0001
+    # power of the number of further sequences that their seconds grow with: below 1 where
+    # each adds less than the one before
+    sequence_exponent: Fixed[float] = 1.0
+    # seconds that prefilling one token holds up the batch
+    prefill_s_per_token: Fixed[float] = 5e-05
+    # tokens, prompts included, that fit the KV cache of each of its devices
+    kv_capacity_tokens: Fixed[int] = 400_000
+    # seconds that reading each token of the KV cache adds to a decode step
+    step_s_per_kv_token: Fixed[float] = 0.0
+    # seconds in which a step reads the weights: the least that its matrix products take, on
+    # top of step_s
+    weights_s: Fixed[float] = 0.0
+    # seconds that the matrix products of a step take for each of its tokens, where that is
+    # more than weights_s
+    matrix_s_per_token: Fixed[float] = 0.0
+    # most tokens of a step, decoded and prefilled ones; 0 has prefilling hold up the batch
+    # instead of sharing steps with it
+    chunk_tokens: Fixed[int] = 0
+    # arithmetic of attending to one earlier token over that of a token's matrix products, for
+    # prefilling
+    attention_share: Fixed[float] = 0.0
+    # share of the KV cache that stays free when a sequence joins others
+    kv_margin: Fixed[float] = 0.05
+    # whether responses to the same prompt keep and prefill it once
+    shares_prompts: Fixed[bool] = False
+    # tokens that a step may verify of every sequence beside the one that it decodes, where
+    # that takes less for a token; 0 drafts nothing
+    draft_tokens: Fixed[int] = 0
+    draft_yield: Fixed[float] = 1.0  # tokens that a sequence gains on average in a step with drafts
+    # whether a request with the seed of an earlier one is answered alike, as real engines do;
+    # off, to see what that is worth
+    takes_seeds: Fixed[bool] = True
+    lengths: Fixed[LengthModel] = LengthModel()  # how long responses that say nothing get
+    responses: Literal["nothing", "chain_sums"] = Field(
         "nothing",
         description="What its responses say: nothing, or worked answers to the task chain_sum.",
     )
-    wrong_share: float = Field(
-        0.2, ge=0, le=1, description="Probability that a step of such an answer is wrong."
-    )
-    ramble_share: float = Field(
-        0.08, ge=0, le=1, description="Share of such answers that go on past the last term."
-    )
+    wrong_share: Fixed[float] = 0.2  # probability that a step of such an answer is wrong
+    ramble_share: Fixed[float] = 0.08  # share of such answers that go on past the last term
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_profile(cls, values: Any) -> Any:  # Any: whatever is validated
+        return with_profile(values, PROFILES, "h800")
 
     @model_validator(mode="after")
     def _check_drafts(self) -> Self:
         if self.draft_yield > 1 + self.draft_tokens:
             raise ValueError(
-                "engine.draft_yield must be at most one token more than engine.draft_tokens, got"
+                "engine.profile.draft_yield must be at most one token more than draft_tokens, got"
                 f" {self.draft_yield:g} with {self.draft_tokens}; lower it, or draft more"
             )
         return self
@@ -185,7 +145,7 @@ class SimulatedEngineConfig(ReplicaConfig):
 
     def writer(self, model_path: str) -> Writer:
         """Who writes the responses; what says something is in the tokens of this model."""
-        if self.says == "nothing":
+        if self.responses == "nothing":
             return BlankWriter(self.lengths)
         return ChainSumWriter(self.wrong_share, self.ramble_share, read_tokenizer(model_path))
 

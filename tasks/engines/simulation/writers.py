@@ -79,8 +79,8 @@ class ChainSumWriter:
         terms = [int(term) for term in re.findall(r"[a-z](\d+)", question)]
         if not terms:
             raise ValueError(
-                "engine.says=chain_sums answers questions of the task chain_sum alone, got"
-                f" {question[:60]!r}; choose that task, or engine.says=nothing"
+                "engine.responses=chain_sums answers questions of the task chain_sum alone, got"
+                f" {question[:60]!r}; choose that task, or engine.responses=nothing"
             )
         draws = random.Random(derive_seed(noise, "response", request.prompt_id, request.index))
         said = demonstration(terms, draws, self.wrong_share, self.ramble_share)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.new_tokens import News
 from artifacts.records import Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
@@ -47,11 +48,8 @@ class VllmEngineConfig(ReplicaConfig):
         ge=32,
         description="Tokens that one step may process, which chunks long prompts.",
     )
-    block_size: int = Field(
-        default=32,
-        ge=16,
-        description="Tokens per KV block; prompts share cached prefixes in whole blocks.",
-    )
+    # tokens per KV block; prompts share cached prefixes in whole blocks
+    block_size: Fixed[int] = 32
     kv_cache_gb: float = Field(
         default=1.0, gt=0, description="Size of the KV cache on a CPU device, in GiB."
     )
@@ -75,19 +73,9 @@ class VllmEngineConfig(ReplicaConfig):
         default=False,
         description="Whether a GPU replica gives its memory to the training between rollouts.",
     )
-    start_deadline_s: float = Field(
-        default=600.0, gt=0, description="Longest time to build the engine, in seconds."
-    )
-    call_deadline_s: float = Field(
-        default=120.0,
-        gt=0,
-        description="Longest wait for the step that runs when a call comes, in seconds.",
-    )
-    load_deadline_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="Longest time to load and attest a weight version, in seconds.",
-    )
+    start_deadline_s: DerivedSeconds = 600.0  # to build the engine
+    call_deadline_s: DerivedSeconds = 120.0  # for the step that runs when a call comes
+    load_deadline_s: DerivedSeconds = 300.0  # to load and attest a weight version
 
     @property
     def imports(self) -> tuple[str, ...]:

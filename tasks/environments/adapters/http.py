@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from artifacts.config_parts import TokenPlace
+from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import ServiceUrl
 from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
 from tasks.environments.base import Environment, Transition
@@ -54,7 +55,7 @@ class HttpConfig(AdapterConfig, TokenPlace):
     observation_field: str = Field(
         "text", description="Field of an OpenEnv observation that the model reads."
     )
-    timeout_s: float = Field(60.0, gt=0, description="Seconds that the server may take to answer.")
+    timeout_s: DerivedSeconds = 60.0  # for an answer of the server
 
     def recipe(self) -> HttpRecipe:
         """With the server's token: behind walls are neither its variable nor its file. ValueError

@@ -68,8 +68,8 @@ class Restarts:
                 "an environment must answer at least once in"
                 f" {self._max_restarts} restarts of its process,"
                 f" {kind.__module__}.{kind.__qualname__} failed {self._num_failed} times in a row,"
-                f" the last time: {self._last}; mend the environment, or raise hosts.reset_s,"
-                " hosts.memory_mb or hosts.max_restarts"
+                f" the last time: {self._last}; mend the environment, or raise"
+                " deadlines.environment_s, episodes.hosts.memory_mb or episodes.hosts.max_restarts"
             )
 
 

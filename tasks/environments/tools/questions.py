@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from artifacts.fixed_fields import Fixed
 from tasks.environments.tools.calculator import calculate, written
 
 ASKING = "What is "
@@ -33,9 +34,8 @@ class Arithmetic(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["arithmetic"] = Field("arithmetic", description="Chooses expressions.")
-    signs: tuple[Literal["+", "-", "*"], ...] = Field(
-        ("+", "-", "*"), min_length=1, description="The signs that are drawn from."
-    )
+    # the signs that are drawn from
+    signs: Fixed[tuple[Literal["+", "-", "*"], ...]] = ("+", "-", "*")
     term_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (0.6, 0.3, 0.1),
         max_length=8,  # the calculator's numbers hold a product of nine of the largest

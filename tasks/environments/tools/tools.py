@@ -18,6 +18,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from artifacts.datasets.rows import Message
+from artifacts.fixed_fields import DerivedSeconds, Fixed
 from tasks.environments.base import Environment, RequestedProgram, Transition, head_messages
 from tasks.environments.games.game import StyledGameConfig
 from tasks.environments.tools.calculator import CannotCompute, calculate, written
@@ -71,10 +72,8 @@ class ToolsConfig(StyledGameConfig):
             " calls as it has signs."
         ),
     )
-    program_s: float = Field(5.0, gt=0, le=60, description="Wall seconds that a program may take.")
-    max_result_chars: int = Field(
-        200, ge=16, description="Characters that the model reads of what a program prints."
-    )
+    program_s: DerivedSeconds = 5.0  # for a program
+    max_result_chars: Fixed[int] = 200  # characters that the model reads of what a program prints
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.judgements import Judgement, JudgeQuestion
 from artifacts.models.registry import ModelConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
@@ -69,13 +70,10 @@ class JudgeEngineConfig(BaseModel):
             " stream layers."
         ),
     )
-    streaming: LayerStreaming = Field(
-        default_factory=LayerStreaming,
-        description="How many layers stay on the GPU (placement prefetch).",
-    )
-    dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="Number format of weights and activations."
-    )
+    # how many layers stay on the GPU (placement prefetch)
+    streaming: Fixed[LayerStreaming] = LayerStreaming()
+    # number format of weights and activations
+    dtype: Fixed[Literal["bfloat16", "float32"]] = "bfloat16"
     max_num_seqs: int = Field(
         64, ge=1, description="Largest number of questions that are judged together."
     )
@@ -95,11 +93,7 @@ class JudgeEngineConfig(BaseModel):
     gpu_memory_utilization: float = Field(
         0.3, gt=0, le=1, description="Share of a GPU's memory that the judge may take."
     )
-    call_deadline_s: float = Field(
-        300.0,
-        gt=0,
-        description="Longest time for a batch, after which the judge counts as lost, seconds.",
-    )
+    call_deadline_s: DerivedSeconds = 300.0  # for a batch, then the judge counts as lost
 
     def vllm_arguments(
         self, model_path: str, seed: int, on_cpu: bool, has_tokenizer: bool

@@ -18,6 +18,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, wrong
@@ -70,49 +71,26 @@ class JudgeConfig(BaseModel):
         "final_answer",
         description="What of a response is judged: its final answer, or all of its text.",
     )
-    max_final_answer_chars: int = Field(
-        128,
-        ge=1,
-        description=(
-            "Final answers longer than this, and than twice the reference answer, are "
-            "wrong and not judged: a final answer is no place to talk the judge round. The longest "
-            "right one of 10,000 varied answers has 24 characters, of reasoning-gym's 99."
-        ),
-    )
-    veto: bool = Field(
-        True,
-        description=(
-            "A final answer that is a number and nothing else, and another one than the "
-            "reference answer also when rounded, is wrong: no judge is asked."
-        ),
-    )
-    max_answer_chars: int = Field(
-        8000, ge=64, description="Longer answers keep head and tail of together so many characters."
-    )
+    # final answers longer than this, and than twice the reference answer, are wrong and not
+    # judged: a final answer is no place to talk the judge round. The longest right one of
+    # 10,000 varied answers has 24 characters, of reasoning-gym's 99
+    max_final_answer_chars: Fixed[int] = 128
+    # a final answer that is a number and nothing else, and another one than the reference
+    # answer also when rounded, is wrong: no judge is asked
+    veto: Fixed[bool] = True
+    # longer answers keep head and tail of together so many characters
+    max_answer_chars: Fixed[int] = 8000
     yes: str = Field(
         "Yes",
         min_length=1,
         description="Word that says an answer is right; its first tokens must not begin `no`, too.",
     )
     no: str = Field("No", min_length=1, description="Word that says it is not.")
-    max_new_tokens: int = Field(
-        128, ge=32, description="Bound on a generated verdict (mode generative)."
-    )
-    max_calls_per_round: int = Field(
-        16384,
-        ge=1,
-        description=(
-            "Questions that a round may ask; further ones are infra failures. Verdicts that are"
-            " kept cost nothing."
-        ),
-    )
-    deadline_s: float = Field(
-        60.0,
-        gt=0,
-        description=(
-            "How long a batch may take before its questions count as infra failures, seconds."
-        ),
-    )
+    max_new_tokens: Fixed[int] = 128  # bound on a generated verdict (mode generative)
+    # questions that a round may ask; further ones are infra failures. Verdicts that are kept
+    # cost nothing
+    max_calls_per_round: Fixed[int] = 16384
+    deadline_s: DerivedSeconds = 60.0  # for a verdict
 
     @model_validator(mode="after")
     def _question_fits(self) -> Self:

@@ -32,6 +32,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import DerivedSeconds
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.base import (
@@ -92,12 +93,7 @@ class MathAnswerConfig(BaseModel):
     kind: Literal["math_answer"] = Field(
         default="math_answer", description="Chooses the mathematics reward."
     )
-    timeout_s: float = Field(
-        default=1.0,
-        gt=0,
-        le=60,
-        description="Processor seconds that the symbolic check of one answer may take.",
-    )
+    timeout_s: DerivedSeconds = 1.0  # processor seconds for the symbolic check of one answer
     unevaluated: Literal["wrong", "verify"] = Field(
         default="wrong",
         description=(

@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.records import CaseResult, CaseVerdict
 
 MAX_HOPELESS = 3  # executions that ran into the ceiling, after which a case gets no second look
@@ -33,30 +34,14 @@ class AdaptiveTimeoutConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    factor: float = Field(
-        1.5, ge=1, description="Limit of a case, in multiples of its slowest correct execution."
-    )
+    factor: Fixed[float] = 1.5  # limit of a case, in multiples of its slowest correct execution
     floor_s: float = Field(2.0, gt=0, description="Shortest limit, seconds.")
-    ceiling_s: float = Field(
-        30.0,
-        gt=0,
-        le=600,
-        description="Longest limit, and the one of a case without a correct execution, seconds.",
-    )
+    ceiling_s: DerivedSeconds = 30.0  # longest limit, and that of a case that nothing has passed
 
     @property
     def is_fixed(self) -> bool:
         """True if measured running times change no limit."""
         return self.floor_s == self.ceiling_s
-
-    @model_validator(mode="after")
-    def _check(self) -> AdaptiveTimeoutConfig:
-        if self.floor_s > self.ceiling_s:
-            raise ValueError(
-                f"timeout.floor_s must be <= ceiling_s ({self.ceiling_s:g}), got {self.floor_s:g};"
-                " lower it or raise ceiling_s"
-            )
-        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

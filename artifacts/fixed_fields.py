@@ -1,0 +1,95 @@
+"""Fields of a configuration that are no settings: values that no user gives by themselves.
+
+    a profile's name, file or numbers ─▶ `with_profile` ─▶ fixed fields of the part
+    the run's table `deadlines` ───────▶ `flows.config.limits` ─▶ derived limits
+
+Tests and experiments give such fields to the classes; settings of a run that name one are refused.
+Neither the schema of the settings nor what a run keeps of them has these fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import yaml
+from pydantic import BeforeValidator, Field
+from pydantic.json_schema import SkipJsonSchema
+
+T = TypeVar("T")
+Numbers = Mapping[str, object]
+
+_reads_settings: ContextVar[bool] = ContextVar("_reads_settings", default=False)
+
+
+class _OfProfile(NamedTuple):
+    """A value that a profile has for a field."""
+
+    value: object
+
+
+@contextmanager
+def reading_settings() -> Iterator[None]:
+    """Refuse fixed fields in what is validated within the block."""
+    token = _reads_settings.set(True)
+    try:
+        yield
+    finally:
+        _reads_settings.reset(token)
+
+
+def _checked(given: object) -> object:
+    if isinstance(given, _OfProfile):
+        return given.value
+    if _reads_settings.get():
+        raise ValueError("is no setting; leave it out, or put it into the part's profile")
+    return given
+
+
+# A value that no user gives by itself.
+Fixed = Annotated[SkipJsonSchema[T], Field(exclude=True), BeforeValidator(_checked)]
+# A limit in seconds, which the run's table `deadlines` decides.
+DerivedSeconds = Annotated[
+    SkipJsonSchema[float], Field(gt=0, exclude=True), BeforeValidator(_checked)
+]
+# The name of a profile, a file of JSON or YAML with one, or its numbers.
+Profile = str | Mapping[str, Any]  # Any: JSON values
+
+
+def with_profile(
+    values: Any,  # Any: whatever is validated
+    profiles: Mapping[str, Numbers],
+    usual: str,
+) -> Any:
+    """The values of a part with the numbers of its profile beside them; a file's numbers take the
+    place of its path. ValueError for a profile that there is not."""
+    if not isinstance(values, Mapping):
+        return values
+    profile = values.get("profile", usual)
+    if isinstance(profile, str):
+        if profile in profiles:
+            numbers = profiles[profile]
+        else:
+            numbers = _read(profile, profiles)
+            values = {**values, "profile": numbers}
+    elif isinstance(profile, Mapping):
+        numbers = profile
+    else:
+        return values
+    return {**{name: _OfProfile(number) for name, number in numbers.items()}, **values}
+
+
+def _read(path: str, profiles: Mapping[str, Numbers]) -> Numbers:
+    rule = f"profile must be {', '.join(profiles)} or a file of JSON or YAML"
+    try:
+        text = Path(path).expanduser().read_text()
+        found = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{rule}, got {path!r} ({error}); correct it") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{rule} with a mapping, got {path!r} with {found!r:.60}; correct it")
+    return found
