@@ -20,6 +20,8 @@ import yaml
 from pydantic import BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from artifacts.urls import Arguments, Location
+
 T = TypeVar("T")
 Numbers = Mapping[str, object]
 
@@ -57,7 +59,7 @@ DerivedSeconds = Annotated[
     SkipJsonSchema[float], Field(gt=0, exclude=True), BeforeValidator(_checked)
 ]
 # The name of a profile, a file of JSON or YAML with one, or its numbers.
-Profile = str | Mapping[str, Any]  # Any: JSON values
+Profile = Location | Arguments
 
 
 def with_profile(

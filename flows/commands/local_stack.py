@@ -22,7 +22,6 @@ from pathlib import Path
 import certifi
 
 from artifacts.proxies import direct, open_directly, own_hosts
-from artifacts.reports.mlflow_client import sqlite_uri
 from tasks.cluster.deaths import account, manner
 from tasks.cluster.parent import bound_command
 from tasks.cluster.ports import LOOPBACK, Wish
@@ -48,6 +47,9 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
     """Settings of server and clients: one home, no telemetry, the task-run recorder in batches
     (SQLite answers 503 without), and clients that prepare for nothing which this server, on plain
     HTTP, does not ask of them."""
+    # imported when asked for: a command that only shows its help does without pydantic
+    from artifacts.reports.mlflow_client import sqlite_uri
+
     return {
         "PREFECT_HOME": str(home),
         DATABASE: os.environ.get(DATABASE, sqlite_uri(home / "prefect.db", "sqlite+aiosqlite")),

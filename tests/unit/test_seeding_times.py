@@ -21,7 +21,7 @@ from tasks.metrics.report import StepReport
 from tasks.metrics.seeding_times import seeding_times
 from tasks.rounds.report import WindowRecord, close_round, read_round
 from tasks.run.run_context import StepPlan
-from tasks.scheduling.seeding import PlannedWindow, SeedingTimes
+from tasks.scheduling.seeding import PlannedWindow, SeedingConfig, SeedingTimes
 from tests.unit.plan_factories import CONTEXT, make_report, make_step_plan
 from tests.unit.report_factories import make_commit
 from tests.unit.worker_factories import make_elastic_worker
@@ -119,7 +119,8 @@ def test_a_round_that_is_read_back_has_its_window() -> None:
 
 
 def opened(root: Path, commits: Sequence[object] = (), **seeding: object) -> OpenRun:
-    config = RunConfig.model_validate({"preset": "tiny-elastic", "seeding": seeding})
+    kept = SeedingConfig.model_validate({"enabled": True} | seeding)
+    config = RunConfig.model_validate({"preset": "tiny-elastic", "seeding": kept})
     return OpenRun(
         config=config,
         context=replace(CONTEXT, artifact_root=str(root)),
