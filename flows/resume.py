@@ -65,7 +65,10 @@ def config_at_start(artifact_root: str, run_id: str) -> Json:
             " of its folder alone, and where that lies as --root of 'rollflow demo' or"
             " keep.artifact_root"
         )
-    return read_manifest(Store.open(artifact_root).child(run_id)).config
+    manifest = read_manifest(Store.open(artifact_root).child(run_id))
+    if manifest.git_sha:
+        kept_config(manifest.config, f"commit {manifest.git_sha}, with which the run was begun")
+    return manifest.config
 
 
 def beside_resume(given: Json) -> Json:

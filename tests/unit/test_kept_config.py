@@ -23,3 +23,10 @@ def test_that_of_another_version_is_said_to_be_the_manifests(
 ) -> None:
     with pytest.raises(ValueError, match=rf"the run's manifest must have .*\({told}.*; use the"):
         kept_config(KEPT | changed)
+
+
+def test_a_run_of_an_earlier_version_is_told_which_version_resumes_it() -> None:
+    kept = KEPT | {"learner": KEPT["learner"] | {"temperature": 1.0}}
+    told = r"learner\.temperature is no setting any more: .*; use commit 1a2b, with which"
+    with pytest.raises(ValueError, match=told):
+        kept_config(kept, "commit 1a2b, with which the run was begun")
