@@ -18,7 +18,7 @@ from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.urls import Location, NetworkAddress
-from flows.run_log import hide_refused_secrets
+from flows.prefect_server import hide_refused_secrets
 from tasks.cluster.deaths import manner
 from tasks.cluster.process_environment import python_path
 from tasks.elastic.worker_card import GRACE_S, LEASE_S, PRICE_CLASS

@@ -1,29 +1,39 @@
-"""Held-out evaluation: the same prompts each time, sampled by the engines and scored by the
-rewards, nothing trained.
+"""Held-out evaluation: the engines answer the same prompts each time, the rewards score the
+answers, and nothing is trained.
 
-All tokens of an evaluation are of the weights that it is of: no version is published while it goes
-on, and a response with a token of another is refused. Where steps overlap, rounds generate beside
-it on the same engines (`flows.steps`).
-"""
+All tokens of an evaluation come from one weight version: no version is published while the
+evaluation goes on, and a response with a token of another version is refused. Where steps overlap,
+rounds generate beside the evaluation on the same engines (`flows.steps`). Leaves out the display of
+answers (`flows.results`, `flows.reporter`)."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import dask
 from prefect import flow
 
+from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.judgements import kept_judgements
 from artifacts.records import WeightsRef
+from artifacts.reports.answers import (
+    EpisodeChange,
+    HeldoutQuestion,
+    changes_of,
+    markdown,
+    questions_of,
+    spread,
+)
 from artifacts.store import Store
+from artifacts.tables import ResponseRow
 from flows.rl_step import SLOT, all_results
 from flows.run import OpenRun
-from flows.task_results import result_of
+from flows.task_runner import result_of
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
 from tasks.rounds.report import read_round
@@ -32,35 +42,41 @@ from tasks.run.prompts import heldout_refs
 from tasks.run.run_context import RunContext, StepPlan, journal_of, store_of
 from tasks.scheduling.events import RoundPlan
 
+SHOWN_QUESTIONS = 12
+SHOWN_EPISODES = 6  # they are longer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """Scores on the held-out prompts."""
+    """Scores of one evaluation on the held-out prompts."""
 
     version: int  # weight version that answered
     scores: Mapping[str, float]  # mean reward over the prompt's responses, by prompt id
-    questions: Mapping[str, str]  # what each of these prompts asks
+    questions: Mapping[str, str]  # text of each scored prompt, by prompt id
     num_infra: int  # responses without a verdict, left out of the means
-    tokens: int  # generated for it
-    judged_tokens: int  # written by judges for it
+    tokens: int  # generated for the evaluation
+    judged_tokens: int  # written by judges for the evaluation
     seconds: float  # from the first submission to the last token
 
     @property
     def mean(self) -> float:
-        """Over the prompts; not a number where no response has a verdict."""
+        """Mean score over the prompts; NaN where no response has a verdict."""
         return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What MLflow gets."""
+        """Metrics for MLflow, by name."""
         mean = {"heldout/reward_mean": self.mean} if self.scores else {}
         return mean | {"heldout/infra": float(self.num_infra)}
+
+
+Evaluations = Mapping[int, EvaluationReport]  # by the step after which each was made
 
 
 def evaluation_round(
     run: RunContext, step: int, num_prompts: int, responses_per_prompt: int
 ) -> RoundPlan:
-    """The round that asks the first num_prompts held-out prompts that can be asked."""
+    """Round over the first num_prompts held-out prompts that fit the engines."""
     return RoundPlan(
         step=step,
         kind="evaluate",
@@ -73,7 +89,7 @@ def evaluation_round(
 
 
 def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
-    """The first attempt at the evaluation after this step, which made these weights."""
+    """Plan the first attempt at the evaluation after this step, which made these weights."""
     asked = run.config.evaluation
     planned = evaluation_round(run.context, step, asked.num_prompts, asked.responses_per_prompt)
     return StepPlan(run=run.context, round=planned, weights=weights, attempt=1)
@@ -81,7 +97,7 @@ def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
 
 @flow(name="evaluate", flow_run_name="evaluate-after-{plan.step:05d}", validate_parameters=False)
 async def evaluate(plan: StepPlan) -> EvaluationReport:
-    """Ask and score."""
+    """Generate answers to the held-out prompts and score them."""
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
@@ -94,12 +110,15 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
 
 
 def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
-    """The scores of an evaluation that has been made, or None."""
+    """Read the scores of a planned evaluation; None if it is not recorded."""
     return kept_evaluation(store_of(plan), plan.step, plan.weights.version)
 
 
 def kept_evaluation(store: Store, step: int, version: int) -> EvaluationReport | None:
-    """The same. store: of the run's evaluations. version: of the weights that answered."""
+    """Read the scores of the evaluation after a step; None if it is not recorded.
+
+    store: the folder of the run's evaluations. version: the weight version that answered.
+    """
     rollout = read_round(store, step)
     if rollout is None:
         return None
@@ -123,4 +142,40 @@ def kept_evaluation(store: Store, step: int, version: int) -> EvaluationReport |
         tokens=sum(rollout.tokens.values()),
         judged_tokens=sum(judgement.new_tokens for judgement in kept_judgements(store, step)),
         seconds=rollout.finished_s - rollout.started_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldoutAnswers:
+    """Responses of the first and the last evaluation of a run."""
+
+    before: Sequence[ResponseRow]  # responses of the first evaluation
+    after: Sequence[ResponseRow]  # of the last one; empty while there is one evaluation only
+
+    @property
+    def questions(self) -> list[HeldoutQuestion]:
+        """Every held-out question with its answers."""
+        return questions_of(self.before, self.after)
+
+    @property
+    def shown(self) -> list[HeldoutQuestion]:
+        """Questions that reports show, from the largest gain to the largest loss."""
+        return spread(self.questions, SHOWN_EPISODES if self.episodes else SHOWN_QUESTIONS)
+
+    @property
+    def episodes(self) -> list[EpisodeChange]:
+        """Changes of the episodes among the responses; empty where there is none."""
+        return changes_of(self.before, self.after)
+
+    def markdown(self) -> str:
+        """Episodes with their transcripts as Markdown; empty where there is none."""
+        return markdown(self.episodes, self.shown) if self.episodes else ""
+
+
+def read_answers(store: Store, evaluations: Evaluations) -> HeldoutAnswers:
+    """Read the answers of the first and the last of a run's evaluations, at least one."""
+    journal = Journal(store.child(layout.EVALUATION))
+    first, last = min(evaluations), max(evaluations)
+    return HeldoutAnswers(
+        before=journal.read(first), after=journal.read(last) if last > first else ()
     )

@@ -1,6 +1,5 @@
-"""The report folder of a run: its page, written beside the steps and once more when the run is
-over, and what lies beside it at the end: plots and a summary. What is final goes to MLflow, too.
-Without `keep.report` nothing is drawn.
+"""The report folder of a run: its page, drawn beside the steps and once more at the end, with plots
+and a summary. The final files go to MLflow, too. Without `keep.report` nothing is drawn.
 
 A page takes a second of a core and more, and short steps would have little else to do: the first
 is due some time after the beginning, and others so that a small share of the time goes into them.
@@ -17,7 +16,7 @@ from artifacts import layout
 from artifacts.commit import StepCommit
 from artifacts.reports.canvas import png
 from artifacts.reports.summary import RunSummary, markdown
-from flows.heldout_answers import Evaluations, HeldoutAnswers, read_answers
+from flows.evaluate import Evaluations, HeldoutAnswers, read_answers
 from flows.results import RunResults
 from flows.run import OpenRun
 
@@ -28,30 +27,29 @@ DRAWING_SHARE = 0.05  # of the time after the first, at most
 
 
 class ReportFolder:
-    """Writes the folder of one run."""
+    """Writes the report folder of one run."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
         self._results = RunResults(run)
         self._draws = run.config.keep.report
         self._drawing: asyncio.Task[None] | None = None
-        # when the next page may be begun, by the monotonic clock
+        # monotonic time from which on the next page may be drawn
         self._due_s = time.monotonic() + FIRST_AFTER_S
 
     async def redraw(self, commits: Sequence[StepCommit], evaluations: Evaluations) -> None:
-        """Begin to write the page as of now, beside the steps that follow, if it is time for
-        one."""
+        """Begin to draw the present page in a thread, if one is due and none is being drawn."""
         is_drawing = self._drawing is not None and not self._drawing.done()
         if not self._draws or is_drawing or time.monotonic() < self._due_s:
             return
-        await self.drawn()
+        await self.wait_until_drawn()
         summary = self._results.summary(commits, evaluations, self._links())
         self._drawing = asyncio.create_task(
             asyncio.to_thread(self._write_page_so_far, commits, evaluations, summary)
         )
 
-    async def drawn(self) -> None:
-        """Wait for a page that is being written. One that fails costs a line in the log."""
+    async def wait_until_drawn(self) -> None:
+        """Wait for the page that is being drawn; log a failure as a warning."""
         if self._drawing is None:
             return
         try:
@@ -67,8 +65,8 @@ class ReportFolder:
         answers: HeldoutAnswers,
         model: str,
     ) -> RunSummary:
-        """Everything, of a run that is over; model: where it was exported."""
-        await self.drawn()
+        """Write all files of a run that is over; model: where the weights were exported."""
+        await self.wait_until_drawn()
         summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
         files = {"summary.md": markdown(summary).encode()}
         if self._draws:
@@ -95,7 +93,7 @@ class ReportFolder:
         answers: HeldoutAnswers,
         summary: RunSummary,
     ) -> dict[str, bytes]:
-        """The last page, and the pictures of it as files of their own."""
+        """Draw the last page, and its pictures as files of their own."""
         pictures = self._results.pictures(commits, evaluations)
         page = self._results.page(commits, evaluations, answers, summary, pictures, is_over=True)
         plots = {f"{name}.png": png(figure) for name, figure in pictures.items()}

@@ -1,21 +1,20 @@
-"""Everything that tells of a run while it goes on and when it is over: MLflow, Prefect artifacts,
-the terminal, the report folder.
+"""Reports of a run while it goes on and when it is over: MLflow, Prefect artifacts, the terminal,
+and the report folder, with environment processes and elastic workers among them.
 
-The page of that folder is written beside the steps when a checkpoint is, but not at the very
-beginning nor a moment after the last one, and at the end.
-Nothing here is needed to go on with a run: it is all made from the commits, the recorded rounds and
-the evaluations.
-"""
+The page of that folder is drawn beside the steps after a checkpoint, but not in the first seconds
+nor shortly after the last page, and at the end. A run can go on without any of these reports: all
+are made from the commits, the recorded rounds and the evaluations."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from distributed import get_client
+from distributed import Client, get_client
 from prefect import get_run_logger
 from prefect.artifacts import (
     acreate_link_artifact,
@@ -27,21 +26,29 @@ from rich.console import Console
 from artifacts import layout
 from artifacts.commit import StepCommit, read_commits
 from artifacts.journal import Journal
+from artifacts.reports.elastic_workers import elastic_worker_rows, elastic_workers_summary
+from artifacts.reports.environment_processes import (
+    PoolState,
+    keep_pools,
+    pools_summary,
+    process_rows,
+)
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
-from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary
+from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary, seeding_summary
 from artifacts.tables import spans_to_parquet
-from flows.evaluate import EvaluationReport
-from flows.heldout_answers import HeldoutAnswers, read_answers
+from flows.evaluate import EvaluationReport, read_answers
 from flows.output import screen
-from flows.participants import Participants
-from flows.prefect_pages import shown
+from flows.prefect_server import publish_artifact
 from flows.report_folder import ReportFolder
+from flows.results import run_warnings
 from flows.run import OpenRun
-from flows.run_warnings import run_warnings
 from flows.terminal import TerminalView
+from tasks.elastic.worker_advice import worker_advice
 from tasks.elastic.worker_history import WorkerHistory
+from tasks.environments.pools.status_board import reported_states
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.metrics.report import StepReport
+from tasks.metrics.step_cost import own_dollars_per_h
 from tasks.progress import artifact_key, progress_key
 from tasks.rounds.round_progress import RoundProgress
 from tasks.run.partial_responses import drop_partial
@@ -55,15 +62,69 @@ TABLE_COLUMNS = (
     "queue/long_prompts",
 )
 
-# Prefect keeps every table that it was given: with all steps in each, those of 10,000 steps would
-# take 10 GB
+# Prefect keeps every table version: with all steps in each, those of 10,000 steps would take 10 GB
 TABLE_STEPS = 100
 
-ALARM_TAG = "rollflow.alarm"  # MLflow's tag of a run that raised one
+ALARM_TAG = "rollflow.alarm"  # MLflow's tag with the warnings of a run
+Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
+
+
+class Participants:
+    """Environment processes and elastic workers of one run: as lines for the terminal, tables in
+    Prefect, and records for the page. A run without either costs nothing."""
+
+    def __init__(self, run: OpenRun, history: WorkerHistory, client: Client) -> None:
+        self._run = run
+        self._history = history
+        self._client = client
+        self._key = artifact_key(run.context.run_id)
+
+    def lines(self, figures: Figures) -> str:
+        """Describe environment processes, elastic workers, the last step's seeding window and the
+        advised number of elastic workers, each on a line where there is any."""
+        lines = (
+            pools_summary(self._pools()),
+            elastic_workers_summary(self._history.rows),
+            seeding_summary(figures),
+            self._worker_advice(figures),
+        )
+        return "\n".join(filter(None, lines))
+
+    async def record(self, figures: Figures) -> None:
+        """Record all participants for the page, and publish tables of them in Prefect."""
+        run_id = self._run.context.run_id
+        if pools := await asyncio.to_thread(self._pools):
+            await asyncio.to_thread(keep_pools, self._run.store, pools)
+            artifact = acreate_table_artifact(
+                table=process_rows(pools, time.time()),
+                key=f"hosts-{self._key}",
+                description=f"Environment processes of {run_id}: {pools_summary(pools)}",
+            )
+            await publish_artifact(artifact)
+        await asyncio.to_thread(self._history.save)
+        if rows := self._history.rows:
+            about = (
+                f"Elastic workers of {run_id}",
+                seeding_summary(figures),
+                self._worker_advice(figures),
+            )
+            artifact = acreate_table_artifact(
+                table=elastic_worker_rows(rows, time.time()),
+                key=f"elastic-workers-{self._key}",
+                description=". ".join(filter(None, about)),
+            )
+            await publish_artifact(artifact)
+
+    def _pools(self) -> tuple[PoolState, ...]:
+        context = self._run.context
+        return reported_states(self._client, context.run_id, context.environment_pools)
+
+    def _worker_advice(self, figures: Figures) -> str:
+        return worker_advice(figures, own_dollars_per_h(self._run.context))
 
 
 class RunReporter:
-    """Tells of one run; `async with` shows it in the terminal meanwhile."""
+    """Reports one run; `async with` shows the run in the terminal meanwhile."""
 
     def __init__(self, run: OpenRun, history: WorkerHistory) -> None:
         self._run = run
@@ -79,13 +140,13 @@ class RunReporter:
             run.context.run_id,
             run.config.num_steps,
             self._progress,
-            lambda: self._participants.told(self.figures),
+            lambda: self._participants.lines(self.figures),
         )
 
     async def __aenter__(self) -> Self:
         await self._view.__aenter__()
         for commit in self._run.commits:
-            self._show(commit)
+            self._add_row(commit)
             self._run.tracker.log_step(commit.step, commit.metrics)
         await self._point_to_mlflow()
         return self
@@ -102,13 +163,13 @@ class RunReporter:
                 key=f"mlflow-{self._key}",
                 description=about,
             )
-            await shown(artifact)
+            await publish_artifact(artifact)
         else:
             text = (
                 f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an"
                 " artifact root."
             )
-            await shown(
+            await publish_artifact(
                 acreate_markdown_artifact(text, key=f"mlflow-{self._key}", description=about)
             )
 
@@ -119,11 +180,11 @@ class RunReporter:
         trace: TracebackType | None,
     ) -> None:
         await self._view.__aexit__(kind, error, trace)
-        await self._folder.drawn()
+        await self._folder.wait_until_drawn()
 
     @property
     def figures(self) -> tuple[Mapping[str, float], ...]:
-        """The metrics of every committed step, those of earlier attempts at the run included."""
+        """Metrics of every committed step, with those of earlier attempts at the run."""
         return tuple(commit.metrics for commit in self._commits)
 
     @property
@@ -131,22 +192,21 @@ class RunReporter:
         """The last committed step."""
         return self._commits[-1] if self._commits else None
 
-    def tell_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """Log the held-out scores after a step, and say them, once."""
+    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+        """Log and show the held-out scores after a step, once."""
         if step in self._evaluations:
             return
         self._evaluations[step] = report
         self._run.tracker.log_metrics(step, report.metrics)
-        told = (
+        message = (
             f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
         )
-        self._view.note(told)
-        get_run_logger().info(told)
+        self._view.note(message)
+        get_run_logger().info(message)
         write_figures(self._run.store, self._figures_now())
 
-    async def tell_step(self, report: StepReport, commit: StepCommit) -> None:
-        """Keep the spans of a committed step, log its metrics, add its row, tell a skipped
-        update."""
+    async def report_step(self, report: StepReport, commit: StepCommit) -> None:
+        """Keep the spans of a committed step, log its metrics, and show its row and warnings."""
         self._commits.append(commit)
         self._run.store.keep(
             layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
@@ -155,8 +215,8 @@ class RunReporter:
         drop_partial(report.plan)
         self._run.tracker.log_step(commit.step, commit.metrics)
         write_figures(self._run.store, self._figures_now())
-        self._show(commit)
-        await self._participants.keep(self.figures)
+        self._add_row(commit)
+        await self._participants.record(self.figures)
         if commit.checkpoint is not None:
             self._run.tracker.log_state(commit.step, self._figures_now().columns)
             await self._folder.redraw(tuple(self._commits), dict(self._evaluations))
@@ -167,10 +227,11 @@ class RunReporter:
             " ".join(f"{k}={commit.metrics.get(k, 0.0):.3f}" for k in TABLE_COLUMNS),
         )
         if (skipped := skipped_of(commit.metrics)) is not None:
-            told = f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
-            get_run_logger().warning(told)
+            get_run_logger().warning(
+                f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
+            )
         self._warn(commit)
-        await shown(
+        await publish_artifact(
             acreate_table_artifact(
                 table=list(self._rows),
                 key=f"steps-{self._key}",
@@ -179,28 +240,28 @@ class RunReporter:
         )
 
     def _warn(self, commit: StepCommit) -> None:
-        """Tell the alarms that the step raised: on the terminal, in the log, and as a tag that has
-        those of the whole run."""
+        """Show and log the warnings that the step gave, and tag the run with all of its
+        warnings."""
         config = self._run.config.monitors
         raised = run_warnings(self._commits, config, self._journal, since=commit.step)
-        for warned in raised:
-            self._view.warn(warned.text)
-            get_run_logger().warning("step=%d alarm: %s", commit.step, warned.text)
+        for warning in raised:
+            self._view.warn(warning.text)
+            get_run_logger().warning("step=%d alarm: %s", commit.step, warning.text)
         if raised:
             warnings = run_warnings(self._commits, config, self._journal)
-            self._run.tracker.tag(ALARM_TAG, "\n".join(warned.text for warned in warnings))
+            self._run.tracker.tag(ALARM_TAG, "\n".join(warning.text for warning in warnings))
 
-    def _show(self, commit: StepCommit) -> None:
+    def _add_row(self, commit: StepCommit) -> None:
         figures = {name: round(commit.metrics.get(name, 0.0), 3) for name in TABLE_COLUMNS}
         self._rows.append({"step": commit.step, "round": commit.kind, **figures})
-        self._view.stepped(commit.step, commit.kind, commit.metrics)
+        self._view.add_step(commit.step, commit.kind, commit.metrics)
 
     def _progress(self) -> list[RoundProgress]:
-        """How full the round is that runs, and the evaluation if one does."""
+        """Progress of the running round, and of the running evaluation if there is one."""
         run_id = self._run.context.run_id
         keys = [progress_key(run_id, is_evaluation=of_one) for of_one in (False, True)]
         found = [self._client.get_metadata(key, default=None) for key in keys]
-        return [RoundProgress(**filling) for filling in found if filling is not None]
+        return [RoundProgress(**progress) for progress in found if progress is not None]
 
     def _figures_now(self) -> RunFigures:
         evaluations = self._evaluations.items()
@@ -208,10 +269,10 @@ class RunReporter:
         return figures_of(self._run.config.num_steps, self._commits, heldout)
 
     async def finish(self, model: str) -> RunSummary:
-        """Page, plots and summary into the report folder, MLflow and Prefect; the summary on the
-        terminal. `model`: where it was exported."""
+        """Write page, plots and summary to the report folder, MLflow and Prefect, and print the
+        summary. `model`: where the weights were exported."""
         commits = read_commits(self._run.store)
-        await self._participants.keep(self.figures)
+        await self._participants.record(self.figures)
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
         summary = await self._folder.finish(commits, self._evaluations, answers, model)
         text = markdown(summary)
@@ -219,23 +280,20 @@ class RunReporter:
         self._run.tracker.describe(f"{headline(summary)}\n\n{text}")
         await self._log_model(commits)
         about = f"What came of {self._run.context.run_id}"
-        await shown(acreate_markdown_artifact(text, key=f"summary-{self._key}", description=about))
-        await self._show_episodes(answers)
+        await publish_artifact(
+            acreate_markdown_artifact(text, key=f"summary-{self._key}", description=about)
+        )
+        if episodes := answers.markdown():
+            key = f"episodes-{self._key}"
+            about = f"Held-out episodes of {self._run.context.run_id}, before and after"
+            await publish_artifact(acreate_markdown_artifact(episodes, key=key, description=about))
         await self._view.close()
         Console(file=screen()).print(rich_summary(summary))
         return summary
 
-    async def _show_episodes(self, answers: HeldoutAnswers) -> None:
-        """Held-out episodes of a run that has any."""
-        if text := answers.markdown():
-            about = f"Held-out episodes of {self._run.context.run_id}, before and after"
-            await shown(
-                acreate_markdown_artifact(text, key=f"episodes-{self._key}", description=about)
-            )
-
     async def _log_model(self, commits: Sequence[StepCommit]) -> None:
-        """The trained model into MLflow, where it is asked for. A refusal is told, and costs
-        nothing: the model lies in the run's folder."""
+        """Log the trained model to MLflow if `keep.log_model` is set. A refusal is a warning: the
+        model lies in the run's folder."""
         run, keep = self._run, self._run.config.keep
         if not keep.log_model or not commits:
             return
@@ -244,6 +302,6 @@ class RunReporter:
             run.tracker.log_model, run.store, digest, keep.registered_model
         )
         if refusal:
-            told = f"MLflow did not take the model: {refusal}; '{run.track_command}' tries again"
-            self._view.note(told)
-            get_run_logger().warning(told)
+            message = f"MLflow did not take the model: {refusal}; '{run.track_command}' tries again"
+            self._view.note(message)
+            get_run_logger().warning(message)

@@ -1,22 +1,23 @@
-"""What came of a run, gathered from what is kept of it: summary, pictures, and the page of both.
+"""The results of a run, gathered from its records: summary, warnings, pictures and the page.
 
     commits, recorded rounds, evaluations ─▶ RunResults ─▶ RunSummary, figures, index.html
 
-Nothing is remembered between attempts: a resumed run tells of its earlier steps as of its own.
-Leaves out when it is told and to whom (`reporter`).
-"""
+Nothing is remembered between attempts: a resumed run shows its earlier steps like its own. Leaves
+out the times and the places at which results appear (`reporter`)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_manifest, seconds_added
 from artifacts.journal import Journal
+from artifacts.printable import printable_line
 from artifacts.reports import canvas, plots
 from artifacts.reports.device_cost import run_cost
 from artifacts.reports.elastic_workers import (
@@ -38,17 +39,18 @@ from artifacts.reports.summary import (
 )
 from artifacts.reports.timeline import BUBBLES
 from flows.config.run_config import RunConfig
-from flows.heldout_answers import Evaluations, HeldoutAnswers
+from flows.evaluate import Evaluations, HeldoutAnswers
 from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
-from flows.run_warnings import run_warnings
+from tasks.metrics.monitors import MonitorConfig, nothing_learned, warnings_of
 from tasks.metrics.report import STAGES
 
-TIMELINE = "timeline_"  # what the names of timelines begin with
+TIMELINE = "timeline_"  # prefix of the names of timelines
+SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120  # in a warning that nothing was learned
 
 
 class RunResults:
-    """Tells of one run; lengths of responses are read once for each step."""
+    """Summarises and draws one run; reads the lengths of each step's responses once."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
@@ -61,7 +63,7 @@ class RunResults:
         evaluations: Evaluations,
         links: Mapping[str, str],
     ) -> RunSummary:
-        """What the run gained and cost so far; at least one evaluation is there."""
+        """Summarise gain and cost so far; needs at least one evaluation."""
         first, last = min(evaluations), max(evaluations)
         before, after = evaluations[first], evaluations[last]
         is_trained = last > first
@@ -89,14 +91,14 @@ class RunResults:
         )
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
-        """The alarms of these steps, in words."""
+        """Texts of the warnings that these steps gave."""
         warnings = run_warnings(commits, self._run.config.monitors, self._journal)
-        return tuple(warned.text for warned in warnings)
+        return tuple(warning.text for warning in warnings)
 
     def pictures(
         self, commits: Sequence[StepCommit], evaluations: Evaluations
     ) -> dict[str, Figure]:
-        """Every plot by the name of its file, without the ending; curves first."""
+        """Draw every plot; returns figures by file name without suffix, curves first."""
         steps = [commit.step for commit in commits]
         heldout = {
             step: mean_interval(report.scores, self._run.config.seed, question_of=report.questions)
@@ -111,11 +113,11 @@ class RunResults:
             "step_times": plots.step_times(steps, [commit.kind for commit in commits], stages),
             "response_lengths": plots.response_lengths(self._lengths_by_kind(commits)),
         }
-        told = figures_by_step(commits)
-        if any(LAG in figures for _, figures in told):
-            pictures["staleness"] = staleness(told)
-        if any(TURNS in figures for _, figures in told):
-            pictures["episodes"] = episodes_by_step(told)
+        figures_of_steps = figures_by_step(commits)
+        if any(LAG in figures for _, figures in figures_of_steps):
+            pictures["staleness"] = staleness(figures_of_steps)
+        if any(TURNS in figures for _, figures in figures_of_steps):
+            pictures["episodes"] = episodes_by_step(figures_of_steps)
         for kind in dict.fromkeys(commit.kind for commit in commits):
             typical = typical_step(commits, kind)
             spans = self._journal.read_spans(typical.step)
@@ -136,7 +138,7 @@ class RunResults:
         pictures: Mapping[str, Figure],
         is_over: bool,
     ) -> bytes:
-        """The report as one page of HTML, with these `pictures`."""
+        """Render the report as one page of HTML, with these `pictures`."""
         config = self._run.config
         drawn = {
             name: Picture(title=title_of(figure), svg=canvas.svg(figure))
@@ -172,8 +174,8 @@ class RunResults:
         config, manifest = self._run.config, read_manifest(self._run.store)
         batch, interrupted = config.batch, interruptions(manifest, commits)
         return {
-            "model": described(config.model.model_dump(mode="json")),
-            "task": described(config.task.model_dump(mode="json")),
+            "model": config_label(config.model.model_dump(mode="json")),
+            "task": config_label(config.task.model_dump(mode="json")),
             "a step": f"{batch.prompts_per_step} questions × {batch.responses_per_prompt} answers,"
             f" scheduling {config.scheduling.kind}",
             "devices": f"{config.cluster.num_devices} × {config.cluster.device_kind}",
@@ -183,7 +185,7 @@ class RunResults:
         }
 
     def _links(self, summary: RunSummary) -> dict[str, str]:
-        """Where to look on; pages of the report folder are named as they lie beside this one."""
+        """Links to further pages; those of the report folder are relative."""
         wanted = {"MLflow": "MLflow", "Prefect": "prefect.flow_run_url", "model": "model"}
         links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
         return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
@@ -202,7 +204,7 @@ class RunResults:
 
 
 def typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:
-    """The step of this kind whose length is the median one; there is one."""
+    """Return the step of median duration among the steps of this kind, at least one."""
     alike = sorted(
         (commit for commit in commits if commit.kind == kind),
         key=lambda commit: commit.metrics["time/step_s"],
@@ -211,7 +213,7 @@ def typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:
 
 
 def settings_of(config: RunConfig) -> list[ChangedSetting]:
-    """How a configuration differs from its preset, field by field."""
+    """List the settings that differ from the preset, field by field."""
     own = config.model_dump(mode="json", exclude=set(OF_THE_ATTEMPT))
     preset = RunConfig.model_validate({"preset": config.preset}).model_dump(
         mode="json", exclude=set(OF_THE_ATTEMPT)
@@ -223,7 +225,7 @@ def settings_of(config: RunConfig) -> list[ChangedSetting]:
 
 
 def device_shares(commits: Sequence[StepCommit]) -> dict[str, float]:
-    """What the devices' seconds in steps were spent on: "work", and each cause of having none."""
+    """Split the devices' time in steps into shares: "work", and each cause of idleness."""
     total_s = sum(commit.metrics["time/step_s"] for commit in commits)
     if not total_s:
         return {}
@@ -238,20 +240,20 @@ def device_shares(commits: Sequence[StepCommit]) -> dict[str, float]:
     return {"work": 1.0 - sum(lost.values())} | lost
 
 
-def described(part: Mapping[str, object]) -> str:
-    """A part of the configuration in a few words: its kind, and the plain values that name it."""
+def config_label(part: Mapping[str, object]) -> str:
+    """Name a part of the configuration by its kind, path, repository and revision."""
     named = [str(part[name]) for name in ("path", "repository", "revision") if part.get(name)]
     return " ".join([str(part["kind"]), *named])
 
 
 def title_of(figure: Figure) -> str:
-    """What the figure is called above its panels."""
+    """Title of a figure: its own, or that of its first panel with one."""
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     return figure.get_suptitle() or next((title for title in titles if title), "plot")
 
 
 def _ledger(commits: Sequence[StepCommit], evaluations: Evaluations) -> dict[str, int]:
-    """Tokens by column of the ledger: of all steps, and of the evaluations around them."""
+    """Sum tokens by column of the ledger, over all steps and evaluations."""
     ledger: dict[str, int] = defaultdict(int)
     ledger["evaluated"] = sum(report.tokens for report in evaluations.values())
     ledger["judged"] = sum(report.judged_tokens for report in evaluations.values())
@@ -274,3 +276,37 @@ def _line(commit: StepCommit) -> StepLine:
         train_s=figures["time/train_s"],
         step_s=figures["time/step_s"],
     )
+
+
+class StepWarning(NamedTuple):
+    """A warning with the step that gave it."""
+
+    step: int
+    text: str
+
+
+def run_warnings(
+    commits: Sequence[StepCommit], config: MonitorConfig, journal: Journal, *, since: int = 0
+) -> tuple[StepWarning, ...]:
+    """List the warnings of a run from step `since` on, in order of steps: limits that figures
+    passed, and steps in a row in which nothing was learned, with two of their answers."""
+    steps = figures_by_step(commits)
+    warnings = [StepWarning(alarm.step, str(alarm)) for alarm in warnings_of(steps, config)]
+    warnings += [
+        StepWarning(flat.step, f"{flat}{_answers(journal, flat.step)}")
+        for flat in nothing_learned(steps, config.steps_in_a_row)
+        if flat.step >= since
+    ]
+    recent = (warning for warning in warnings if warning.step >= since)
+    return tuple(sorted(recent, key=lambda warning: warning.step))
+
+
+def _answers(journal: Journal, step: int) -> str:
+    """Quote some answers of a step on one line; empty where none is recorded."""
+    texts = dict.fromkeys(
+        printable_line(row.response.generated.text, SHOWN_CHARACTERS)
+        for row in journal.read(step)
+        if row.response.score is not None
+    )
+    shown = ", ".join(f'"{text}"' for text in list(texts)[:SHOWN_ANSWERS])
+    return f"; answers of that step: {shown}" if shown else ""

@@ -25,8 +25,8 @@ from typing import Any
 import dask
 from prefect import flow
 
-from flows.step_ordering import StepOrdering
-from flows.task_results import result_of
+from flows.steps import StepOrdering
+from flows.task_runner import result_of
 from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
 from tasks.metrics.report import StepReport
 from tasks.reward import score_responses
@@ -43,23 +43,23 @@ SLOT = {"coordinator": 1}
     flow_run_name="step-{plan.step:05d}-{plan.round.kind}",
     validate_parameters=False,
 )
-async def rl_step(plan: StepPlan, place: StepOrdering | None = None) -> StepReport:
+async def rl_step(plan: StepPlan, ordering: StepOrdering | None = None) -> StepReport:
     """Roll out, score, train, update, publish. The caller commits the step.
 
-    place: of a step that overlaps others; it trains when it is its turn.
+    ordering: given to a step that overlaps others, which trains when its turn comes.
     """
     started_s = time.time()
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)  # prompts become responses, scored ones become groups
         reward = score_responses.submit(plan)  # a response that is finished gets its score
-    if place is not None and not await place.may_train(rollout):
+    if ordering is not None and not await ordering.may_train(rollout):
         await all_results(result_of(rollout), result_of(reward))
         raise RoundAborted("a step that overlaps this one failed")
     turn_s = time.time()
     with dask.annotate(resources=SLOT):
         gradients = accumulate_gradients.submit(plan)  # accepted groups become sums of gradients
     rolled_out, scored, (accumulated, policy, published) = await all_results(
-        result_of(rollout), result_of(reward), update_and_publish(plan, gradients, place)
+        result_of(rollout), result_of(reward), update_and_publish(plan, gradients, ordering)
     )
     return StepReport(
         plan=plan,
@@ -70,7 +70,7 @@ async def rl_step(plan: StepPlan, place: StepOrdering | None = None) -> StepRepo
         published=published,
         started_s=started_s,
         turn_s=turn_s,
-        held_s=place.held_s if place is not None else 0.0,
+        held_s=ordering.held_s if ordering is not None else 0.0,
         finished_s=time.time(),
     )
 
@@ -78,20 +78,20 @@ async def rl_step(plan: StepPlan, place: StepOrdering | None = None) -> StepRepo
 async def update_and_publish(
     plan: StepPlan,
     gradients: Any,  # Any: a Prefect future
-    place: StepOrdering | None = None,
+    ordering: StepOrdering | None = None,
 ) -> tuple[GradientReport, PolicyReport, PublishReport]:
-    """Update as soon as the gradients are there and nobody needs the weights before them any more;
-    then publish."""
+    """Update once the gradients are summed and no evaluation needs the old weights, then publish
+    the new ones."""
     accumulated: GradientReport = await result_of(gradients)
-    if place is not None:
-        await place.may_update()
+    if ordering is not None:
+        await ordering.may_update()
     policy = await update_policy(plan, accumulated)
     return accumulated, policy, await publish_weights(plan, policy)
 
 
 async def all_results(*work: Awaitable[Any]) -> list[Any]:  # Any: of any result
-    """The results of what runs at the same time. Waits for all, then raises the failure that made
-    the others fail."""
+    """Wait for concurrent work and return its results, or raise the failure that made the others
+    fail once all have ended."""
     results = await asyncio.gather(*work, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]

@@ -107,11 +107,6 @@ class OpenRun:
         return f"rollflow track {self.context.run_id}{where}"
 
     @property
-    def evaluated_steps(self) -> set[int]:
-        """Steps after which the held-out prompts were asked, as far as it is recorded."""
-        return evaluated_steps(self.store)
-
-    @property
     def logs(self) -> Path:
         """Where the run's processes on this machine write their logs."""
         if self.store.is_local:

@@ -21,7 +21,7 @@ from pathlib import Path
 from artifacts.commit import StepCommit
 from artifacts.seed_windows import read_windows, write_windows
 from artifacts.store import Store
-from flows.results import described
+from flows.results import config_label
 from flows.run import OpenRun
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.metrics.report import StepReport
@@ -36,7 +36,7 @@ class SeedingWindows:
 
     def __init__(self, run: OpenRun) -> None:
         self._config = run.config.seeding
-        named = described(run.config.model.model_dump(mode="json"))
+        named = config_label(run.config.model.model_dump(mode="json"))
         self._model = f"{named} ({Path(run.context.model_path).name})"
         self._root = Store.open(run.context.artifact_root)
         # by kind of round; without memory: that is of a class of elastic workers, too

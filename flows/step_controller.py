@@ -1,37 +1,41 @@
-"""What a run does with each of its steps: plan it, make room for it, play it, commit it, and
-recover from what it lost (`flows.steps` has the order).
+"""The operations of a run on its steps: plan a step, open its round, play it, commit it, and
+recover from losses. `flows.steps` puts them in order.
 
 Steps overlap where the policy says so, and go on beside evaluations. All others are played one at a
-time: every step is a barrier.
-"""
+time: every step is a barrier."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from artifacts.checkpoint import Checkpoints
-from artifacts.commit import check_place, commit_step
+from artifacts.commit import StepCommit, check_place, commit_step
+from artifacts.journal import Journal
 from artifacts.records import Span, WeightsRef
 from flows.engine_layout import EngineLayouts, with_relayout
 from flows.evaluate import evaluation_plan
-from flows.partial_round import PartialRound, keep_round, partial_round
-from flows.recovery import RECOVERABLE, recover
+from flows.recovery import RECOVERABLE, PartialRound, keep_round, partial_round, recover
 from flows.reporter import RunReporter
 from flows.run import OpenRun
 from flows.seeding_windows import SeedingWindows
-from flows.step_ordering import StepOrdering
-from flows.step_records import StepCommitter
-from flows.steps import Planned, Played
+from flows.steps import Planned, Played, StepOrdering
 from tasks.checkpointing import save_checkpoint
+from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import check_updates
-from tasks.metrics.report import StepReport
+from tasks.metrics.report import StepReport, stage_times
+from tasks.metrics.step_cost import cost_metrics
+from tasks.metrics.step_metrics import episode_metrics, lengths_so_far, running_totals, step_metrics
+from tasks.rewards.programs.adaptive_timeout import merged, to_record
+from tasks.rewards.registry import timeouts_of
 from tasks.rounds.report import RolloutReport
 from tasks.run.fleet import Fleet
 from tasks.run.prompts import dataset_of
 from tasks.run.run_context import StepPlan
 from tasks.run.sample_stream import round_key
+from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round, without_unfit
 
@@ -39,8 +43,60 @@ StepFlow = Callable[[StepPlan, StepOrdering | None], Awaitable[Any]]  # Any: the
 EvaluationFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: as above
 
 
+class StepCommitter:
+    """Makes the commits of steps from their reports and recorded rows, for one attempt at a run."""
+
+    def __init__(self, run: OpenRun, history: WorkerHistory) -> None:
+        self._began_s = time.time()
+        self._run = run
+        self._history = history
+        self._journal = Journal(run.store)
+
+    def record(
+        self,
+        report: StepReport,
+        state: QueueState,
+        planner: PlannerState,
+        checkpoint: str | None,
+        before: StepCommit | None,
+    ) -> StepCommit:
+        """Make the commit of a step. before: the last committed step."""
+        rows = self._journal.read(report.plan.step)
+        # Unix seconds up to which steps have paid: the end of the last one, or the beginning of
+        # this attempt if that is later
+        paid_until_s = max(before.timings["finished_s"], self._began_s) if before else 0.0
+        groups = tuple(self._journal.read_groups(report.plan.step, rows))
+        metrics = (
+            step_metrics(report, state, groups)
+            | episode_metrics(report.rollout, rows)
+            | cost_metrics(report, paid_until_s, self._history.workers)
+        )
+        if self._run.context.elastic.enabled:
+            metrics |= self._history.record_step(rows)
+        scores = [(row.prompt.domain, row.response.score) for row in rows]
+        timeouts = timeouts_of(
+            self._run.config.rewards,
+            [(domain, score) for domain, score in scores if score is not None],
+        )
+        totals = running_totals(before.counters if before else {}, metrics, state)
+        return StepCommit(
+            step=report.plan.step,
+            kind=report.plan.round.kind,
+            weights=report.published.weights,
+            queue=state.to_json(),
+            seeds={"seed": self._run.config.seed},
+            counters=totals,
+            metrics=metrics | lengths_so_far(totals),
+            timings=stage_times(report)
+            | {"started_s": report.started_s, "finished_s": report.finished_s},
+            checkpoint=checkpoint,
+            planner=planner.to_json(),
+            timeouts=to_record(merged(timeouts, report.reward.relearned)),
+        )
+
+
 class StepController:
-    """The course of one run (`Course`)."""
+    """The operations of one run on its steps (`flows.steps.StepOps`)."""
 
     recoverable: tuple[type[BaseException], ...] = RECOVERABLE
 
@@ -64,9 +120,10 @@ class StepController:
         self._records = records
         self._overlaps = run.config.scheduling.algebra(run.config.batch).overlaps
         self._windows = SeedingWindows(run)
-        self._relayout: tuple[Span, ...] = ()  # what bringing the engines into the layout cost
+        self._relayout: tuple[Span, ...] = ()  # of the last change of the engines' layout
 
     def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
+        """Plan a step from this queue; None when the run is over."""
         begun = next_round(self._run, state, step, weights.version)
         if begun is None:
             return None
@@ -74,47 +131,46 @@ class StepController:
         return Planned(before=begun.before, plan=plan)
 
     def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
+        """Return the queue after a round."""
         return state_after(before, plan, rollout)
 
     def is_barrier(self, step: int) -> bool:
+        """Return True if no later round may begin before this step is committed."""
         return not self._overlaps or step >= self._run.config.num_steps
 
     def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
+        """Plan the evaluation that goes on beside later steps; None if none is due."""
         run = self._run
-        if self.is_barrier(step) or not due(step, run.config.evaluation.every_steps):
+        if self.is_barrier(step) or not is_due(step, run.config.evaluation.every_steps):
             return None
         return evaluation_plan(run, step, weights)
 
     async def evaluate(self, plan: StepPlan) -> None:
+        """Evaluate the held-out prompts and report their scores."""
         report = await self._evaluation_flow(replace(plan, run=self._fleet.run))
-        self._reporter.tell_evaluation(plan.step, report)
+        self._reporter.report_evaluation(plan.step, report)
 
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
+        """Bring the engines into the round's layout and open the round."""
         self._relayout = await self._layouts.arrange(self._fleet, plan.round.layout)
         if plan.overlaps and not any(other.overlaps for other in beside):
             await self._fleet.announce(plan.weights.version)
         await self._fleet.open_round(round_key(plan), [*map(round_key, beside)])
 
-    async def play(self, plan: StepPlan, place: StepOrdering) -> Played:
-        """The step's flow, and its checkpoint if one is due."""
-        relayout = self._relayout
-        shared = place if plan.overlaps else None
+    async def play(self, plan: StepPlan, ordering: StepOrdering) -> Played:
+        """Run the step's flow, and save its checkpoint if one is due."""
+        relayout, keep = self._relayout, self._run.config.keep
         window = self._windows.plan(self._fleet.elastic.workers, plan.round.kind)
         placed = replace(plan, run=self._fleet.run, window=window)
-        report = await self._step_flow(placed, shared)
+        report = await self._step_flow(placed, ordering if plan.overlaps else None)
         await self._fleet.published(report.published, plan.round.at_update)
-        return with_relayout(report, relayout), await self._checkpoint(plan.step)
-
-    async def _checkpoint(self, step: int) -> str | None:
-        """Save the checkpoint of this step, if one is due; where it lies."""
-        keep = self._run.config.keep
-        if not due(step, keep.checkpoint_every_steps):
-            return None
-        return await save_checkpoint(self._run.context, step, keep.checkpoints)
+        checkpoint = None
+        if is_due(plan.step, keep.checkpoint_every_steps):
+            checkpoint = await save_checkpoint(self._run.context, plan.step, keep.checkpoints)
+        return with_relayout(report, relayout), checkpoint
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
-        """The commit file, then everything that may be lost without harm. No worker is asked for
-        anything.
+        """Write the commit file, then everything that may be lost without harm; needs no worker.
 
         Raises GradientsNotFinite when too many steps in a row made no update for that reason. The
         step is committed by then, so that a resume goes on after it.
@@ -126,28 +182,34 @@ class StepController:
         check_place(run.store, run.context.manifest_digest, reporter.last)
         commit_step(run.store, record)
         Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)
-        await reporter.tell_step(report, record)
+        await reporter.report_step(report, record)
         check_updates(reporter.figures, run.config.learner.max_nonfinite_steps)
 
     async def abort(self, reason: str) -> None:
+        """End every open round."""
         await self._fleet.abort_rounds(reason)
 
     async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
-        """A step that overlaps none goes on with the committed weights, even if engines hold its
-        own meanwhile: then its round is over, and read back."""
+        """Replace lost actors and restore the weights; returns the weights to go on with.
+
+        A step that overlaps none goes on with the committed weights, even if engines hold its own
+        meanwhile: then its round is over, and read back.
+        """
         held = await recover(self._run, self._fleet, step)
         return held if self._overlaps else committed
 
 
 def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> PartialRound | None:
-    """The round of this step, as an earlier attempt began it or else begun and kept here; None when
-    the run is over. published: the weight version in all engines."""
+    """Read the round that an earlier attempt began for this step, or plan one and keep its plan.
+
+    published: the weight version in all engines. None when the run is over.
+    """
     config = run.config
     begun = partial_round(run.store, step, config.num_steps, run.context.unfit)
     if begun is not None:
         return begun
     dataset = dataset_of(run.context)
-    turn = PlanningInputs(
+    inputs = PlanningInputs(
         state=state,
         batch=config.batch,
         step=step,
@@ -157,18 +219,18 @@ def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> Pa
         unfit=run.context.unfit,
         published=published,
     )
-    plan = config.scheduling.plan_round(turn)
-    return (
-        keep_round(run.store, PartialRound(before=state, plan=plan)) if plan is not None else None
-    )
+    plan = config.scheduling.plan_round(inputs)
+    if plan is None:
+        return None
+    return keep_round(run.store, PartialRound(before=state, plan=plan))
 
 
 def state_after(before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-    """Where the prompts stand after the step's round. One that was begun with more room may leave
-    prompts that do not fit."""
+    """Return the queue after the step's round, without prompts that no longer fit: a round that was
+    begun with more room may leave some."""
     return without_unfit(finish_round(before, plan.round, rollout), plan.run.unfit)
 
 
-def due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps happens now; 0 is never."""
+def is_due(step: int, every: int) -> bool:
+    """Return True if an action that repeats after `every` steps falls on this one; 0 is never."""
     return every > 0 and step % every == 0

@@ -4,29 +4,33 @@ the one before it closes, while that is trained:
     round s ──▶ closed ──▶ its turn: trained, published ──▶ committed, in order
                    └─▶ round s + 1 ──▶ closed ──▶ waits for its turn ...
 
-When anything fails that can be recovered from, every round is ended, what was lost is replaced, and
-the steps after the last commit begin again: rounds that were closed are read back. A barrier is a
-step that is committed before a later round begins, and that leaves nothing running for one: the
-last, or each where the steps of the run do not overlap at all.
+When a recoverable failure happens, every round is ended, lost actors are replaced, and the steps
+after the last commit begin again: rounds that were closed are read back. A barrier is a step that
+is committed before a later round begins, and that leaves nothing running for one: the last, or each
+where the steps of the run do not overlap at all.
 
 An evaluation goes on beside the rounds and the training of later steps, on engines that all hold
-the weights of the step that it follows. The next step updates nothing before it is over:
+the weights of the step before it. The next step updates nothing before the evaluation is over:
 
-    step s committed ─▶ evaluation of its weights ─▶ told
+    step s committed ─▶ evaluation of its weights ─▶ reported
                      └▶ step s + 1 trains ─────────────┴▶ updates, publishes
-"""
+
+Each step knows its order by a `StepOrdering`: its round closes (`closed`: the next round begins),
+every step before it is committed (`turn`: the step trains), the evaluation of the weights before it
+is over (the step updates and publishes)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from artifacts.records import WeightsRef
-from flows.step_ordering import StepOrdering
+from flows.task_runner import result_of
 from tasks.metrics.report import StepReport
 from tasks.rounds.records import InFlight
 from tasks.rounds.report import RolloutReport
@@ -36,12 +40,61 @@ from tasks.scheduling.queue_state import QueueState
 
 logger = logging.getLogger(__name__)
 
-Played = tuple[StepReport, str | None]  # a step, and its checkpoint if one was due
+Played = tuple[StepReport, str | None]  # report of a step, and its checkpoint if one was due
+
+
+class StepOrdering:
+    """Signals between one step and the loop over all steps, within the flow's process."""
+
+    __slots__ = ("_closing", "closed", "evaluation", "held_s", "turn")
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        # the report of the step's round, or the error that ended the round
+        self.closed: asyncio.Future[RolloutReport] = loop.create_future()
+        self.turn: asyncio.Future[bool] = loop.create_future()  # True if the step may train
+        # the evaluation of the weights that the step replaces; known when its turn comes
+        self.evaluation: asyncio.Future[None] | None = None
+        self.held_s = 0.0  # how long the step's update waited for the evaluation
+        self._closing: asyncio.Task[None] | None = None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Pickle as None: Prefect sends a flow's parameters to its tasks, and none needs this."""
+        return type(None), ()
+
+    async def may_train(self, rollout: Any) -> bool:  # Any: a Prefect future of the round's report
+        """Wait for the step's turn, and set `closed` meanwhile when the rollout ends. Returns False
+        when training is called off or the round has failed."""
+        self._closing = asyncio.create_task(self._close_after(rollout))
+        await asyncio.wait((self._closing, self.turn), return_when=asyncio.FIRST_COMPLETED)
+        if not self.turn.done() and self.closed.exception() is not None:
+            return False
+        return await self.turn
+
+    async def may_update(self) -> None:
+        """Wait for the evaluation of the weights that the step replaces. Raises RoundAborted when
+        that evaluation failed: it must be repeated before the update."""
+        if self.evaluation is None:
+            return
+        began_s = time.monotonic()
+        await asyncio.wait((self.evaluation,))
+        self.held_s = time.monotonic() - began_s
+        if self.evaluation.cancelled() or self.evaluation.exception() is not None:
+            raise RoundAborted("the evaluation of the weights before this step's failed")
+
+    async def _close_after(self, rollout: Any) -> None:  # Any: as above
+        try:
+            report = await result_of(rollout)
+        except BaseException as error:
+            self.closed.set_exception(error)
+            self.closed.exception()  # marks it as retrieved: nobody has to wait for it
+        else:
+            self.closed.set_result(report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A step that may begin."""
+    """A step that may begin, with the queue before it."""
 
     before: QueueState  # where the prompts stood when its round was planned
     plan: StepPlan
@@ -49,100 +102,100 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedStep(Planned):
-    """A step that is under way."""
+    """A step that is under way, with its task."""
 
-    place: StepOrdering
-    playing: asyncio.Task[Played]
+    ordering: StepOrdering
+    task: asyncio.Task[Played]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluating:
-    """An evaluation that is under way."""
+class StartedEvaluation:
+    """An evaluation that is under way, with its task."""
 
     plan: StepPlan
-    asking: asyncio.Task[None]
+    task: asyncio.Task[None]
 
 
 class StepOps(Protocol):
-    """What a run does with its steps."""
+    """Operations on the steps of a run that `Steps` puts in order."""
 
     max_recoveries: int  # in a row, without a commit in between
     recoverable: tuple[type[BaseException], ...]  # failures that are recovered from
 
     def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
-        """The round of a step over prompts that stand so, with these weights in all engines; None
-        when the run is over."""
+        """Plan the round of a step from this queue, with these weights in all engines; None when
+        the run is over."""
         ...
 
     def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-        """Where the prompts stand after a round."""
+        """Return the queue after a round."""
         ...
 
     def is_barrier(self, step: int) -> bool:
-        """Whether no later round begins before this step is committed."""
+        """Return True if no later round may begin before this step is committed."""
         ...
 
     def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
-        """The evaluation of these weights, this step's, that goes on beside later steps; None if
-        there is none."""
+        """Plan the evaluation of this step's weights that goes on beside later steps; None if none
+        is due."""
         ...
 
     async def evaluate(self, plan: StepPlan) -> None:
-        """Ask the held-out prompts, and tell their scores."""
+        """Evaluate the held-out prompts and report their scores."""
         ...
 
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
-        """Make room for the round of a step or of an evaluation, beside these."""
+        """Open the round of a step or of an evaluation, beside the rounds that are open."""
         ...
 
-    async def play(self, plan: StepPlan, place: StepOrdering) -> Played:
-        """All of the step that needs workers."""
+    async def play(self, plan: StepPlan, ordering: StepOrdering) -> Played:
+        """Run the part of a step that needs workers: rollout to publication, and the checkpoint."""
         ...
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
-        """Make the step final; `state`: where the prompts stand after it."""
+        """Make the step final; `state`: the queue after the step."""
         ...
 
     async def abort(self, reason: str) -> None:
-        """End every open round, for all who work on it."""
+        """End every open round in all processes that work on it."""
         ...
 
     async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
-        """Replace what was lost, bring learners and engines back to this step, whose weights are
-        the committed ones; the weights to go on with."""
+        """Replace lost actors, bring learners and engines back to this step, which committed these
+        weights; returns the weights to go on with."""
         ...
 
 
 class Steps:
-    """The steps of a run from its last commit on."""
+    """Plays the steps of a run from its last commit on."""
 
-    def __init__(self, course: StepOps, state: QueueState, step: int, weights: WeightsRef) -> None:
-        """state, step, weights: those of the last commit."""
+    def __init__(self, ops: StepOps, state: QueueState, step: int, weights: WeightsRef) -> None:
+        """Begin after the last commit: its queue `state`, its `step` and its `weights`."""
         self.step = step
         self.weights = weights
-        self._course = course
+        self._ops = ops
         self._state = state
         self._under_way: deque[StartedStep] = deque()
         self._attempts: Counter[int] = Counter()
         self._due: StepPlan | None = None  # the next attempt at an evaluation that is not over
-        self._evaluating: Evaluating | None = None
+        self._evaluating: StartedEvaluation | None = None
 
     async def play(self) -> bool:
-        """Play and commit steps up to the next barrier; whether there were any."""
+        """Play and commit steps up to the next barrier; returns False when the run is over."""
         first, num_failures = self.step, Counter[int]()  # failures by the last step committed
         play_on = self._play_on
         while (failure := await self._failure(play_on())) is not None:
             num_failures[self.step] += 1
             attempt = num_failures[self.step]
             logger.warning("step=%d attempt=%d reason=%s", self.step + 1, attempt, failure)
-            is_recoverable = isinstance(failure, self._course.recoverable)
-            if not is_recoverable or attempt > self._course.max_recoveries:
+            is_recoverable = isinstance(failure, self._ops.recoverable)
+            if not is_recoverable or attempt > self._ops.max_recoveries:
                 raise failure
             play_on = self._recover_and_play_on
         return self.step > first
 
     async def _failure(self, playing: Awaitable[None]) -> BaseException | None:
-        """Wait for this; what made it fail, when all that was under way is ended."""
+        """Await the steps; on failure end all that is under way and return the cause."""
         try:
             await playing
         except BaseException as error:
@@ -153,7 +206,7 @@ class Steps:
         return None
 
     async def _recover_and_play_on(self) -> None:
-        self.weights = await self._course.recover(self.step, self.weights)
+        self.weights = await self._ops.recover(self.step, self.weights)
         await self._play_on()
 
     async def _play_on(self) -> None:
@@ -165,37 +218,37 @@ class Steps:
                 return
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             self._end_evaluation()
-            if self._under_way and self._under_way[-1].place.closed.done():
-                self._under_way[-1].place.closed.result()  # raises why its round has failed
-            if self._under_way and self._under_way[0].playing.done():
+            if self._under_way and self._under_way[-1].ordering.closed.done():
+                self._under_way[-1].ordering.closed.result()  # raises why its round has failed
+            if self._under_way and self._under_way[0].task.done():
                 await self._commit(self._under_way[0])
-                if self._course.is_barrier(self.step):
+                if self._ops.is_barrier(self.step):
                     return
 
     def _waits(self) -> set[asyncio.Future[Any]]:  # Any: of reports
-        """What the next decision waits for; nothing when the run is over."""
+        """Futures that the next decision waits for; empty when the run is over."""
         waits: set[asyncio.Future[Any]] = set()
         if self._under_way:
-            waits.add(self._under_way[0].playing)
-            closed = self._under_way[-1].place.closed
+            waits.add(self._under_way[0].task)
+            closed = self._under_way[-1].ordering.closed
             waits |= set() if closed.done() else {closed}
         if self._evaluating is not None:
-            waits.add(self._evaluating.asking)
+            waits.add(self._evaluating.task)
         return waits
 
     async def _begin_evaluation(self) -> None:
-        """Begin the evaluation that is due, unless it is under way."""
+        """Begin the evaluation that is due, unless one is under way."""
         if self._due is None or self._evaluating is not None:
             return
         plan = self._due
         self._due = replace(plan, attempt=plan.attempt + 1)
-        await self._course.open(plan, [begun.plan for begun in self._under_way])
-        asking = asyncio.create_task(self._course.evaluate(plan))
-        self._evaluating = Evaluating(plan=plan, asking=asking)
+        await self._ops.open(plan, [begun.plan for begun in self._under_way])
+        task = asyncio.create_task(self._ops.evaluate(plan))
+        self._evaluating = StartedEvaluation(plan=plan, task=task)
 
     def _end_evaluation(self) -> None:
-        if self._evaluating is not None and self._evaluating.asking.done():
-            self._evaluating.asking.result()
+        if self._evaluating is not None and self._evaluating.task.done():
+            self._evaluating.task.result()
             self._due = self._evaluating = None
 
     async def _begin(self) -> None:
@@ -204,12 +257,12 @@ class Steps:
         adopted: tuple[InFlight, ...] = ()
         if self._under_way:
             last = self._under_way[-1]
-            if not last.place.closed.done() or self._course.is_barrier(last.plan.step):
+            if not last.ordering.closed.done() or self._ops.is_barrier(last.plan.step):
                 return
-            rollout = last.place.closed.result()
-            state, step = self._course.after(last.before, last.plan, rollout), last.plan.step
+            rollout = last.ordering.closed.result()
+            state, step = self._ops.after(last.before, last.plan, rollout), last.plan.step
             adopted = rollout.in_flight
-        planned = self._course.plan(state, step + 1, self.weights)
+        planned = self._ops.plan(state, step + 1, self.weights)
         if planned is None:
             return
         self._attempts[step + 1] += 1
@@ -217,51 +270,50 @@ class Steps:
             planned.plan,
             attempt=self._attempts[step + 1],
             adopted=adopted,
-            leaves_running=planned.plan.overlaps and not self._course.is_barrier(step + 1),
+            leaves_running=planned.plan.overlaps and not self._ops.is_barrier(step + 1),
         )
         beside = [begun.plan for begun in self._under_way]
         beside += [self._evaluating.plan] if self._evaluating is not None else []
-        await self._course.open(plan, beside)
-        place = StepOrdering()
-        playing = asyncio.create_task(self._course.play(plan, place))
-        begun = StartedStep(before=planned.before, plan=plan, place=place, playing=playing)
+        await self._ops.open(plan, beside)
+        ordering = StepOrdering()
+        task = asyncio.create_task(self._ops.play(plan, ordering))
+        begun = StartedStep(before=planned.before, plan=plan, ordering=ordering, task=task)
         self._under_way.append(begun)
         if len(self._under_way) == 1:
             self._give_turn(begun)
 
     async def _commit(self, done: StartedStep) -> None:
-        report, checkpoint = done.playing.result()
-        state = self._course.after(done.before, done.plan, report.rollout)
-        await self._course.commit(report, state, checkpoint)
+        report, checkpoint = done.task.result()
+        state = self._ops.after(done.before, done.plan, report.rollout)
+        await self._ops.commit(report, state, checkpoint)
         self._under_way.popleft()
         self._state, self.step = state, done.plan.step
         self.weights = report.published.weights
-        self._due = self._course.evaluation(self.step, self.weights)
+        self._due = self._ops.evaluation(self.step, self.weights)
         await self._begin_evaluation()
         if self._under_way:
             self._give_turn(self._under_way[0])
 
     def _give_turn(self, begun: StartedStep) -> None:
-        """Its step may train; it replaces the weights that are being evaluated when that is
-        over."""
+        """Let a step train; its update waits for the evaluation that is under way."""
         if self._evaluating is not None:
-            begun.place.evaluation = self._evaluating.asking
-        begun.place.turn.set_result(True)
+            begun.ordering.evaluation = self._evaluating.task
+        begun.ordering.turn.set_result(True)
 
     async def _give_up(self, error: BaseException) -> BaseException:
-        """End what is under way; the failure that made the others fail."""
+        """End all that is under way; returns the failure that made the others fail."""
         under_way, self._under_way = self._under_way, deque()
         evaluating, self._evaluating = self._evaluating, None
-        work: list[asyncio.Task[Any]] = [begun.playing for begun in under_way]  # Any: of reports
-        work += [evaluating.asking] if evaluating is not None else []
-        if not isinstance(error, Exception):  # the run is stopped: nobody waits for a step's end
+        work: list[asyncio.Task[Any]] = [begun.task for begun in under_way]  # Any: of reports
+        work += [evaluating.task] if evaluating is not None else []
+        if not isinstance(error, Exception):  # the run is stopped: no step is waited for
             for task in work:
                 task.cancel()
         elif not all(task.done() for task in work):
-            await self._course.abort(f"a step failed: {type(error).__name__}: {error}")
+            await self._ops.abort(f"a step failed: {type(error).__name__}: {error}")
         for begun in under_way:
-            if not begun.place.turn.done():
-                begun.place.turn.set_result(False)
+            if not begun.ordering.turn.done():
+                begun.ordering.turn.set_result(False)
         results = await asyncio.gather(*work, return_exceptions=True)
         failures = [error, *(result for result in results if isinstance(result, BaseException))]
         causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]

@@ -1,9 +1,8 @@
-"""What a person sees in the terminal while a run goes on: a bar, the last steps, and how far the
-present round is.
+"""The terminal view of a run that goes on: a bar, the last steps, and the progress of the present
+round.
 
 On a terminal the view is redrawn in place; elsewhere (a file, CI) every step is one line. Leaves
-out the summary at the end, and what libraries write (flows.output).
-"""
+out the summary at the end, and the output of libraries (`flows.output`)."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Shows a run; `read_progress` tells how the last round that began is filled, and the
+    """Shows a run; `read_progress` returns the progress of the last round that began and of the
     evaluation that runs, as far as there are any."""
 
     def __init__(
@@ -61,14 +60,13 @@ class TerminalView:
         run_id: str,
         num_steps: int,
         read_progress: Callable[[], Sequence[RoundProgress]],
-        read_hosts: Callable[[], str] = str,
+        read_participants: Callable[[], str] = str,
     ) -> None:
-        """read_hosts: the states of environment hosts and elastic workers, a line each, empty
-        without."""
+        """read_participants: lines on environment processes and elastic workers; empty without."""
         self._run_id = run_id
         self._num_steps = num_steps
         self._read_progress = read_progress
-        self._read_hosts = read_hosts
+        self._read_participants = read_participants
         self._rows: deque[tuple[int, str, Mapping[str, float]]] = deque(maxlen=SHOWN_STEPS)
         self._rewards: list[float] = []
         self._notes: list[Text] = []
@@ -102,8 +100,7 @@ class TerminalView:
         await self.close()
 
     async def close(self) -> None:
-        """Leave the last picture as it is; what is printed from now on stands below it. May be
-        called twice."""
+        """Stop redrawing and leave the last picture above later output. May be called twice."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -113,20 +110,20 @@ class TerminalView:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Something worth a line of its own."""
-        self._say(text, "dim")
+        """Show a remark on a line of its own."""
+        self._add_note(text, "dim")
 
     def warn(self, text: str) -> None:
-        """Something that should be looked at."""
-        self._say(f"warning: {text}", "yellow")
+        """Show a warning on a line of its own."""
+        self._add_note(f"warning: {text}", "yellow")
 
-    def _say(self, text: str, style: str) -> None:
+    def _add_note(self, text: str, style: str) -> None:
         self._notes.append(Text(text, style=style))
         if self._live is None:
             say(text)
 
-    def stepped(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        """A step is committed."""
+    def add_step(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        """Show a committed step."""
         self._step = step
         self._rows.append((step, kind, metrics))
         self._rewards.append(metrics["reward/mean"])
@@ -136,19 +133,18 @@ class TerminalView:
                 for title, name, form in columns_of([metrics])
             )
             far = progress_text(step, self._num_steps)
-            told = f"step {far} {kind:<5} {figures}  {update_line(metrics)}"
-            say(told.rstrip())
+            say(f"step {far} {kind:<5} {figures}  {update_line(metrics)}".rstrip())
 
     async def _tick(self) -> None:
         assert self._live is not None
         while True:
             with suppress(Exception):  # the scheduler does not answer now; the next picture may do
-                fillings = await asyncio.to_thread(self._read_progress)
-                hosts = await asyncio.to_thread(self._read_hosts)
-                self._live.update(self._picture(fillings, hosts))
+                rounds = await asyncio.to_thread(self._read_progress)
+                participants = await asyncio.to_thread(self._read_participants)
+                self._live.update(self._picture(rounds, participants))
             await asyncio.sleep(REDRAW_S)
 
-    def _picture(self, fillings: Sequence[RoundProgress], hosts: str = "") -> Group:
+    def _picture(self, rounds: Sequence[RoundProgress], participants: str = "") -> Group:
         elapsed_s = time.monotonic() - self._started_s
         table = Table(box=None, pad_edge=False, header_style="dim")
         columns = columns_of([metrics for _, _, metrics in self._rows])
@@ -168,49 +164,49 @@ class TerminalView:
         bar = ProgressBar(total=self._num_steps, completed=done, width=80)
         lines: list[RenderableType] = [
             head,
-            Padding(bar, 0),  # which ends its line; a bar alone does not
+            Padding(bar, 0),  # a bar alone does not end its line
             table,
         ]
-        lines += [Text(round_line(filling), style="cyan") for filling in fillings]
-        lines += [Text(hosts, style="cyan")] * bool(hosts)
+        lines += [Text(round_line(progress), style="cyan") for progress in rounds]
+        lines += [Text(participants, style="cyan")] * bool(participants)
         return Group(*lines, *self._notes[-3:])
 
 
-def round_line(filling: RoundProgress) -> str:
-    """How a round is filled, and who waits for whom, in a line."""
-    parts = [f"{filling.num_accepted} of {filling.num_wanted} groups accepted"]
-    if filling.num_undecided:
-        carried = f" ({filling.num_carried} carried)" if filling.num_carried else ""
-        parts.append(f"{filling.num_undecided} under way{carried}")
-    if filling.num_complete:
-        parts.append(f"{filling.num_complete} complete and waiting")
-    parts.append(f"{filling.num_running} responses running")
-    if filling.num_unscored:
-        parts.append(f"{filling.num_unscored} unscored")
-    if filling.lag is not None and filling.version is not None:
-        parts.append(f"lag {filling.lag:.1f}")
-    if filling.do_engines_wait:
-        parts.append(f"engines wait for the weights after step {(filling.version or 0) + 1}")
-    if filling.does_learner_wait:
+def round_line(progress: RoundProgress) -> str:
+    """Describe the progress of a round on one line, and whether engines or learner wait."""
+    parts = [f"{progress.num_accepted} of {progress.num_wanted} groups accepted"]
+    if progress.num_undecided:
+        carried = f" ({progress.num_carried} carried)" if progress.num_carried else ""
+        parts.append(f"{progress.num_undecided} under way{carried}")
+    if progress.num_complete:
+        parts.append(f"{progress.num_complete} complete and waiting")
+    parts.append(f"{progress.num_running} responses running")
+    if progress.num_unscored:
+        parts.append(f"{progress.num_unscored} unscored")
+    if progress.lag is not None and progress.version is not None:
+        parts.append(f"lag {progress.lag:.1f}")
+    if progress.do_engines_wait:
+        parts.append(f"engines wait for the weights after step {(progress.version or 0) + 1}")
+    if progress.does_learner_wait:
         parts.append("the learner waits for these groups")
-    what = "evaluation after step" if filling.is_evaluation else "round"
-    return f"{what} {filling.step}: {', '.join(parts)}"
+    what = "evaluation after step" if progress.is_evaluation else "round"
+    return f"{what} {progress.step}: {', '.join(parts)}"
 
 
 def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[tuple[str, str, str], ...]:
-    """Title, metric and form of what is shown of these steps."""
+    """Choose the columns for these steps: title, metric and number format of each."""
     overlaps = any("lag/mean_versions" in metrics for metrics in steps)
     return (*COLUMNS, *OVERLAPPED) if overlaps else COLUMNS
 
 
 def update_line(metrics: Mapping[str, float]) -> str:
-    """What the step's line says of a policy that was not updated; nothing of one that was."""
+    """Reason of a skipped update, for the step's line; empty after an update."""
     skipped = skipped_of(metrics)
     return "" if skipped is None else f"no update: {REASONS[skipped]}"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """The last values as bars, 0 to 1."""
+    """Draw the last values, from 0 to 1, as bars."""
     return "".join(
         BLOCKS[min(len(BLOCKS) - 1, max(0, int(value * len(BLOCKS))))] for value in values[-width:]
     )

@@ -15,58 +15,61 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from distributed import Client, performance_report
 from prefect import State, flow, runtime
 from prefect.states import Completed
 
 from artifacts import layout
+from artifacts.handover import OWNER
 from artifacts.private_files import private_files
 from artifacts.proxies import bypass_proxies
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
-from flows.dask_page import dask_page
 from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
-from flows.hosts import check_hosts
 from flows.output import keep_log_in, say
-from flows.prefect_pages import explaining_prefects_loss
+from flows.prefect_server import hide_refused_secrets, logged_in_prefect, prefect_loss_explained
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.resume import nothing_left
 from flows.rl_step import rl_step
-from flows.run import OpenRun, check_ports, effective_config, open_run
-from flows.run_log import hide_refused_secrets, logged_in_prefect
-from flows.step_controller import EvaluationFlow, StepController, due
-from flows.step_records import StepCommitter
+from flows.run import OpenRun, check_ports, effective_config, evaluated_steps, open_run
+from flows.step_controller import EvaluationFlow, StepCommitter, StepController, is_due
 from flows.steps import Steps
 from flows.stopping import stoppable
 from flows.task_runner import ClusterTaskRunner, on_cluster
 from tasks.checkpointing import export_model
 from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
+from tasks.cluster.host_checks import SharedFile, check_numbering, check_shared
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.cluster.parent import is_bound
 from tasks.engines.loading import load_all
 from tasks.run.actor_handles import engines_of
 from tasks.run.elastic_setup import worker_line
 from tasks.run.fleet import Fleet
+from tasks.run.run_context import RunContext
 from tasks.run.sample_stream import round_key
 
 logger = logging.getLogger(__name__)
 
 hide_refused_secrets()
 
-WORKER_IMPORTS = "flows.worker_imports"  # by name: the flow itself has no use for it
+WORKER_IMPORTS = "flows.worker_imports"  # by name: the flow itself does not use the module
+ANSWER_S = 20.0  # within which the scheduler must answer for Dask's page
+SAME_MODEL = "put the model there under the same path, or set keep.model_cache to a shared folder"
 
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
 async def train(config: RunConfig) -> RunSummary | State[None]:
-    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler. A
-    run that is finished is resumed by saying so."""
+    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler; a
+    resumed run with nothing left to do ends at once."""
     if told := nothing_left(config):
         say(told)
         return Completed(message=told)
@@ -77,7 +80,7 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
         stack.enter_context(logged_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
         stack.enter_context(stop.of(run.store))
-        stack.enter_context(explaining_prefects_loss())
+        stack.enter_context(prefect_loss_explained())
         keep_log_in(run.logs)
         say(f"run: {run.store.url}")
         say(f"logs: {run.logs}")
@@ -96,7 +99,7 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
         specs, start_s = worker_specs(cluster), run.config.deadlines.start_s
         workers = [spec.name for spec in specs]
         await take_cluster(client, run.context.run_id, workers, start_s)
-        await check_hosts(client, run)
+        await check_machines(client, run)
         fleet = stack.enter_context(Fleet(client, run.context, specs))
         if run.context.elastic.enabled:
             handed = certificate if cluster.makes_certificate else None
@@ -111,7 +114,7 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
 
 
 def prepare_workers(config: RunConfig) -> None:
-    """Let the run's workers begin with their imports; before anything has been started here."""
+    """Begin the imports of the run's workers, before this process starts anything else."""
     effective = effective_config(config)
     check_ports(effective)
     prepare_cluster(effective.cluster, (WORKER_IMPORTS,), effective.engine.imports)
@@ -120,7 +123,7 @@ def prepare_workers(config: RunConfig) -> None:
 async def train_steps(
     run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: ClusterTaskRunner
 ) -> RunSummary:
-    """All steps that are still to do, and the evaluations around them."""
+    """Play all remaining steps and the evaluations around them."""
     step_flow = on_cluster(rl_step, task_runner)
     evaluation_flow = on_cluster(evaluate, task_runner)
     step = len(run.commits)
@@ -129,37 +132,38 @@ async def train_steps(
     async with RunReporter(run, fleet.elastic.history) as reporter:
         for past in evaluations_until(run, step):
             scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
-            reporter.tell_evaluation(past, scores)
-        course = StepController(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
-        steps = Steps(course, run.state, step, weights)
+            reporter.report_evaluation(past, scores)
+        ops = StepController(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
+        steps = Steps(ops, run.state, step, weights)
         while await steps.play():
-            if due(steps.step, run.config.evaluation.every_steps):
+            if is_due(steps.step, run.config.evaluation.every_steps):
                 scores = await evaluate_after(
                     evaluation_flow, run, fleet, steps.step, steps.weights
                 )
-                reporter.tell_evaluation(steps.step, scores)
+                reporter.report_evaluation(steps.step, scores)
         scores = await evaluate_after(evaluation_flow, run, fleet, steps.step, steps.weights)
-        reporter.tell_evaluation(steps.step, scores)
+        reporter.report_evaluation(steps.step, scores)
         model = await asyncio.to_thread(export_model, run.context, steps.weights)
         return await reporter.finish(model)
 
 
 def evaluations_until(run: OpenRun, step: int) -> list[int]:
-    """Steps up to this one whose evaluation an earlier attempt recorded, and this one if its own is
-    due and missing."""
-    missing = {step} if step == 0 or due(step, run.config.evaluation.every_steps) else set()
-    return sorted(missing | run.evaluated_steps)
+    """List the steps up to this one whose evaluations are recorded or due now."""
+    missing = {step} if step == 0 or is_due(step, run.config.evaluation.every_steps) else set()
+    return sorted(missing | evaluated_steps(run.store))
 
 
 async def evaluate_after(
     flow_with_runner: EvaluationFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef
 ) -> EvaluationReport:
-    """Held-out scores after this step, with nothing beside; read back if they are recorded, else
-    asked for until no worker dies under it. Afterwards the engines load their weights again, so
-    that the next round's engine statistics count nothing of this."""
+    """Evaluate after this step, with nothing beside; recorded scores are read back.
+
+    Attempts are repeated when workers die. Afterwards the engines load their weights again, so that
+    the engine statistics of the next round leave the evaluation out.
+    """
     plan = evaluation_plan(run, step, weights)
 
-    async def ask(attempt: int) -> EvaluationReport:
+    async def try_once(attempt: int) -> EvaluationReport:
         if attempt > 1:
             await recover(run, fleet, step)
         tried = replace(plan, run=fleet.run, attempt=attempt)
@@ -171,4 +175,74 @@ async def evaluate_after(
     recorded = recorded_evaluation(plan)
     if recorded is not None:
         return recorded
-    return await retry(ask, run.config.max_recoveries, f"evaluation after step={step}")
+    return await retry(try_once, run.config.max_recoveries, f"evaluation after step={step}")
+
+
+@contextmanager
+def dask_page(client: Client, page: Path) -> Iterator[None]:
+    """Write Dask's own page about the workers' tasks in the block, however the block ends.
+
+    The page is a record of the run and no part of it: a scheduler that does not answer costs a
+    warning.
+    """
+    report = performance_report(filename=str(page))
+    client.sync(report.__aenter__)
+    try:
+        yield
+    finally:
+        end = (None, None, None)
+        try:  # without the timeout, a scheduler that is gone is waited for as long as Dask retries
+            client.sync(report.__aexit__, *end, code="", callback_timeout=ANSWER_S)
+        except (OSError, RuntimeError, ValueError) as error:  # TimeoutError is an OSError
+            reason = str(error) or f"no answer within {ANSWER_S:.0f} s"
+            logger.warning("no page of Dask's: %s", reason)
+
+
+async def check_machines(client: Client, run: OpenRun) -> None:
+    """Check the machines of a joined cluster before any actor is built.
+
+    Raises ValueError if a worker misses a file of the run, or if a device's number belongs to
+    another machine.
+    """
+    config, cluster = run.config, run.config.cluster
+    if cluster.scheduler_address is None:
+        return
+    specs, files = worker_specs(cluster), shared_files(run.context, config.local_root())
+    await asyncio.to_thread(check_shared, client, specs, files)
+    if config.engine.tensor_parallel_size > 1 or config.planner.enabled:
+        await asyncio.to_thread(check_numbering, client, specs, cluster.devices_per_host)
+
+
+def shared_files(context: RunContext, root: Path | None) -> list[SharedFile]:
+    """List one file in every folder that workers share; `root` is the artifact root where that is a
+    folder."""
+    files = [
+        SharedFile(
+            path=f"{context.weights_dir}/{OWNER}",
+            where="keep.weights_dir",
+            cure="set it to a folder that all hosts share",
+            roles=("rollout", "learner"),
+        ),
+        SharedFile(
+            path=f"{context.model_path}/config.json",
+            where="the model's folder",
+            cure=SAME_MODEL,
+            roles=("control", "rollout", "learner"),  # the first renders prompts
+        ),
+    ]
+    if context.judge_model_path:
+        path = f"{context.judge_model_path}/config.json"
+        files.append(
+            SharedFile(path=path, where="the judge's folder", cure=SAME_MODEL, roles=("judge",))
+        )
+    if root is not None:
+        writers = ("rollout",) if context.environments else ()  # of the turns of episodes
+        files.append(
+            SharedFile(
+                path=str(root / context.run_id / layout.MANIFEST),
+                where="keep.artifact_root",
+                cure="set it to a folder that all hosts share, or to an object store",
+                roles=("control", "learner", *writers),
+            )
+        )
+    return files

@@ -99,7 +99,7 @@ def trained(options: Namespace, output: Output) -> int:
         if told := nothing_left(config):
             say(told)
             return 0
-        from flows.prefect_pages import explaining_prefects_loss
+        from flows.prefect_server import prefect_loss_explained
         from flows.train import prepare_workers, train
 
         prepare_workers(config)
@@ -107,7 +107,7 @@ def trained(options: Namespace, output: Output) -> int:
             end_with(options.parent)
         if options.server_starts:
             wait_until_served(f"{os.environ['PREFECT_API_URL']}/health", "the Prefect server")
-        with explaining_prefects_loss():  # the state that the flow ends in is told to it, too
+        with prefect_loss_explained():  # the state that the flow ends in is told to it, too
             asyncio.run(train(config))
     except (ValueError, OSError, RuntimeError, TimeoutError) as error:
         output.complain(sentence(error))

@@ -14,7 +14,7 @@ from artifacts.journal import Journal
 from artifacts.records import NO_UPDATE, Fate, Group
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from flows.partial_round import partial_round
+from flows.recovery import partial_round
 from tasks.rounds.report import RolloutReport, read_round
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.queue_state import QueueState

@@ -17,7 +17,7 @@ from artifacts.records import Fate, Group, Outcome, VersionSpan
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows.config.run_config import RunConfig
-from flows.partial_round import PartialRound, keep_round
+from flows.recovery import PartialRound, keep_round
 from research.kills.injected_records import Findings, examine
 from tasks.rounds.report import RolloutReport, close_round
 from tasks.scheduling.events import PromptRef, RoundPlan

@@ -15,7 +15,7 @@ from artifacts.reports.summary import markdown
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from flows import reporter
-from flows.heldout_answers import read_answers
+from flows.evaluate import read_answers
 from flows.reporter import ALARM_TAG, RunReporter
 from flows.results import RunResults
 from tasks.elastic.worker_history import WorkerHistory
@@ -64,7 +64,7 @@ async def test_the_step_that_raises_it_tells_it_once(
         for step, effective in enumerate((0.4, 0.3, 0.2, 0.1), 1):
             if step == 3:
                 assert not tags.tags
-            await teller.tell_step(make_report(()), commit_of(step, effective))
+            await teller.report_step(make_report(()), commit_of(step, effective))
     told = [record.getMessage() for record in caplog.records if record.name == LOG.name]
     assert len(told) == 1
     assert told[0].startswith(f"step=3 alarm: {ALARM}: ")

@@ -14,7 +14,7 @@ from artifacts import layout
 from artifacts.store import Store
 from flows import step_controller as course
 from flows.config.run_config import RunConfig
-from flows.partial_round import PartialRound
+from flows.recovery import PartialRound
 from flows.run import OpenRun
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import QueueState

@@ -67,7 +67,7 @@ async def test_steps_that_overlap_wait_for_the_end_and_go_on_beside_evaluations(
     asked = SimpleNamespace(heldout=[SimpleNamespace(domain="add")] * 100)
     monkeypatch.setattr(prompts, "dataset_of", lambda run: asked)
     told: list[tuple[int, StepPlan]] = []
-    reporter = SimpleNamespace(tell_evaluation=lambda *report: told.append(report))
+    reporter = SimpleNamespace(report_evaluation=lambda *report: told.append(report))
     _, made = course_of(tmp_path, preset, reporter, evaluation={"every_steps": 2})
     assert [step for step in range(1, 8) if made.is_barrier(step)] == barriers
     plans = [plan for step in range(1, 8) if (plan := made.evaluation(step, HELD))]
@@ -120,7 +120,7 @@ class Reporter:
     def __init__(self) -> None:
         self.told: list[int] = []
 
-    async def tell_step(self, report: object, record: StepCommit) -> None:
+    async def report_step(self, report: object, record: StepCommit) -> None:
         self.told.append(record.step)
 
 

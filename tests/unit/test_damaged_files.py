@@ -11,7 +11,7 @@ from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.judgements import kept_judgements
 from artifacts.store import Store
-from flows.partial_round import partial_round
+from flows.recovery import partial_round
 from tasks.learner import reward_moments
 from tasks.learner.split import read_split
 from tasks.rounds.report import read_round

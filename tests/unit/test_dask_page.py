@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.dask_page import ANSWER_S, dask_page
+from flows.train import ANSWER_S, dask_page
 
 
 class MuteScheduler:

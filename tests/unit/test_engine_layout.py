@@ -19,8 +19,7 @@ from flows import step_controller as course
 from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts, demand_of, with_relayout
 from flows.run import OpenRun
-from flows.step_ordering import StepOrdering
-from flows.steps import Planned, Steps
+from flows.steps import Planned, StepOrdering, Steps
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import engine_members
 from tasks.metrics.report import StepReport
@@ -253,8 +252,8 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
     done: list[str] = []
     begin = WeightsRef(version=0, path="", digest="")
 
-    async def step_flow(plan: StepPlan, place: StepOrdering | None) -> StepReport:
-        assert place is None, "it overlaps no other"
+    async def step_flow(plan: StepPlan, ordering: StepOrdering | None) -> StepReport:
+        assert ordering is None, "it overlaps no other"
         done.append(f"step, attempt {plan.attempt}, weights {plan.weights.version}")
         return make_report((), plan=plan)
 

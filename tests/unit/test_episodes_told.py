@@ -18,7 +18,7 @@ from artifacts.tables import ResponseRow
 from flows import reporter
 from flows.reporter import RunReporter
 from flows.run import OpenRun
-from flows.step_records import StepCommitter
+from flows.step_controller import StepCommitter
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.queue_state import QueueState

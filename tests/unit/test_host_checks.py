@@ -11,7 +11,7 @@ import pytest
 from distributed import Client
 from plan_factories import CONTEXT
 
-from flows.hosts import shared_files
+from flows.train import shared_files
 from tasks.cluster import host_checks
 from tasks.cluster.devices import ClusterConfig, worker_specs
 from tasks.cluster.host_checks import SharedFile, check_numbering, check_shared

@@ -10,7 +10,7 @@ from report_factories import make_commit, make_evaluation, make_run
 from artifacts.commit import StepCommit, read_manifest, write_manifest
 from artifacts.reports.summary import interruptions
 from artifacts.store import Store
-from flows.heldout_answers import read_answers
+from flows.evaluate import read_answers
 from flows.results import RunResults
 
 

@@ -186,7 +186,7 @@ async def test_it_is_told_in_terminal_log_and_tag_with_two_answers(
     teller = RunReporter(run, WorkerHistory(run.store, tuple))
     with caplog.at_level(logging.WARNING):
         for commit in flat_commits():
-            await teller.tell_step(make_report(()), commit)
+            await teller.report_step(make_report(()), commit)
     logged = [record.getMessage() for record in caplog.records if record.name == log.name]
     alarms = [line for line in logged if "alarm" in line]
     assert len(alarms) == 1

@@ -15,7 +15,7 @@ from report_factories import make_commit, make_run
 
 from artifacts.store import Store
 from flows import reporter
-from flows.prefect_pages import PrefectLost, explaining_prefects_loss
+from flows.prefect_server import PrefectLost, prefect_loss_explained
 from flows.reporter import TABLE_STEPS, RunReporter
 from tasks.elastic.worker_history import WorkerHistory
 
@@ -42,7 +42,7 @@ async def test_a_table_that_prefect_does_not_take_ends_no_run(
         raise httpx.ConnectError("All connection attempts failed")
 
     teller = teller_of("no-prefect", monkeypatch, refuse)
-    await teller.tell_step(make_report(()), make_commit(1))
+    await teller.report_step(make_report(()), make_commit(1))
     assert "not shown in Prefect: ConnectError: All connection" in caplog.text
 
 
@@ -55,7 +55,7 @@ async def test_tables_of_steps_do_not_grow_with_the_run(monkeypatch: pytest.Monk
 
     teller = teller_of("tables", monkeypatch, keep)
     for step in range(1, TABLE_STEPS + 3):
-        await teller.tell_step(make_report(()), make_commit(step))
+        await teller.report_step(make_report(()), make_commit(step))
     assert [row["step"] for row in tables[1]] == [1, 2]
     assert [row["step"] for row in tables[-1]] == list(range(3, TABLE_STEPS + 3))
 
@@ -74,6 +74,6 @@ def test_a_run_without_prefect_says_who_does_not_answer(error: Exception, said: 
         pytest.raises(
             PrefectLost, match=rf"must answer at http://far:4200/api .* got {said}; .* resume"
         ),
-        explaining_prefects_loss(),
+        prefect_loss_explained(),
     ):
         raise error

@@ -18,7 +18,7 @@ from artifacts.reports.environment_processes import (
     to_json,
 )
 from artifacts.store import Store
-from flows.heldout_answers import read_answers
+from flows.evaluate import read_answers
 from flows.results import RunResults
 
 LIVING = ProcessStatus(

@@ -17,7 +17,7 @@ from artifacts.commit import StepCommit
 from artifacts.prices import PriceConfig
 from artifacts.records import Group, Span
 from artifacts.store import Store
-from flows.step_records import StepCommitter
+from flows.step_controller import StepCommitter
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import AccumulateReport, Skipped, token_means
 from tasks.metrics.report import STAGES, stage_times

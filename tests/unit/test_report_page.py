@@ -23,7 +23,7 @@ from artifacts.reports.summary import headline
 from artifacts.store import Store
 from flows import report_folder
 from flows.config.run_config import RunConfig
-from flows.heldout_answers import read_answers
+from flows.evaluate import read_answers
 from flows.report_folder import ReportFolder
 from flows.results import RunResults, device_shares, settings_of, typical_step
 from flows.run import OpenRun
@@ -203,7 +203,7 @@ async def test_short_steps_do_not_draw_a_page_each(
         now_s += after_s
         path.unlink(missing_ok=True)
         await folder.redraw(run.commits, evaluations)
-        await folder.drawn()
+        await folder.wait_until_drawn()
         return path.exists()
 
     first_s, next_s = report_folder.FIRST_AFTER_S, 1.0 / report_folder.DRAWING_SHARE

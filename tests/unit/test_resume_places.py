@@ -260,5 +260,5 @@ def test_an_evaluation_is_told_once(
     run = replace(make_run(Store.open("memory://told-once")), tracker=NoMlflow(""))
     teller = RunReporter(run, WorkerHistory(run.store, tuple))
     for _ in range(2):
-        teller.tell_evaluation(2, make_evaluation({"heldout/0": 1.0}))
+        teller.report_evaluation(2, make_evaluation({"heldout/0": 1.0}))
     assert capsys.readouterr().out.count("held-out reward after step 2") == 1

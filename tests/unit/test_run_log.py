@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prefect.logging.handlers import set_api_log_sink
 
-from flows.run_log import logged_in_prefect
+from flows.prefect_server import logged_in_prefect
 
 RUN = "6a3f2f0e-8f0b-4a51-9d6b-0d8c3f1d2e4a"
 

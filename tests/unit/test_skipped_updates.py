@@ -176,7 +176,7 @@ def test_too_many_gradients_in_a_row_that_are_not_finite_end_the_run() -> None:
 def test_the_line_of_a_step_says_that_it_made_no_update(capsys: pytest.CaptureFixture[str]) -> None:
     view = TerminalView("run", 3, list)
     for reason in (None, Skipped.FLAT):
-        view.stepped(1, "short", {"reward/mean": 0.5, **figures(reason)[0]})
+        view.add_step(1, "short", {"reward/mean": 0.5, **figures(reason)[0]})
     made, skipped = capsys.readouterr().out.splitlines()
     assert made.endswith("queue 0")
     assert skipped.endswith("queue 0  no update: " + REASONS[Skipped.FLAT])

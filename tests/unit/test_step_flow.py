@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from flows import rl_step as step_flow
-from flows.step_ordering import StepOrdering
-from flows.task_results import result_of
+from flows.steps import StepOrdering
+from flows.task_runner import result_of
 from tasks.engines.base import EngineLost
 from tasks.run.sample_buffer import RoundAborted
 
@@ -84,8 +84,8 @@ def test_training_that_was_aborted_makes_no_update(monkeypatch: pytest.MonkeyPat
 async def test_the_update_waits_for_the_evaluation_of_the_weights_that_it_replaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place, told = StepOrdering(), list[str]()
-    place.evaluation = asyncio.get_running_loop().create_future()
+    ordering, told = StepOrdering(), list[str]()
+    ordering.evaluation = asyncio.get_running_loop().create_future()
 
     async def update(plan: str, gradients: str) -> str:
         told.append("update")
@@ -96,12 +96,12 @@ async def test_the_update_waits_for_the_evaluation_of_the_weights_that_it_replac
 
     monkeypatch.setattr(step_flow, "update_policy", update)
     monkeypatch.setattr(step_flow, "publish_weights", publish)
-    training = asyncio.create_task(step_flow.update_and_publish("plan", finished("sums"), place))  # type: ignore[arg-type]
+    training = asyncio.create_task(step_flow.update_and_publish("plan", finished("sums"), ordering))  # type: ignore[arg-type]
     done, _ = await asyncio.wait({training}, timeout=0.1)
     assert (done, told) == (set(), [])
-    place.evaluation.set_result(None)
+    ordering.evaluation.set_result(None)
     assert await training == ("sums", "updated", "published")
-    assert place.held_s > 0
+    assert ordering.held_s > 0
 
 
 async def test_no_update_follows_an_evaluation_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ async def test_no_update_follows_an_evaluation_that_failed(monkeypatch: pytest.M
         raise AssertionError("the weights are still to be evaluated")
 
     monkeypatch.setattr(step_flow, "update_policy", update)
-    place = StepOrdering()
-    place.evaluation = asyncio.get_running_loop().create_future()
-    place.evaluation.set_exception(EngineLost("engine-0 is gone"))
+    ordering = StepOrdering()
+    ordering.evaluation = asyncio.get_running_loop().create_future()
+    ordering.evaluation.set_exception(EngineLost("engine-0 is gone"))
     with pytest.raises(RoundAborted, match="evaluation"):
-        await step_flow.update_and_publish("plan", finished("sums"), place)  # type: ignore[arg-type]
+        await step_flow.update_and_publish("plan", finished("sums"), ordering)  # type: ignore[arg-type]

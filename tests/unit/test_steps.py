@@ -11,8 +11,7 @@ import pytest
 from plan_factories import make_report, make_step_plan
 
 from artifacts.records import WeightsRef
-from flows.step_ordering import StepOrdering
-from flows.steps import Planned, Played, Steps
+from flows.steps import Planned, Played, StepOrdering, Steps
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.metrics.report import StepReport
@@ -78,18 +77,18 @@ class Staged:
         others = ",".join(map(named, beside))
         self.say(f"open {named(plan)} attempt {plan.attempt} beside {others or 'none'}")
 
-    async def play(self, plan: StepPlan, place: StepOrdering) -> Played:
+    async def play(self, plan: StepPlan, ordering: StepOrdering) -> Played:
         rollout = replace(make_report(()).rollout, in_flight=LEFT)
         if self.overlaps:
-            telling = asyncio.create_task(place.may_train(Answer(self._roll_out(plan, rollout))))
+            telling = asyncio.create_task(ordering.may_train(Answer(self._roll_out(plan, rollout))))
             if not await telling:
                 raise RoundAborted("another step failed")
-            await place.closed
+            await ordering.closed
         else:  # nobody else has a use for its place
             await self._roll_out(plan, rollout)
         await asyncio.sleep(TRAIN_S)
         self._fail("train", plan)
-        await place.may_update()
+        await ordering.may_update()
         assert self.evaluating is None, "these weights are being evaluated"
         self.say(f"trained {plan.step}")
         weights = WeightsRef(version=plan.step, path="", digest="")
@@ -153,7 +152,7 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             self.closed.set_exception(error)
             self.closed.exception()
 
-    monkeypatch.setattr(StepOrdering, "_tell", tell)
+    monkeypatch.setattr(StepOrdering, "_close_after", close_after)
 
 
 def begin() -> WeightsRef:
@@ -316,7 +315,7 @@ def test_after_a_loss_the_steps_since_the_last_commit_begin_again(what: str) -> 
     course = Staged(num_steps=3, fails=once(what, 2, EngineLost("engine-0 is gone")))
     steps = run_virtual(play(course))
     assert steps.step == 3
-    failed = next(place for place, said in enumerate(course.said) if "failed" in said)
+    failed = next(number for number, said in enumerate(course.said) if "failed" in said)
     is_beside_another = what == "train"  # the round of step 3 is open by then
     then = [said.split(maxsplit=1)[1] for said in course.said[failed + 1 :]]
     assert then[:is_beside_another] == ["abort"] * is_beside_another

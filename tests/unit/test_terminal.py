@@ -42,7 +42,7 @@ async def test_the_last_picture_stands_above_what_is_printed_afterwards(
     monkeypatch.setattr(terminal, "screen", lambda: screen)
     async with TerminalView("tiny-1", 2, lambda: [FILLING]) as view:
         view.note("a note")
-        view.stepped(1, "short", STEP)
+        view.add_step(1, "short", STEP)
         await view.close()
         screen.write("THE SUMMARY")
     shown = screen.getvalue()
@@ -76,7 +76,7 @@ async def test_a_scheduler_that_does_not_answer_once_freezes_no_picture(
 async def test_without_a_terminal_every_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     async with TerminalView("tiny-1", 2, list) as view:
         view.note("a note")
-        view.stepped(1, "short", STEP)
+        view.add_step(1, "short", STEP)
     note, step = capsys.readouterr().out.splitlines()
     assert note == "a note"
     assert step.startswith("step 1/2 short reward 0.25  tokens 7")
@@ -94,7 +94,7 @@ async def test_steps_that_overlap_tell_their_lag_and_who_waited(
         "queue/carried_prompts": 3.0,
     }
     async with TerminalView("tiny-1", 2, list) as view:
-        view.stepped(1, "asynchronous", {**STEP, **waits})
+        view.add_step(1, "asynchronous", {**STEP, **waits})
     (step,) = capsys.readouterr().out.splitlines()
     assert "lag 0.8  ess 0.90  k3 0.002  cut 0.00  carried 3" in step
     assert step.endswith("rollout waits s 2.5  learner waits s 0.0")

@@ -1,0 +1,102 @@
+"""A run in Prefect's server: artifacts, warnings in the flow run's logs, and a plain error when the
+server is lost.
+
+    artifact ─▶ publish_artifact ─▶ Prefect, or a warning
+    tasks.*, artifacts.*, flows.* ─ warnings ─┬─▶ Prefect: the logs of the train flow
+                                              └─▶ the error stream, runs/ID/log/flow.log
+    flow runs, states ─▶ no answer ─▶ PrefectLost, in one sentence
+
+A run goes on without artifacts, but not without the states of its flow runs; Prefect's own client
+tries again for about a minute. Leaves out the bar of a round, which workers draw
+(`tasks.progress`), and the loggers of workers, whose lines are in the logs of their processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+
+from httpx import HTTPError
+from prefect.exceptions import ObjectNotFound
+from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_API_URL
+
+from artifacts.urls import without_secrets
+
+logger = logging.getLogger(__name__)
+VALIDATION = "prefect.flows"  # Prefect's logger of parameters that a flow refuses
+ROOMS = ("artifacts", "flows", "tasks")  # the packages whose loggers speak of runs
+
+
+class PrefectLost(RuntimeError):
+    """Raised when Prefect's server does not answer or has forgotten the run, which then ends."""
+
+    def __init__(self, reason: str) -> None:
+        address = without_secrets(PREFECT_API_URL.value())
+        super().__init__(
+            f"Prefect must answer at {address} as long as the run goes on, got {reason}; see"
+            " whether its server runs, and with the data base that it had, then resume the run"
+        )
+
+
+async def publish_artifact(artifact: Awaitable[object]) -> None:
+    """Await the creation of an artifact; log a refusal as a warning, since no run needs one."""
+    try:
+        await artifact
+    except Exception as error:
+        logger.warning("artifact not shown in Prefect: %s: %s", type(error).__name__, error)
+
+
+@contextmanager
+def prefect_loss_explained() -> Iterator[None]:
+    """Raise PrefectLost for failures of the block because Prefect does not answer or has forgotten
+    the run."""
+    try:
+        yield
+    except HTTPError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise PrefectLost(reason) from error
+    except ObjectNotFound as error:
+        raise PrefectLost("that it knows nothing of this run") from error
+
+
+class FlowRunHandler(APILogHandler):
+    """Sends log records of all threads and subflows to one flow run."""
+
+    def __init__(self, flow_run_id: str) -> None:
+        super().__init__(level=logging.WARNING)
+        self._flow_run_id = flow_run_id
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record, marked with the flow run."""
+        record.flow_run_id = self._flow_run_id
+        super().emit(record)
+
+
+class SecretFilter(logging.Filter):
+    """Removes secrets from the messages of a logger."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Replace the record's message by one without secrets; keeps every record."""
+        record.msg, record.args = without_secrets(record.getMessage()), ()
+        return True
+
+
+def hide_refused_secrets() -> None:
+    """Remove secrets from Prefect's log of refused parameters, which quotes a deployment's values
+    as they were given."""
+    logging.getLogger(VALIDATION).addFilter(SecretFilter(VALIDATION))
+
+
+@contextmanager
+def logged_in_prefect(flow_run_id: str) -> Iterator[None]:
+    """Send warnings of this process to the logs of the flow run, as long as the block lasts."""
+    handler = FlowRunHandler(flow_run_id)
+    loggers = [logging.getLogger(room) for room in ROOMS]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
