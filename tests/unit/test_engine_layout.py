@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ class RecordingFleet:
     def __init__(self, run: RunContext) -> None:
         self.run = run
         self.layouts: list[tuple[str, ...]] = []
+        self.elastic = SimpleNamespace(workers=())
 
     async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
         self.run = self.run.with_engines(members)
@@ -48,10 +50,6 @@ class RecordingFleet:
 
     async def published(self, *of_a_step: object) -> None:
         """Elastic workers would hear of it."""
-
-    def members(self) -> tuple[()]:
-        """No elastic workers."""
-        return ()
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ class Answer:
 def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits in a thread for Prefect waits in the loop here: its clock is virtual."""
 
-    async def tell(self: StepOrdering, rollout: Answer) -> None:
+    async def close_after(self: StepOrdering, rollout: Answer) -> None:
         try:
             self.closed.set_result(await rollout.waited())
         except BaseException as error:
