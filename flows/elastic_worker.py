@@ -1,11 +1,11 @@
-"""An elastic worker of an elastic run, as a flow: a work pool on preemptible machines scales by it.
+"""An elastic worker of a run as a flow, so that a Prefect work pool on preemptible machines scales
+the number of workers.
 
     rollflow worker ─▶ its sentences in the log ─▶ drained, dismissed: completed
                                                 ─▶ refused, scheduler gone, killed: failed
     cancelled, or SIGTERM for the machine ─▶ the elastic worker is drained
 
-Leaves out the elastic worker itself (`tasks.elastic.worker_process`).
-"""
+Leaves out the elastic worker itself (`tasks.elastic.worker_process`)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tasks.cluster.process_environment import python_path
 from tasks.elastic.worker_card import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
-CLOSES_WITHIN_S = 8.0  # an elastic worker that has drained is gone by then
-# bytes of a line; a library may print a whole list in one, and asyncio's own limit is 64 KiB
+CLOSES_WITHIN_S = 8.0  # a drained elastic worker has ended by then
+# bytes of a line; libraries may print a whole list on one, and asyncio's own limit is 64 KiB
 LONGEST_LINE = 1 << 24
 
 
@@ -33,7 +33,7 @@ hide_refused_secrets()
 
 
 class ElasticWorkerConfig(BaseModel):
-    """One elastic worker."""
+    """Parameters of one elastic worker."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -77,14 +77,16 @@ class ElasticWorkerConfig(BaseModel):
 )
 async def elastic_worker(config: ElasticWorkerConfig) -> None:
     """Lend this machine to a run until the elastic worker is drained or dismissed."""
-    await lend(words_of(config), get_run_logger().info, config.drain_s)
+    await run_worker(command_line(config), get_run_logger().info, config.drain_s)
 
 
-async def lend(words: Sequence[str], say: Callable[[str], None], drain_s: float) -> None:
-    """Start the process and wait for its end, saying each of its lines; when cancelled, have it
-    drained. RuntimeError with its last line where it ends otherwise than with 0."""
+async def run_worker(command: Sequence[str], log: Callable[[str], None], drain_s: float) -> None:
+    """Run the command and log each line of its error stream; drain the process when cancelled.
+
+    Raises RuntimeError with the last line if the process does not end with 0.
+    """
     process = await asyncio.create_subprocess_exec(
-        *words,
+        *command,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | python_path(),
@@ -95,7 +97,7 @@ async def lend(words: Sequence[str], say: Callable[[str], None], drain_s: float)
     try:
         async for line in process.stderr:
             last = line.decode(errors="replace").rstrip()
-            say(last)
+            log(last)
         code = await process.wait()
     finally:
         if process.returncode is None:
@@ -107,7 +109,7 @@ async def lend(words: Sequence[str], say: Callable[[str], None], drain_s: float)
 
 
 async def drain(process: asyncio.subprocess.Process, drain_s: float) -> None:
-    """Have it leave, and see that it does."""
+    """Terminate the process, and kill it if it has not drained in time."""
     process.terminate()
     try:
         async with asyncio.timeout(drain_s + CLOSES_WITHIN_S):
@@ -117,8 +119,8 @@ async def drain(process: asyncio.subprocess.Process, drain_s: float) -> None:
         await process.wait()
 
 
-def words_of(config: ElasticWorkerConfig) -> tuple[str, ...]:
-    """The command line of the elastic worker, which goes with this process."""
+def command_line(config: ElasticWorkerConfig) -> tuple[str, ...]:
+    """Build the command line of an elastic worker that ends with this process."""
     options = {
         "--name": config.name,
         "--cores": config.cores,

@@ -1,9 +1,8 @@
-"""The engines' layout of a run: what the parallelism planner wants for a round, made true before
-the round begins.
+"""The engines' layout in a run: before a round begins, engines are rebuilt in the tensor-parallel
+size that the parallelism planner wants for the round.
 
     planner state ─ size of this layout ──▶ same as now? ── yes ─────────────────▶ round ──▶ observe
-                                                └── no: tear down, rebuild, publish ──┘
-"""
+                                                └── no: tear down, rebuild, publish ──┘"""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class EngineLayouts:
-    """The planner of one run; it does nothing when it is off."""
+    """Applies the planner in one run; does nothing when the planner is off."""
 
     def __init__(self, run: OpenRun) -> None:
-        """Raises ValueError when the profile is unreadable or the configured size cannot be."""
+        """Raises ValueError if the profile is unreadable or the configured size is impossible."""
         self._config = run.config
         self._planner = LayoutPlanner(
             sizes=sizes_of(run.config, run.context.model_path),
@@ -50,8 +49,8 @@ class EngineLayouts:
         )
 
     async def arrange(self, fleet: Fleet, layout: str) -> tuple[Span, ...]:
-        """Bring the engines into the layout of a round; what that cost every device, nothing if
-        nothing changed."""
+        """Bring the engines into the layout of a round; returns a span of the rebuild for every
+        device, none if nothing changed."""
         if not self._config.planner.enabled or not layout:
             return ()
         self.state = self._planner.begun(self.state, layout, demand_of(self._config, layout))
@@ -74,7 +73,7 @@ class EngineLayouts:
         )
 
     def observe(self, report: StepReport) -> PlannerState:
-        """The state after the step, to be committed with it; the state to go on with, too."""
+        """Return the planner's state after a step, which is committed with the step."""
         layout, rollout = report.plan.round.layout, report.rollout
         if self._config.planner.enabled and layout:
             reading = RoundReading(
@@ -82,22 +81,19 @@ class EngineLayouts:
                 num_preemptions=rollout.num_preemptions,
                 kv_usage_max=rollout.kv_usage_max,
             )
-            self.state = self._planner.after(self.state, reading, self._demand(report))
+            planned = report.plan.round
+            demand = seen_demand(
+                len(planned.prompts) * planned.launch_per_prompt,
+                _prompt_tokens(self._config),
+                sum(rollout.tokens.values()),
+                rollout.held_tokens,
+            )
+            self.state = self._planner.after(self.state, reading, demand)
         return self.state
-
-    def _demand(self, report: StepReport) -> Demand:
-        """What the round of a step asked of the engines."""
-        planned = report.plan.round
-        num_responses = len(planned.prompts) * planned.launch_per_prompt
-        num_tokens = sum(report.rollout.tokens.values())
-        return seen_demand(
-            num_responses, _prompt_tokens(self._config), num_tokens, report.rollout.held_tokens
-        )
 
 
 def read_profile(path: str) -> ThroughputProfile | None:
-    """The profile of this file; None for an empty path. Raises ValueError when it cannot be
-    used."""
+    """Read a throughput profile; None for an empty path. Raises ValueError for an unusable file."""
     if not path:
         return None
     try:
@@ -110,13 +106,11 @@ def read_profile(path: str) -> ThroughputProfile | None:
 
 
 def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
-    """The sizes that the planner may choose from. ValueError when the one it begins with is not
-    among them."""
+    """List the sizes that the planner may choose from. Raises ValueError if the configured size is
+    not among them."""
     heads, kv_heads = read_head_counts(model_path)
-    devices, largest = (
-        device_map(config.cluster)["rollout"],
-        config.planner.max_tensor_parallel_size,
-    )
+    devices = device_map(config.cluster)["rollout"]
+    largest = config.planner.max_tensor_parallel_size
     sizes = possible_sizes(devices, config.cluster.devices_per_host, heads, kv_heads, largest)
     first = config.engine.tensor_parallel_size
     if config.planner.enabled and first not in sizes:
@@ -129,19 +123,18 @@ def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
 
 
 def demand_of(config: RunConfig, layout: str) -> Demand:
-    """What a round of this layout asks of the engines, before anything is known of its
-    responses."""
+    """Estimate the load of a round of this layout before any of its responses is known."""
     shape = config.scheduling.algebra(config.batch).shape_of(layout)
     return expected_demand(shape, _prompt_tokens(config), config.sampling.max_response_tokens)
 
 
 def _prompt_tokens(config: RunConfig) -> int:
-    """The longest prompt that there is room for."""
+    """Tokens of the longest prompt that fits beside the longest response."""
     return config.engine.max_model_len - config.sampling.max_response_tokens
 
 
 def with_relayout(report: StepReport, relayout: tuple[Span, ...]) -> StepReport:
-    """The report of a step that begins with the rebuilding of its engines."""
+    """Return the report with the rebuild of engines as the beginning of its step."""
     if not relayout:
         return report
     return replace(report, relayout=relayout, started_s=min(span.start_s for span in relayout))

@@ -1,12 +1,11 @@
-"""Where a process's output goes: Rollflow's own lines to the terminal, all else to a log.
+"""The output of a process: Rollflow's own lines on the terminal, all else in a log.
 
-    Rollflow ── say() ──▶ terminal
+    Rollflow ── print_line() ──▶ terminal
     torch, vLLM, Prefect, Dask, Python's warnings ── streams 1 and 2 ──▶ a log
         a temporary file at first ──▶ runs/ID/log/flow.log once the run has a folder
 
-`divert` is what a command does; a flow that a worker of Prefect runs writes everything to the
-streams it was given. Leaves out the output of Dask's workers (tasks.cluster.nanny).
-"""
+Commands call `divert`; a flow in a worker of Prefect writes everything to the streams it was given.
+Leaves out the output of Dask's workers (tasks.cluster.nanny)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ FLOW_LOG = "flow.log"
 
 
 class Output:
-    """The diverted output of this process: two streams to the terminal, and the log."""
+    """The diverted output of this process: two streams to the terminal, and a log file."""
 
     def __init__(self) -> None:
         self.screen = _duplicate(sys.stdout, 1)
@@ -36,7 +35,7 @@ class Output:
         _point(number)
 
     def keep_in(self, directory: Path) -> None:
-        """From now on the log is in this directory, with what was written so far."""
+        """Move the log to this directory, with all that was written so far."""
         directory.mkdir(parents=True, exist_ok=True)
         _flush()
         before, self.log = self.log, directory / FLOW_LOG
@@ -46,15 +45,15 @@ class Output:
         before.unlink()
         self._is_kept = True
 
-    def complain(self, sentence: str) -> None:
-        """An error on the terminal, without secrets, and where to read more."""
+    def print_error(self, sentence: str) -> None:
+        """Print an error on the terminal, without secrets, and the path of the log."""
         print(f"error: {without_secrets(sentence)}", file=self._errors)
         _flush()
         if self._is_kept or self.log.stat().st_size:
             print(f"log: {self.log}", file=self._errors)
 
     def close(self) -> None:
-        """Drop a log in which nothing was written."""
+        """Delete the log if it is empty and not kept."""
         _flush()
         if self._is_kept:
             self._move()
@@ -62,8 +61,8 @@ class Output:
             self.log.unlink()
 
     def _move(self) -> None:
-        """Into the log what came into the first one since the last time: processes that were forked
-        before the run had a folder go on writing there."""
+        """Append to the log the new text of the first log: processes that were forked before the
+        run had a folder go on writing there."""
         with self.log.open("ab") as log:
             log.write(self._first.read())
 
@@ -72,26 +71,26 @@ _diverted: Output | None = None
 
 
 def divert() -> Output:
-    """Send the rest of this process's output into a log, until its end: libraries speak even after
-    the last line of ours."""
+    """Send the output of this process into a log until the process ends: libraries write even
+    after Rollflow's last line."""
     global _diverted
     _diverted = Output()
     return _diverted
 
 
 def keep_log_in(directory: Path) -> None:
-    """Where the log shall lie, if there is one."""
+    """Move the log of a diverted process to this directory; nothing happens without one."""
     if _diverted is not None:
         _diverted.keep_in(directory)
 
 
 def screen() -> TextIO:
-    """The stream to the terminal."""
+    """Return the stream to the terminal."""
     return sys.stdout if _diverted is None else _diverted.screen
 
 
-def say(line: str) -> None:
-    """A line of Rollflow's own."""
+def print_line(line: str) -> None:
+    """Print a line of Rollflow's own on the terminal."""
     with suppress(OSError):  # the terminal may be gone, and the run goes on
         print(line, file=screen(), flush=True)
 
@@ -101,7 +100,7 @@ def _duplicate(stream: TextIO, number: int) -> TextIO:
 
 
 def _point(number: int) -> None:
-    """Streams 1 and 2 go to this file."""
+    """Point streams 1 and 2 to this file."""
     _flush()
     for stream in STREAMS:
         os.dup2(number, stream)

@@ -58,7 +58,7 @@ OF_THE_ATTEMPT = ("preset", "run_name", "resume")
 
 
 def config_at_start(artifact_root: str, run_id: str) -> Json:
-    """What the run has in its manifest. ValueError where there is none."""
+    """Read the configuration in the run's manifest. Raises ValueError if there is none."""
     if "/" in run_id or run_id == "..":
         raise ValueError(
             f"resume must be the name of a run under {artifact_root}, got {run_id!r}; give the name"
@@ -96,8 +96,8 @@ def _with_kinds(given: Json, started: Json) -> dict[str, Any]:  # Any: JSON valu
 
 
 def resumed_config(given: RunConfig, started: Json) -> RunConfig:
-    """The configuration to go on with. ValueError for a given field that must stay as the run was
-    started."""
+    """Return the configuration to go on with. Raises ValueError for a given field that must stay
+    as it was at the start."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     unset = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
     asked = _whole_lists(unset, given.model_dump(mode="json"))
@@ -117,7 +117,7 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
 
 
 def _whole_lists(asked: Json, dumped: Json) -> Json:
-    """What was asked, with all fields of what stands in lists: no overlay fills those."""
+    """Return the asked values with whole lists, since an overlay fills no field inside a list."""
     return {
         name: _whole_lists(value, dumped[name]) if isinstance(value, Mapping) else dumped[name]
         for name, value in asked.items()
@@ -129,7 +129,7 @@ def _is_among(field: str, names: Sequence[str]) -> bool:
 
 
 def _placeless(config: Json) -> Json:
-    """The configuration without what says where something lies."""
+    """Return the configuration without the fields that only locate files."""
     return {
         part: _without(value, PLACES[part]) if part in PLACES else value
         for part, value in config.items()
@@ -174,7 +174,7 @@ def _is_finished(store: Store) -> bool:
 
 
 def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:
-    """A record of every field that the configuration changes, from the step after this one on."""
+    """Record every field that the configuration changes, from the step after this one on."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     now = config.model_dump(mode="json", exclude={"resume"})
     return tuple(
@@ -184,8 +184,8 @@ def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str
 
 
 def differences(before: Json, after: Json) -> dict[str, tuple[str, str]]:
-    """Values that differ, as text, by dotted field; a field that only one has is nothing in the
-    other."""
+    """List differing values as (before, after) texts by dotted field; empty text for a field that
+    is missing on one side."""
     old, new = dict(flatten(before)), dict(flatten(after))
     names = [*old, *(name for name in new if name not in old)]
     values = {name: (old.get(name, ""), new.get(name, "")) for name in names}

@@ -1,9 +1,7 @@
-"""Opening a run: everything that can be wrong is found here, before a process is started or a file
-is half written.
+"""Opening a run: every input is checked before a process is started or a record is half written.
 
 RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? -> do prompts fit?
-          -> manifest -> tracker -> what the tasks are told
-"""
+          -> manifest -> tracker -> context of the tasks"""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from flows.config.elastic_rules import weight_server_of, wish_of_weights
 from flows.config.keep import KeepConfig
 from flows.config.pinning import pinned
 from flows.config.run_config import RunConfig
-from flows.output import say
+from flows.output import print_line
 from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
 from tasks.cluster.dask_cluster import wishes_of
@@ -61,7 +59,7 @@ from tasks.tiny_models.models import resolve_model
 
 logger = logging.getLogger(__name__)
 
-LEFT_OUT = {  # why, in words
+LEFT_OUT = {  # reasons in words
     "unusable": "unusable (the log names the first)",
     "filtered": "that the filter does not want",
     "held_out": "whose question is held out",
@@ -71,27 +69,27 @@ LEFT_OUT = {  # why, in words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
-    """A run whose inputs are sound."""
+    """A run whose inputs are checked, with its folder, tracker and earlier commits."""
 
     config: RunConfig
     context: RunContext
     store: Store  # the run's own folder
     tracker: RunTracker
     commits: tuple[StepCommit, ...]  # steps that an earlier attempt committed
-    links: Mapping[str, str]  # where to look for it, by name
+    links: Mapping[str, str]  # addresses of the run in other services, by name
 
     @property
     def state(self) -> QueueState:
-        """Where the prompts stand."""
+        """The queue after the last commit, without unfit prompts."""
         return without_unfit(state_of(self.commits), self.context.unfit)
 
     def weights_of(self, step: int) -> WeightsRef | None:
-        """What a step published, as committed; None for step 0."""
+        """Weights that a committed step published; None for step 0."""
         return read_commits(self.store)[step - 1].weights if step > 0 else None
 
     @property
     def untracked(self) -> str:
-        """What MLflow has not taken, and the command that sends it; empty where it has all."""
+        """Sentence on entries that MLflow lacks and the command that sends them; empty if none."""
         if not self.tracker.num_waiting:
             return ""
         return (
@@ -101,26 +99,29 @@ class OpenRun:
 
     @property
     def track_command(self) -> str:
-        """The command that sends MLflow what it lacks of this run."""
+        """Command that sends the entries of this run that MLflow lacks."""
         root = self.config.keep.artifact_root
         where = "" if root == KeepConfig().artifact_root else f" --root {shlex.quote(root)}"
         return f"rollflow track {self.context.run_id}{where}"
 
     @property
     def logs(self) -> Path:
-        """Where the run's processes on this machine write their logs."""
+        """Folder in which the run's processes on this machine write their logs."""
         if self.store.is_local:
             return self.store.local_path(LOGS)
         return Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}" / self.context.run_id / LOGS
 
     def certificate(self, scratch: Path) -> Path:
-        """The file that lets into the run's own cluster: where elastic workers find it in a resumed
-        run, too, if there may be any and the artifact root is a folder, else in scratch."""
+        """Path of the certificate of the run's own cluster.
+
+        In the run's folder if elastic workers may use it, also after a resume; in scratch if there
+        are none or the artifact root is remote.
+        """
         kept = self.config.elastic.enabled and self.store.is_local
         return self.store.local_path(CERTIFICATE) if kept else scratch / CERTIFICATE
 
     def local_report(self, name: str) -> Path | None:
-        """A file in the run's report folder, or None if the artifact root is remote."""
+        """Path of a file in the report folder, which is created; None if the root is remote."""
         if not self.store.is_local:
             return None
         path = self.store.local_path(report_file(name))
@@ -129,21 +130,21 @@ class OpenRun:
 
 
 def evaluated_steps(store: Store) -> set[int]:
-    """Steps after which the held-out prompts of the run in this folder were asked."""
+    """Steps after which an evaluation of the run in this folder was recorded."""
     names = store.child(EVALUATION).list(ROUNDS)
     return {step for name in names if (step := step_of_commit(name)) is not None}
 
 
 def effective_config(config: RunConfig) -> RunConfig:
-    """The given configuration, or for a resumed run the one it was started with and what is changed
-    in it."""
+    """Return the given configuration, or for a resumed run the one of its start with the given
+    changes."""
     if not config.resume:
         return config
     return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
 
 
 def check_ports(config: RunConfig) -> None:
-    """ValueError for a port that a user named, and that is taken on this machine."""
+    """Raise ValueError for a port that the user set and that is taken on this machine."""
     wishes = () if config.cluster.scheduler_address else wishes_of(config.cluster)
     server = weight_server_of(config.elastic, config.cluster)
     for wish in (*wishes, *([wish_of_weights(config.elastic, server)] if server else ())):
@@ -151,15 +152,15 @@ def check_ports(config: RunConfig) -> None:
 
 
 def new_run_id(preset: str) -> str:
-    """By preset and time. Deployments begin runs in the same second, on several hosts as well,
-    where nothing but the name keeps them apart."""
+    """Make a run's name from preset, time and a random part: deployments begin runs in the same
+    second on several machines, where only the name keeps them apart."""
     return f"{preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 @contextmanager
 def open_run(given: RunConfig) -> Iterator[OpenRun]:
-    """Check, prepare, and record that the run has begun; its tracker and hand-over directory end
-    with the block."""
+    """Check and prepare a run and record its beginning; the block's end closes its tracker and
+    hand-over directory."""
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = pinned(effective_config(given))
@@ -167,7 +168,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     _check_environments(config)
     run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = _store_of(config, root, run_id)
-    await_end(store, say)
+    await_end(store, print_line)
     _check_rows(config)
     with handover_directory(Path(config.keep.weights_dir), run_id, store.url) as weights_dir:
         if leftovers := store.sweep(""):
@@ -175,7 +176,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
         commits = tuple(read_commits(store))
         with closing(build_rewards(config.rewards)) as rewards:
             context = _context(config, run_id, weights_dir)
-            context = _with_probes(config, _fitting(config, context, commits, rewards))
+            context = _with_probes(config, _without_unfit(config, context, commits, rewards))
         left_out = _left_out(config, context)
         tracker = record_beginning(config, run_id, store, len(commits), left_out)
         context = replace(
@@ -197,8 +198,8 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
 
 
 def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
-    """The run's folder, where every record must have its digest unless an earlier version began
-    the run. ValueError where another run has the folder."""
+    """Open the run's folder, where every record must have its digest unless an earlier version
+    began the run. Raises ValueError if another run has the folder."""
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
         raise ValueError(
@@ -207,13 +208,13 @@ def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
         )
     if not config.resume or read_manifest(store).has_digests:
         return store.requiring_digests()
-    say(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
+    print_line(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
     return store
 
 
 def _check_environments(config: RunConfig) -> None:
-    """ValueError where environments need files that their processes do not see. Of a joined
-    cluster, whose workers lie elsewhere, nothing is known here."""
+    """Raise ValueError if environments need files that their processes do not see; a joined
+    cluster, whose workers are elsewhere, is not checked."""
     if config.environments and not config.cluster.scheduler_address:
         sources = [settings.source for settings in config.environments.values()]
         check_seen(config.episodes.hosts, own(), filter(None, sources))
@@ -221,7 +222,7 @@ def _check_environments(config: RunConfig) -> None:
 
 @contextmanager
 def _tracked(run: OpenRun) -> Iterator[None]:
-    """Tell MLflow how the block ended, and the user where MLflow did not take all of the run."""
+    """Report the block's end to MLflow, and to the user the entries that MLflow lacks."""
     status: MlflowStatus = "FINISHED"
     try:
         yield
@@ -229,17 +230,13 @@ def _tracked(run: OpenRun) -> Iterator[None]:
         status = ended_by(error)
         raise
     finally:
-        _end_tracking(run, status)
-
-
-def _end_tracking(run: OpenRun, status: MlflowStatus) -> None:
-    if not run.tracker.end(status):
-        say(run.untracked)
+        if not run.tracker.end(status):
+            print_line(run.untracked)
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
-    """ValueError if the task has fewer rows that can be asked than a round or an evaluation asks,
-    or a malformed one."""
+    """Raise ValueError if the task has a malformed row, or fewer usable rows than a round or an
+    evaluation asks."""
     dataset, asked = task_dataset(config.task, config.seed), config.evaluation.num_prompts
     if len(dataset.heldout) < asked:
         raise ValueError(
@@ -265,7 +262,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     members = engine_members(config.cluster, config.engine.tensor_parallel_size)
     cache = Path(config.keep.model_cache)
     judge = judge_engine_of(config.rewards)
-    model = check_architecture(resolve_model(config.model, cache, say))
+    model = check_architecture(resolve_model(config.model, cache, print_line))
     config.engine.check_model(read_config(model), config.cluster.device_kind == "cpu")
     return RunContext(
         run_id=run_id,
@@ -274,7 +271,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         seed=config.seed,
         task=config.task,
         model_path=str(model),
-        judge_model_path=str(resolve_model(judge.model, cache, say)) if judge else "",
+        judge_model_path=str(resolve_model(judge.model, cache, print_line)) if judge else "",
         rewards=config.rewards,
         environments=config.environments,
         episodes=config.episodes,
@@ -301,25 +298,25 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
 
 
 def _weight_server(config: RunConfig) -> WeightServerConfig | None:
-    """Where elastic workers pull weights: on any port where the one of an earlier attempt is
-    taken."""
+    """Settings of the weight server for elastic workers; with a free port if the one of an earlier
+    attempt is taken."""
     server = weight_server_of(config.elastic, config.cluster)
     if server is None or not (server.port and refusal(server.port, server.host)):
         return server
-    say(f"port {server.port} is taken: the weight server has a free one")
+    print_line(f"port {server.port} is taken: the weight server has a free one")
     return server.model_copy(update={"port": 0})
 
 
 def state_of(commits: Sequence[StepCommit]) -> QueueState:
-    """Where the prompts stand after these steps."""
+    """Return the queue after these steps."""
     return QueueState.from_json(commits[-1].queue) if commits else QueueState()
 
 
-def _fitting(
+def _without_unfit(
     config: RunConfig, context: RunContext, commits: Sequence[StepCommit], rewards: Rewards
 ) -> RunContext:
-    """The context with the prompts that the run must pass over. ValueError where they are to be
-    refused, or too few are left."""
+    """Add the unfit prompts, which the run passes over, to the context. Raises ValueError if they
+    must be refused or too few prompts are left."""
     algebra = config.scheduling.algebra(config.batch)
     # a step that gives prompts up asks as many again of those that may be under way
     under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_prompts)
@@ -335,34 +332,30 @@ def _fitting(
     examination.examine_stream(state_of(commits), num_steps * num_asked)
     check_prompts(policy, examination.reasons, examination.num_examined)
     if num_heldout < asked:
+        reason = next(iter(examination.reasons.values()), "")
+        first = reason and f" (the first that does not fit: {reason})"
         raise ValueError(
             f"evaluation.num_prompts must be <= the held-out prompts that fit ({num_heldout}), got"
-            f" {asked}; lower it{_first_of(examination)}"
+            f" {asked}; lower it{first}"
         )
     _check_rows(config, examination.rows())
     return replace(context, unfit=examination.rows(), unfit_heldout=examination.heldout())
 
 
-def _first_of(examination: Examination) -> str:
-    """The first row that does not fit, if there is one."""
-    reason = next(iter(examination.reasons.values()), "")
-    return reason and f" (the first that does not fit: {reason})"
-
-
 def _left_out(config: RunConfig, context: RunContext) -> dict[str, int]:
-    """Rows of the task that are neither trained nor evaluated, by reason; said in a line, too."""
+    """Count rows that are neither trained nor evaluated, by reason, and print the counts."""
     num_unfit = len(context.unfit) + len(context.unfit_heldout)
     counted = {**task_dataset(config.task, config.seed).left_out, "unfit": num_unfit}
     found = {reason: num for reason, num in counted.items() if num}
     if found:
-        told = ", ".join(f"{num} {LEFT_OUT[reason]}" for reason, num in found.items())
-        say(f"rows left out: {told}")
+        counts = ", ".join(f"{num} {LEFT_OUT[reason]}" for reason, num in found.items())
+        print_line(f"rows left out: {counts}")
     return found
 
 
 def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
-    """The sync gate's probes: the ends of what the first held-out prompts begin with, for what
-    differs between prompts lies there."""
+    """Add the probes of the weight check to the context: the last tokens of the first held-out
+    prompts, where prompts differ most."""
     if not config.weight_check.enabled:
         return context
     prompts = prompts_of(context, heldout_refs(context, config.weight_check.num_probes))

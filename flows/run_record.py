@@ -1,10 +1,9 @@
-"""What is recorded of a run when it begins or goes on: its manifest, and its run in MLflow.
+"""The records of a run's beginning or resumption: its manifest, and its run in MLflow.
 
     RunConfig ─┬─▶ MLflow: parameters, tags, the data set
-               └─▶ manifest.json: configuration, packages, code, and what a resume changes
+               └─▶ manifest.json: configuration, packages, code, and the changes of a resume
 
-Leaves out what is told of its steps (`reporter`).
-"""
+Leaves out the reports of its steps (`reporter`)."""
 
 from __future__ import annotations
 
@@ -53,9 +52,11 @@ REPOSITORY = Path(__file__).parents[1]
 def record_beginning(
     config: RunConfig, run_id: str, store: Store, step: int, left_out: Mapping[str, int] = {}
 ) -> RunTracker:
-    """Begin the tracked run or go on with it after this step, and write the manifest, with a record
-    of what the configuration changes and of the rows that are left out. ValueError where the task's
-    rows, or a model that lies at a path, are no more what they were."""
+    """Begin the tracked run or continue it after this step, and write the manifest, with the
+    changes of the configuration and the number of rows left out by reason.
+
+    Raises ValueError if the task's rows, or a model at a path, differ from those of the start.
+    """
     tracker = RunTracker(config.tracking_uri())
     with tracker.ending():
         _record(tracker, config, run_id, store, step, left_out)
@@ -70,7 +71,7 @@ def _record(
     step: int,
     left_out: Mapping[str, int],
 ) -> None:
-    """The same, with a tracker that has no run yet."""
+    """Write the records, with a tracker that has no run yet."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
@@ -110,7 +111,7 @@ def _record(
 
 
 def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a run in MLflow: its links, its policy and its preset."""
+    """Tags of a run in MLflow: its links, its policy and its preset."""
     policy = {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset}
     return {**links, **policy}
 
@@ -118,7 +119,7 @@ def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
 def _logged_changes(
     config: RunConfig, run_id: str, step: int, earlier: RunManifest | None
 ) -> Sequence[Mapping[str, object]]:
-    """Log what a resume changes of the configuration, and return it; nothing of a new run."""
+    """Log and return the changes that a resume makes to the configuration; none for a new run."""
     changes = changes_of(earlier.config, config, step) if earlier else ()
     for change in changes:
         logger.info(
@@ -133,7 +134,7 @@ def _logged_changes(
 
 
 def _check_rows(earlier: RunManifest, digest: str) -> None:
-    """ValueError where they are no more those that the run was begun with, wherever they lie."""
+    """Raise ValueError if the task's rows differ from those at the start, wherever they lie."""
     if earlier.data_digest not in ("", digest):
         raise ValueError(
             f"the task must have the rows that run {earlier.run_id} was begun with, it has others:"
@@ -143,8 +144,8 @@ def _check_rows(earlier: RunManifest, digest: str) -> None:
 
 
 def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """ValueError where a model is no more the one that the run was begun with, wherever it lies; of
-    a run of an earlier version, which has no digest, where it lies elsewhere."""
+    """Raise ValueError if a model differs from the one at the start, wherever it lies; a model of
+    which an earlier version kept no digest must lie at the same path."""
     now, before = _models_at_paths(config), _models_at_paths(kept_config(earlier.config))
     for field, path in now.items():
         known = earlier.model_digests.get(field)
@@ -157,7 +158,7 @@ def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str,
 
 
 def _models_at_paths(config: RunConfig) -> dict[str, str]:
-    """The directories of models by field. Models of other kinds are named by what they are."""
+    """Directories of models by field; models of other kinds have names that identify them."""
     judge = judge_engine_of(config.rewards)
     models = {"model.path": config.model, "engine.model.path of judges": judge and judge.model}
     return {
@@ -179,7 +180,7 @@ def _tracked_data(config: RunConfig) -> TrackedData:
 
 
 def links_of(run_id: str) -> dict[str, str]:
-    """Where to look for this run."""
+    """Identifiers and addresses of this run, for manifest and MLflow."""
     url = runtime.flow_run.ui_url
     links = {"rollflow.run_id": run_id, "prefect.flow_run_id": str(runtime.flow_run.id or "")}
     return links | ({"prefect.flow_run_url": without_secrets(str(url))} if url else {})

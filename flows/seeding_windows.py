@@ -1,14 +1,12 @@
-"""The seeding windows of a run: which one a step begins with, and what the step taught.
+"""The seeding windows of a run: the window that each step begins with, and the lesson of each step.
 
     elastic workers that are there ─▶ plan ─▶ window of the step ─▶ round ─▶ enter ─▶ next window
     seeding.json at the artifact root ◀─ windows by (model, class of elastic workers, kind of round,
-    number)
-                                                                                    ─▶ later runs
+    number)                                                                         ─▶ later runs
 
 Rounds of each kind have windows of their own: a long round has other responses than a short one.
 The last window is kept in the step's commit, so that a resumed run goes on with it. Elastic workers
-are of one class that have the same price class and as many devices of a kind.
-"""
+are of one class if they have the same price class and equally many devices of each kind."""
 
 from __future__ import annotations
 
@@ -32,19 +30,19 @@ logger = logging.getLogger(__name__)
 
 
 class SeedingWindows:
-    """Seeding in one run; it does nothing when it is off."""
+    """Plans and learns the seeding windows of one run; does nothing when seeding is off."""
 
     def __init__(self, run: OpenRun) -> None:
         self._config = run.config.seeding
         named = config_label(run.config.model.model_dump(mode="json"))
         self._model = f"{named} ({Path(run.context.model_path).name})"
         self._root = Store.open(run.context.artifact_root)
-        # by kind of round; without memory: that is of a class of elastic workers, too
+        # by kind of round; without memory_s, which depends on the class of elastic workers as well
         self._seedings = {commit.kind: Seeding(**commit.seeding) for commit in run.commits}
-        self._memory_s: dict[str, Mapping[int, float]] = {}  # as far as it was needed
+        self._memory_s: dict[str, Mapping[int, float]] = {}  # read when first needed
 
     def plan(self, elastic_workers: Collection[AdmittedWorker], kind: str) -> PlannedWindow | None:
-        """The window of a step that begins with the present ones of these. kind: of its round."""
+        """Plan the window of a step that begins with these elastic workers. kind: of its round."""
         if not self._config.enabled:
             return None
         present = present_of(elastic_workers)
@@ -54,7 +52,7 @@ class SeedingWindows:
     def enter(
         self, record: StepCommit, report: StepReport, elastic_workers: Collection[AdmittedWorker]
     ) -> StepCommit:
-        """Learn from a step; its record with the window's figures and with where seeding stands."""
+        """Learn from a step; returns its record with the window's figures and seeding state."""
         window = report.rollout.window
         if not self._config.enabled or window is None:
             return record
@@ -68,8 +66,8 @@ class SeedingWindows:
         return replace(record, metrics={**record.metrics, **figures}, seeding=kept)
 
     def _learn(self, present: Collection[AdmittedWorker], kind: str, times: SeedingTimes) -> None:
-        """What the times teach; windows by number of elastic workers are kept for later runs,
-        too."""
+        """Update the window from a step's times, and keep windows by number of elastic workers for
+        later runs."""
         before = self._known(present, kind)
         after = after_step(before, times, self._config)
         self._seedings[kind] = replace(after, memory_s={})
@@ -80,8 +78,8 @@ class SeedingWindows:
             logger.info("elastic_workers=%s seeding_windows_s=%s", alike, dict(after.memory_s))
 
     def _known(self, present: Collection[AdmittedWorker], kind: str) -> Seeding:
-        """Where seeding stands in rounds of this kind, with the memory of elastic workers like
-        these."""
+        """Return the seeding state of rounds of this kind, with the remembered windows for this
+        class of elastic workers."""
         alike = _alike(present, kind)
         if present and alike not in self._memory_s and self._config.remembers:
             self._memory_s[alike] = read_windows(self._root, self._model, alike)
@@ -90,7 +88,7 @@ class SeedingWindows:
 
 
 def present_of(elastic_workers: Collection[AdmittedWorker]) -> list[AdmittedWorker]:
-    """Those that have held weights and stay."""
+    """Select elastic workers that have held weights and stay."""
     return [
         elastic_worker for elastic_worker in elastic_workers if elastic_worker.state == "present"
     ]
@@ -101,18 +99,16 @@ def names_of(elastic_workers: Collection[AdmittedWorker]) -> frozenset[str]:
 
 
 def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
-    """What these are, whatever their number: price class and devices of each kind among them; empty
-    without any."""
-    return " + ".join(sorted(set(map(_class_of_one, elastic_workers))))
+    """Describe the class of elastic workers by price class and number of devices of each kind;
+    mixed classes are joined, and without workers the class is empty."""
+    classes = set[str]()
+    for elastic_worker in elastic_workers:
+        kinds = Counter(device.partition(":")[0] for device in elastic_worker.devices)
+        counts = (f"{count} {kind}" for kind, count in kinds.items())
+        classes.add(" ".join([elastic_worker.price_class, *counts]))
+    return " + ".join(sorted(classes))
 
 
 def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
-    """What windows are remembered by."""
+    """Return the key of remembered windows."""
     return f"{class_of(present)}, {kind} rounds"
-
-
-def _class_of_one(elastic_worker: AdmittedWorker) -> str:
-    kinds = Counter(device.partition(":")[0] for device in elastic_worker.devices)
-    return " ".join(
-        [elastic_worker.price_class, *(f"{count} {kind}" for kind, count in kinds.items())]
-    )

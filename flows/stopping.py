@@ -1,4 +1,4 @@
-"""How a run is stopped by Ctrl-C, SIGTERM or a terminal that is closed: told at once, and taken up
+"""The stop of a run by Ctrl-C, SIGTERM or a closed terminal: acknowledged at once, and carried out
 where the flow awaits something.
 
     signal ─▶ a thread: a line on the terminal ─▶ the flow's task is cancelled ─▶ interrupted
@@ -6,13 +6,12 @@ where the flow awaits something.
 
 An exception that is raised wherever a process happens to be may be taken for a failure of the code
 there: Prefect's TerminationSignal inside a serializer becomes an error of that. So Prefect's own
-handler does nothing here. A flow that does not come to an await is cancelled where it is after a
-while, and whatever comes of it counts as the stop.
+handler does nothing here. A flow that does not come to an await within a second is cancelled where
+it is, and whatever failure follows counts as the stop.
 
 Relied on, in Prefect 3.7, and guarded by `tests/unit/test_stopping.py`: every flow run looks up
 `_prefect_sigterm_handler` in `prefect.utilities.engine` when it installs it or asks for it, and a
-cancelled flow is crashed, or cancelled where Prefect's worker wants it so.
-"""
+cancelled flow is crashed, or cancelled where Prefect's worker wants it so."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING
 from artifacts.layout import STEPS
 from tasks.cluster.parent import end_process
 
-if TYPE_CHECKING:  # a command that only tells of a stop needs no store
+if TYPE_CHECKING:  # a command that only prints the message needs no store
     from artifacts.store import Store
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -38,18 +37,18 @@ STATUS = 128  # of a process that a signal ended, as shells count: this and its 
 Handler = Callable[[int, FrameType | None], None]
 
 
-def told_stopping(num_steps: int) -> str:
-    """The line that acknowledges a stop of a run that has committed so many steps."""
+def stop_message(num_steps: int) -> str:
+    """Return the line that acknowledges a stop, for a run with num_steps committed steps."""
     committed = f"step {num_steps} is" if num_steps else "no step is"
     return f"stopping, {committed} committed; Ctrl-C again ends at once"
 
 
 class Stop:
-    """The stop of one run, if there is one. Made in the flow's own task."""
+    """The stop of one run, if there is one. Create in the flow's own task."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.number: signal.Signals | None = None  # what stopped it
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self.number: signal.Signals | None = None  # that stopped the run
+        self._report = report
         self._committed: Callable[[], int] = lambda: 0
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
@@ -57,15 +56,15 @@ class Stop:
         self._nudging = threading.Lock()
 
     @contextmanager
-    def of(self, store: Store) -> Iterator[None]:
-        """The block is the run that lies there."""
+    def watched(self, store: Store) -> Iterator[None]:
+        """Name the store of the run in the block, whose committed steps the message counts."""
         self._committed = lambda: len(store.list(STEPS))
-        with self.blamed():
+        with self.failures_as_stop():
             yield
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """What fails in the block after a stop is the stop, raised as CancelledError."""
+    def failures_as_stop(self) -> Iterator[None]:
+        """Raise CancelledError for any failure of the block after a stop."""
         try:
             yield
         except BaseException as error:
@@ -73,9 +72,9 @@ class Stop:
                 raise
             raise asyncio.CancelledError(f"stopped by {self.number.name}") from error
 
-    def hear(self, number: int) -> None:
-        """Take up a signal, in the thread that watches. Of more than one the first counts, but for
-        Ctrl-C: SIGTERM is sent twice by those who send it to every process."""
+    def receive(self, number: int) -> None:
+        """Act on a signal, in the watching thread. The first one stops the run, a later Ctrl-C ends
+        the process; a later SIGTERM is ignored, since process groups often get it twice."""
         if self.number is not None:
             if number == signal.SIGINT:
                 end_process(STATUS + number)
@@ -86,7 +85,7 @@ class Stop:
         nudging.daemon = True
         nudging.start()
         with suppress(Exception):  # a store that does not answer: it is the stop that counts
-            self._tell(told_stopping(self._committed()))
+            self._report(stop_message(self._committed()))
 
     def _cancel(self) -> None:
         if not self._is_taken_up and self._task is not None:
@@ -99,22 +98,24 @@ class Stop:
                 signal.pthread_kill(threading.main_thread().ident or 0, NUDGE)
 
     def in_main_thread(self, number: int, _: FrameType | None) -> None:
-        """The handler of all these signals: the main thread goes on, unless it is nudged."""
+        """Handle a signal in the main thread: go on, or raise CancelledError for a nudge."""
         if number == NUDGE and not self._is_taken_up:
             self._is_taken_up = asyncio.current_task(self._loop) is self._task
             raise asyncio.CancelledError
 
     def end(self) -> None:
-        """The flow is over, and nothing of it can be cancelled."""
+        """Mark the flow as over: nothing is cancelled any more."""
         with self._nudging:
             self._is_taken_up = True
 
 
 @contextmanager
-def stoppable(tell: Callable[[str], None]) -> Iterator[Stop]:
-    """For the block, which is the flow's body, signals stop the flow as above; `tell` shows a line.
-    Nothing changes in a thread that signals do not reach, nor for one that is ignored (nohup)."""
-    stop = Stop(tell)
+def stoppable(report: Callable[[str], None]) -> Iterator[Stop]:
+    """Let signals stop the flow, whose body is the block; `report` shows a line.
+
+    Changes nothing outside of the main thread, nor for signals that are ignored (nohup).
+    """
+    stop = Stop(report)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -124,7 +125,7 @@ def stoppable(tell: Callable[[str], None]) -> Iterator[Stop]:
     watching.start()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
-        with _handled(stop), stop.blamed():
+        with _handled(stop), stop.failures_as_stop():
             yield stop
     finally:
         signal.set_wakeup_fd(before)
@@ -133,17 +134,17 @@ def stoppable(tell: Callable[[str], None]) -> Iterator[Stop]:
 
 
 def _watch(reader: int, stop: Stop) -> None:
-    """Hear the signals that arrive, until nobody can write any more. The system writes their
-    numbers, also while the main thread is busy."""
+    """Read signal numbers until the pipe is closed. The system writes them, also while the main
+    thread is busy."""
     with os.fdopen(reader, "rb", buffering=0) as numbers:
         while number := numbers.read(1):
             if number[0] in STOPS:
-                stop.hear(number[0])
+                stop.receive(number[0])
 
 
 @contextmanager
 def _handled(stop: Stop) -> Iterator[None]:
-    """Signals are the stop's for the block, in Prefect's own eyes, too."""
+    """Install the stop's signal handler, for Prefect as well, as long as the block lasts."""
     from prefect.utilities import engine
 
     handler: Handler = stop.in_main_thread  # one object: Prefect asks whether it is the same

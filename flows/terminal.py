@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from artifacts.reports.figures import progress_text
-from flows.output import say, screen
+from flows.output import print_line, screen
 from tasks.learner.reports import REASONS, skipped_of
 from tasks.rounds.round_progress import RoundProgress
 
@@ -120,7 +120,7 @@ class TerminalView:
     def _add_note(self, text: str, style: str) -> None:
         self._notes.append(Text(text, style=style))
         if self._live is None:
-            say(text)
+            print_line(text)
 
     def add_step(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         """Show a committed step."""
@@ -133,7 +133,7 @@ class TerminalView:
                 for title, name, form in columns_of([metrics])
             )
             far = progress_text(step, self._num_steps)
-            say(f"step {far} {kind:<5} {figures}  {update_line(metrics)}".rstrip())
+            print_line(f"step {far} {kind:<5} {figures}  {update_line(metrics)}".rstrip())
 
     async def _tick(self) -> None:
         assert self._live is not None

@@ -33,7 +33,7 @@ from artifacts.reports.summary import RunSummary
 from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
-from flows.output import keep_log_in, say
+from flows.output import keep_log_in, print_line
 from flows.prefect_server import hide_refused_secrets, logged_in_prefect, prefect_loss_explained
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
@@ -71,26 +71,26 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
     """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler; a
     resumed run with nothing left to do ends at once."""
     if told := nothing_left(config):
-        say(told)
+        print_line(told)
         return Completed(message=told)
     bypass_proxies()  # the run's workers inherit it
     with ExitStack() as stack:
-        stop = stack.enter_context(stoppable(logger.info if is_bound() else say))
+        stop = stack.enter_context(stoppable(logger.info if is_bound() else print_line))
         stack.enter_context(private_files())
         stack.enter_context(logged_in_prefect(str(runtime.flow_run.id)))
         run = stack.enter_context(open_run(config))
-        stack.enter_context(stop.of(run.store))
+        stack.enter_context(stop.watched(run.store))
         stack.enter_context(prefect_loss_explained())
         keep_log_in(run.logs)
-        say(f"run: {run.store.url}")
-        say(f"logs: {run.logs}")
-        say("starting the workers, their engines and learners")
+        print_line(f"run: {run.store.url}")
+        print_line(f"logs: {run.logs}")
+        print_line("starting the workers, their engines and learners")
         layouts = EngineLayouts(run)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollflow-")))
         cluster, certificate = run.config.cluster, run.certificate(scratch)
         imports = (WORKER_IMPORTS, *run.config.engine.imports)
         client = stack.enter_context(
-            open_cluster(cluster, scratch, run.logs, imports, certificate, say)
+            open_cluster(cluster, scratch, run.logs, imports, certificate, print_line)
         )
         stack.enter_context(telling_of_its_loss(client))
         page = run.local_report(layout.DASK_PAGE)
@@ -104,7 +104,7 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
         if run.context.elastic.enabled:
             handed = certificate if cluster.makes_certificate else None
             line = worker_line(client.scheduler.address, run.context.elastic, handed)
-            say(f"elastic workers: {line}")
+            print_line(f"elastic workers: {line}")
         try:
             return await train_steps(
                 run, fleet, layouts, ClusterTaskRunner(address=client.scheduler.address)

@@ -31,7 +31,7 @@ from flows.commands.local_stack import (
 )
 from flows.commands.options import add_configuration, add_resume, folder
 from flows.output import FLOW_LOG
-from flows.stopping import told_stopping
+from flows.stopping import stop_message
 from tasks.cluster.deaths import account
 from tasks.cluster.parent import kill_descendants, kill_group
 from tasks.cluster.ports import held_port
@@ -143,7 +143,7 @@ def stopping_line(log: Callable[[], Path | None]) -> str:
     """What is said when the run whose log this is is to stop."""
     begun = log()
     steps = [] if begun is None else list((begun.parents[1] / STEPS).glob("*.json"))
-    return told_stopping(len(steps))
+    return stop_message(len(steps))
 
 
 def attended(

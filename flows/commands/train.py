@@ -19,7 +19,7 @@ from artifacts.private_files import private_files
 from artifacts.proxies import bypass_proxies
 from flows.commands.local_stack import wait_until_served, when_hung_up
 from flows.commands.options import add_configuration, add_resume
-from flows.output import Output, divert, say
+from flows.output import Output, divert, print_line
 from tasks.cluster.parent import end_with
 from tasks.cluster.process_environment import first_environment, has_begun_with, python_path
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:  # a fault of ours: the log has where, the terminal what
         traceback.print_exc()
-        output.complain(f"{type(error).__name__}: {error}; report it, with the log")
+        output.print_error(f"{type(error).__name__}: {error}; report it, with the log")
         return 1
     finally:
         output.close()
@@ -97,7 +97,7 @@ def trained(options: Namespace, output: Output) -> int:
         given = assemble(options.preset, options.resume, options.set, options.settings)
         config = RunConfig.model_validate(beside_resume(given))
         if told := nothing_left(config):
-            say(told)
+            print_line(told)
             return 0
         from flows.prefect_server import prefect_loss_explained
         from flows.train import prepare_workers, train
@@ -110,7 +110,7 @@ def trained(options: Namespace, output: Output) -> int:
         with prefect_loss_explained():  # the state that the flow ends in is told to it, too
             asyncio.run(train(config))
     except (ValueError, OSError, RuntimeError, TimeoutError) as error:
-        output.complain(sentence(error))
+        output.print_error(sentence(error))
         return 2
     return 0
 

@@ -128,7 +128,7 @@ def test_what_is_committed_is_told(tmp_path: Path) -> None:
         store.write(f"{STEPS}/{step:05d}.json", b"{}")
 
     async def flow() -> None:
-        with stoppable(told.append) as stop, stop.of(store):
+        with stoppable(told.append) as stop, stop.watched(store):
             send()
             await awaits()
 
@@ -146,9 +146,9 @@ def test_a_second_ctrl_c_ends_the_process_and_another_sigterm_does_not(
     async def heard() -> None:
         stop = Stop(lambda line: None)
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
-            stop.hear(number)
+            stop.receive(number)
         assert ended == []
-        stop.hear(signal.SIGINT)
+        stop.receive(signal.SIGINT)
         stop.end()
 
     asyncio.run(heard())
