@@ -30,7 +30,7 @@ class PraiseLoss(BaseModel):
         return f"good responses alone, weights truncated at {self.importance_cap:g}"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        importance = torch.exp(logp.detach() - batch.behaviour)
+        importance = torch.exp(logp.detach() - batch.sampling_logp)
         weight = importance.clamp(max=self.importance_cap)
         return TokenLoss(
             loss=-weight * batch.advantage.clamp(min=0) * logp,

@@ -27,7 +27,7 @@ from prefect import flow
 
 from flows.steps import StepOrdering
 from flows.task_runner import result_of
-from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
+from tasks.learner.reports import GradientReport, PolicyReport, PublishReport
 from tasks.metrics.report import StepReport
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout

@@ -50,7 +50,7 @@ from tasks.cluster.devices import worker_specs
 from tasks.cluster.host_checks import SharedFile, check_numbering, check_shared
 from tasks.cluster.ownership import take_cluster, telling_of_its_loss
 from tasks.cluster.parent import is_bound
-from tasks.engines.loading import load_all
+from tasks.engines.base import load_all
 from tasks.run.actor_handles import engines_of
 from tasks.run.elastic_setup import worker_line
 from tasks.run.fleet import Fleet

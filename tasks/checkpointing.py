@@ -19,7 +19,7 @@ from artifacts import layout
 from artifacts.checkpoint import Checkpoints
 from artifacts.records import WeightsRef
 from tasks.learner.replay import check_digest, replay_training, versions_of
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tasks.run.actor_handles import learners_of, sleep_engines
 from tasks.run.run_context import RunContext
 from tasks.train import publish

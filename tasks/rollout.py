@@ -21,8 +21,8 @@ from artifacts.records import Group, Prompt, prompt_of
 from artifacts.tables import ResponseRow
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.response_mux import EngineClient
-from tasks.learner.reward_moments import compared_with, record_moments
+from tasks.engines.remote import EngineClient
+from tasks.learner.collective import baseline_moments, record_moments
 from tasks.learner.samples import advantages_of
 from tasks.progress import ProgressReporter, shown_progress
 from tasks.rounds.driver import drive_round
@@ -254,6 +254,6 @@ def rows_of(
     """The round's responses as rows of the responses table; none of an evaluation is trained."""
     learner = plan.run.learner
     trained = () if plan.is_evaluation else result.groups
-    moments = compared_with(trained, store_of(plan), plan.step, learner) if trained else None
+    moments = baseline_moments(trained, store_of(plan), plan.step, learner) if trained else None
     advantages = advantages_of(trained, learner.advantage, learner.overlong, moments)
     return response_rows(plan.round, prompts, result, advantages, is_evaluation=plan.is_evaluation)

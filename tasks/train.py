@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from prefect import task
@@ -19,10 +20,9 @@ from prefect.cache_policies import NO_CACHE
 
 from artifacts.records import Running
 from tasks.cluster.actors import Remote
-from tasks.learner.collective import Accumulated, RoundToTrain, accumulate_round, update_all
+from tasks.learner.collective import accumulate_round, update_all
 from tasks.learner.publication import publish_version
-from tasks.learner.reports import UpdateReport
-from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
+from tasks.learner.reports import GradientReport, PolicyReport, PublishReport, UpdateReport
 from tasks.run.actor_handles import engines_of, learners_of
 from tasks.run.run_context import RunContext, StepPlan, store_of
 from tasks.run.sample_buffer import GROUPED
@@ -41,20 +41,19 @@ def accumulate_gradients(plan: StepPlan) -> GradientReport:
     stream = SampleStream.connect(plan)
     done = asyncio.run(aborting(stream, "training", accumulate(plan, stream)))
     busy = {name: report.busy for name, report in zip(run.learners, done.ranks, strict=True)}
-    return GradientReport(
-        ranks=done.ranks,
-        spans=run.spans("train", busy),
-        num_groups_streamed=done.num_groups_streamed,
-    )
+    return replace(done, spans=run.spans("train", busy))
 
 
-async def accumulate(plan: StepPlan, stream: SampleStream) -> Accumulated:
+async def accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
     """The gradients of the round that this stream is of, on the run's ranks."""
-    planned = RoundToTrain(
-        step=plan.step, versions=plan.versions, num_groups=plan.round.accept_prompts
-    )
     return await accumulate_round(
-        learners_of(plan.run), stream.drain(GROUPED), store_of(plan), planned, plan.run.learner
+        learners_of(plan.run),
+        stream.drain(GROUPED),
+        store_of(plan),
+        plan.run.learner,
+        step=plan.step,
+        versions=plan.versions,
+        num_groups=plan.round.accept_prompts,
     )
 
 
@@ -104,17 +103,10 @@ async def publish(run: RunContext, running: Running = Running.DROP) -> PublishRe
         learners_of(run),
         engines_of(run, run.engines),
         Path(run.weights_dir),
-        gate=run.gate,
+        check=run.gate,
         probes=run.probes,
         ranks_in_step=run.learner.ranks_in_step,
         running=running,
     )
     busy = dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),))
-    return PublishReport(
-        weights=published.weights,
-        probe_difference_nats=published.probe_difference_nats,
-        attested=published.attested,
-        gate_s=published.gate_s,
-        drained_s=published.drained_s,
-        spans=run.spans("publish", busy),
-    )
+    return replace(published, spans=run.spans("publish", busy))

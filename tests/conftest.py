@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tasks.engines.vllm.attention import attention_path
+from tasks.engines.vllm.worker_patches import attention_path
 
 settings.register_profile("rollflow", deadline=None)
 settings.register_profile("thorough", deadline=None, max_examples=10_000)

@@ -18,7 +18,7 @@ from typing import Literal
 from flows.commands.local_stack import SERVERS
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK, refusal
-from tasks.engines.vllm.attention import attention_path, may_use_tiles
+from tasks.engines.vllm.worker_patches import attention_path, may_use_tiles
 from tasks.environments.base import EnvironmentFailed
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.games.guess import GuessConfig

@@ -84,7 +84,7 @@ def _check_sleep(config: Parts) -> None:
     """Sleeping gives GPU memory to a learner on the same device, and to nobody else."""
     placed, kind = device_map(config.cluster), config.cluster.device_kind
     is_shared = set(placed["rollout"]) & set(placed["learner"])
-    if config.engine.rests and not (kind == "cuda" and is_shared):
+    if config.engine.sleeps and not (kind == "cuda" and is_shared):
         raise ValueError(
             "engine.sleep_mode needs GPUs that rollout and learner share, "
             f"got device_kind {kind!r} with roles {config.cluster.roles!r}; leave it out"
@@ -190,7 +190,7 @@ def _check_overlap(config: Parts) -> None:
             f" {config.scheduling.kind!r} keeps them busy; disable planner, or have them rest with"
             " scheduling.at_update=pause"
         )
-    if config.engine.rests:
+    if config.engine.sleeps:
         raise ValueError(
             "engine.sleep_mode needs engines that rest while the learner trains, scheduling.kind"
             f" {config.scheduling.kind!r} keeps them busy; leave it out, or have them rest with"

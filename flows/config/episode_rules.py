@@ -7,7 +7,7 @@ from artifacts.models.registry import TinyPlayerConfig
 from artifacts.records import Running
 from flows.config.parts import Parts
 from tasks.cluster.devices import num_environment_workers
-from tasks.learner.turn_advantage import AnchorStateAdvantage, TurnReturnAdvantage
+from tasks.learner.credit import AnchorStateAdvantage, TurnReturnAdvantage
 from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.registry import ANY_DOMAIN, config_of
 from tasks.tiny_models.demonstrations import game_of

@@ -10,8 +10,8 @@ from artifacts.models.registry import ModelConfig
 from flows.config.evaluation import EvaluationConfig
 from tasks.cluster.devices import ClusterConfig
 from tasks.elastic.config import ElasticConfig
+from tasks.engines.base import SamplingConfig
 from tasks.engines.registry import EngineConfig
-from tasks.engines.sampling import SamplingConfig
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig

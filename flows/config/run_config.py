@@ -42,8 +42,8 @@ from flows.config.prefect_form import leave_to_preset
 from flows.config.presets import preset_values
 from tasks.cluster.devices import ClusterConfig
 from tasks.elastic.config import ElasticConfig
+from tasks.engines.base import SamplingConfig
 from tasks.engines.registry import EngineConfig
-from tasks.engines.sampling import SamplingConfig
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.engines.vllm.attention import allow_tiles
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.engines.vllm.llm_engine import on_cpu
+from tasks.engines.vllm.worker_patches import allow_tiles
 
 
 def bare_llm(

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from artifacts.models.registry import SmolLM2Config
 from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score, VersionSpan, pack
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.losses.ppo_clip import PpoClipLoss
+from tasks.learner.losses.clipped import PpoClipLoss
 from tasks.learner.packing import Sample
 from tasks.learner.samples import training_set
 from tasks.learner.token_loss import TokenBatch
@@ -146,7 +146,7 @@ class PaddedLoop:
             return torch.tensor(values, dtype=torch.float32, device=self.device)
 
         return TokenBatch(
-            behaviour=column([value for sample in samples for value in sample.behaviour]),
+            sampling_logp=column([value for sample in samples for value in sample.sampling_logp]),
             advantage=column([value for sample in samples for value in sample.token_advantages]),
             reward=column([sample.reward for sample in samples for _ in sample.places]),
             weight=column([sample.weight for sample in samples for _ in sample.places]),

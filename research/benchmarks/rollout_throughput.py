@@ -26,8 +26,8 @@ from artifacts.records import Request
 from research.benchmarks.bare_llm import bare_llm
 from research.benchmarks.paired_processes import in_pairs, paired_parser, tell
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
-from tasks.engines.vllm.draws import own_draws
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+from tasks.engines.vllm.worker_patches import own_draws
 from tasks.scheduling.prompt_stream import derive_seed
 
 _KINDS = ("bare", "engine")

@@ -174,7 +174,7 @@ async def measure(
             learners,
             engines,  # type: ignore[arg-type]  # as much of an engine as it needs
             directory,
-            gate=gate,
+            check=gate,
             probes=probes,
             ranks_in_step=ranks_in_step,
         )

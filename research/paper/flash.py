@@ -30,10 +30,10 @@ import numpy as np
 
 from research.ablations.policies import policy_of
 from research.paper.experiment import Experiment, FigurePart, Observed, Played, Scale, mean
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped

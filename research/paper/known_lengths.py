@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tasks.engines.simulation.lengths import Lengths
+from tasks.engines.simulation.writers import Lengths
 from tasks.scheduling.prompt_stream import derive_seed
 from tasks.simulation.protocols import GradientWork
 from tasks.simulation.reward_feed import QueuedFeed

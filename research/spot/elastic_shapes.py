@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
-from tasks.engines.simulation.writers import BlankWriter
+from tasks.engines.simulation.writers import BlankWriter, LengthModel
 from tasks.simulation.workloads import WORKLOADS, Workload
 
 BYTES_PER_S = 3.35e12  # memory of an H100

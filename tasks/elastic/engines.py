@@ -36,7 +36,7 @@ from tasks.elastic.worker_events import AdmittedWorker
 from tasks.engines.base import EngineLost
 from tasks.engines.registry import EngineConfig
 from tasks.engines.remote import EngineActor, RemoteEngine
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tasks.learner.weight_check import WeightCheckConfig, check_weights
 
 CLOSE_S = 10.0  # within which the weight server has closed

@@ -44,7 +44,7 @@ from tasks.elastic.worker_events import (
 )
 from tasks.elastic.workers import JoinedWorkers
 from tasks.engines.base import EngineLost
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tasks.rounds.elastic_engines import WorkerNotice
 
 logger = logging.getLogger(__name__)

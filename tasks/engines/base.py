@@ -1,19 +1,21 @@
-"""The Engine seam: what a rollout replica can do, whoever generates.
+"""The Engine seam: what a rollout replica can do, however it generates.
 
     submit(requests) ... collect() -> finished responses, a few at a time, and new tokens of others
     ... abort(ids) -> partial responses come by collect()
 
 Implementations: `vllm.engine.VllmEngine` (real) and `simulation.replica.SimulatedEngine` (discrete
-events, on a virtual clock or a real one); `choice` lists them, and nobody else asks which it is.
+events, on a virtual clock or a real one). Only `registry` lists them: no other code asks for the
+kind of an engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from artifacts.new_tokens import News
 from artifacts.records import Request, Running, WeightsRef
@@ -105,7 +107,7 @@ class Engine(Protocol):
 class Replica(Engine, Protocol):
     """An engine as the process that holds it sees it: it rests, and it ends."""
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Give the GPU's memory back until the next load or request; an engine that holds none does
         nothing."""
         ...
@@ -142,7 +144,7 @@ class ReplicaConfig(BaseModel):
         return ()
 
     @property
-    def rests(self) -> bool:
+    def sleeps(self) -> bool:
         """Whether a replica gives its GPU to the training between rollouts."""
         return False
 
@@ -160,3 +162,86 @@ class ReplicaConfig(BaseModel):
         """A replica that is ready, in this process; core_ids: to pin to, none for wherever it may
         run."""
         raise NotImplementedError
+
+
+def check_room(request: Request, max_model_len: int) -> None:
+    """ValueError when the prompt and the longest response do not fit the engine's context."""
+    name, length = request.response_id, len(request.prompt_tokens)
+    if length < 1 or length + request.max_new_tokens > max_model_len:
+        raise ValueError(
+            f"prompt and max_new_tokens must fit max_model_len {max_model_len}, {name} has {length}"
+            f" + {request.max_new_tokens}; raise the engine's max_model_len or lower max_new_tokens"
+        )
+
+
+def check_request(request: Request, max_model_len: int, vocabulary: int) -> None:
+    """ValueError when the request cannot be generated as asked; nothing is ever shortened
+    silently."""
+    check_room(request, max_model_len)
+    name, num_kept = request.response_id, len(request.kept_tokens)
+    if num_kept >= request.max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens must exceed the kept tokens, {name} has {request.max_new_tokens} and"
+            f" {num_kept}; do not resume it"
+        )
+    if num_kept != len(request.kept_logprobs) or num_kept != sum(
+        span.num_tokens for span in request.kept_versions
+    ):
+        raise ValueError(
+            f"kept tokens need a log-probability and a version each, {name} keeps {num_kept}; take"
+            " all three from one Generated"
+        )
+    tokens = (*request.prompt_tokens, *request.kept_tokens)
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        raise ValueError(
+            f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)};"
+            " use the model's tokenizer"
+        )
+
+
+async def load_all(
+    engines: Sequence[Engine],
+    weights: WeightsRef,
+    probes: Sequence[tuple[int, ...]],
+    running: Running = Running.DROP,
+) -> dict[str, Attestation]:
+    """Load a version into every engine; what they attest, by engine."""
+    calls = (engine.load_weights(weights, probes, running) for engine in engines)
+    attested = await asyncio.gather(*calls)
+    return {engine.name: held for engine, held in zip(engines, attested, strict=True)}
+
+
+LEAST_TEMPERATURE = 0.01  # vLLM takes this one for any that is lower and not 0
+
+
+class SamplingConfig(BaseModel):
+    """The distribution that rollouts are drawn from; the learner's temperature must be the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        description="Divides the logits; 0 is greedy and gives a group nothing to compare.",
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description=(
+            "Nucleus bound; a run needs 1, because the learner scores the whole distribution."
+        ),
+    )
+    max_response_tokens: int = Field(
+        256, ge=1, description="Bound on the generated tokens of a response."
+    )
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_sampled_at(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, which engines take for"
+                f" any between, got {temperature:g}; raise it"
+            )
+        return temperature

@@ -1,4 +1,4 @@
-"""Which engines there are: one entry per kind, and the one place that asks for it.
+"""The engines by kind.
 
     EngineConfig (chosen by `kind`) ──▶ build_engine ──▶ Replica
 

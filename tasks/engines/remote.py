@@ -1,20 +1,78 @@
 """An engine in a Dask worker: the actor that holds it, and the Engine that callers see.
 
-driver -> RemoteEngine -> bytes over Dask -> EngineActor -> Askers -> Replica
+    round ──────▶ RemoteEngine ─▶ bytes over Dask ─▶ EngineActor ─▶ ResponseMux ─▶ Replica
+    evaluation ─▶ RemoteEngine ─▶                                   one box for each client
+
+A round and an evaluation share a replica, and each collects its own responses. Of the rounds that
+train, one collects at a time, and the next one goes on with what the last one left running.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 
-from artifacts.new_tokens import News
+from artifacts.new_tokens import News, split_news
 from artifacts.records import Request, Running, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import DRAIN_S, Attestation, Engine, EngineLost, EngineStats, Replica
 from tasks.engines.registry import EngineConfig, build_engine
-from tasks.engines.response_mux import EngineClient, ResponseMux
+
+
+class EngineClient(StrEnum):
+    """Who asks an engine for responses."""
+
+    ROUND = "round"  # the round that generates
+    EVALUATION = "evaluation"
+
+
+class ResponseMux:
+    """Keeps apart who asked one replica for what. Belongs to one event loop."""
+
+    def __init__(self, replica: Engine) -> None:
+        self._replica = replica
+        # who asked for what has not come, by response id and attempt
+        self._asker_of: dict[tuple[str, int], EngineClient] = {}
+        self._boxes: dict[EngineClient, list[News]] = defaultdict(list)  # what has come
+        self._hearing: asyncio.Task[None] | None = None  # the one wait
+
+    async def submit(self, asker: EngineClient, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._asker_of[request.response_id, request.attempt] = asker
+        await self._replica.submit(requests)
+
+    async def collect(self, asker: EngineClient, wait_s: float) -> list[News]:
+        """What this asker asked for and is over, and what is told of the rest. May be empty before
+        wait_s is, when something of the other's has come."""
+        if not self._boxes[asker]:
+            if self._hearing is None or self._hearing.done():
+                self._hearing = asyncio.create_task(self._hear(wait_s))
+            ended, _ = await asyncio.wait({self._hearing}, timeout=wait_s)
+            for hearing in ended:
+                hearing.result()
+        return self._boxes.pop(asker, [])
+
+    async def _hear(self, wait_s: float) -> None:
+        over, told = split_news(await self._replica.collect(wait_s))
+        for new in told:
+            asker = self._asker_of.get((new.response_id, new.attempt), EngineClient.ROUND)
+            self._boxes[asker].append(new)
+        for response in over:
+            asker = self._asker_of.pop((response.response_id, response.attempt), EngineClient.ROUND)
+            self._boxes[asker].append(response)
+
+    async def load_weights(
+        self, weights: WeightsRef, probes: Sequence[tuple[int, ...]], running: Running
+    ) -> Attestation:
+        attestation = await self._replica.load_weights(weights, probes, running)
+        if running is Running.DROP:
+            self._asker_of.clear()
+            self._boxes.clear()
+        return attestation
 
 
 class EngineActor:
@@ -63,8 +121,8 @@ class EngineActor:
     async def stats(self) -> bytes:
         return pack(await self._engine.stats())
 
-    async def rest(self) -> None:
-        await self._engine.rest()
+    async def sleep(self) -> None:
+        await self._engine.sleep()
 
     async def close(self) -> None:
         self._engine.close()
@@ -114,10 +172,10 @@ class RemoteEngine(Engine):
         stats: EngineStats = unpack(await self._call("stats"))
         return stats
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Give the GPU's memory back until the next load or request, where the engine has
         sleep_mode."""
-        await self._call("rest")
+        await self._call("sleep")
 
     async def _call(self, method: str, *args: object, extra_s: float = 0.0) -> bytes:
         try:

@@ -1,9 +1,9 @@
-"""Which models packed training (and vLLM beside it) can run: found out from the model's
-configuration, before anything starts.
+"""A check of the model's configuration, before anything starts: packed training, and vLLM beside
+it, must be able to run the architecture.
 
-The learner embeds tokens and projects hidden states itself (policy, head) and replaces the
-attention of every layer (tree_attention). What a model does beyond that would be left out without
-a word, so it is named and refused here. docs/models.md has the table of what was tried.
+The learner embeds tokens and projects hidden states itself (`policy`, `head`) and replaces the
+attention of every layer (`tree_attention`). A model's further computations would be left out
+silently, so they are named and refused here. docs/models.md has the table of tested models.
 """
 
 from __future__ import annotations
@@ -41,13 +41,22 @@ CHANGED_NUMBERS = {
 
 def check_architecture(path: Path) -> Path:
     """The model's directory again, if packed training computes what the model does and engines can
-    load what is published. ValueError names what stands in the way."""
+    load what is published. ValueError names the obstacles."""
     config = read_config(path)
-    _refuse(path, config, [*_obstacles(config), *_engine_obstacles(config)])
+    kinds = set(getattr(config, "layer_types", None) or ())
+    obstacles = list(_obstacles(config))
+    if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
+        obstacles.append(
+            "windows in some of its layers only, which vLLM refuses for this architecture"
+        )
+    has_experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
+    if has_experts and config.model_type not in ENGINE_KNOWS_EXPERTS:
+        obstacles.append("experts, of which engines were given those of Qwen3-MoE alone")
+    _refuse(path, config, obstacles)
     if config.model_type not in TESTED:
         logger.warning(
-            "model=%s architecture=%s is not among those of docs/models.md; the sync gate compares"
-            " what it computes with the engines",
+            "model=%s architecture=%s is not among those of docs/models.md; the weight check"
+            " compares what it computes with the engines",
             path,
             config.model_type,
         )
@@ -76,15 +85,6 @@ def _refuse(path: Path, config: Any, obstacles: Sequence[str]) -> None:  # Any: 
         )
 
 
-def _engine_obstacles(config: Any) -> Iterator[str]:  # Any: as above
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
-        yield "windows in some of its layers only, which vLLM refuses for this architecture"
-    has_experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
-    if has_experts and config.model_type not in ENGINE_KNOWS_EXPERTS:
-        yield "experts, of which engines were given those of Qwen3-MoE alone"
-
-
 def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configurations carry no types
     for name, meaning in CHANGED_NUMBERS.items():
         if getattr(config, name, None) not in (None, False, 1.0):
@@ -94,13 +94,9 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
         yield f"layers of {', '.join(sorted(kinds - ATTENTION))}"
     if config.model_type == "gpt_oss":
         yield "attention sinks"
-    if config.model_type not in TESTED:
-        yield from _unusual_ends(config)
-
-
-def _unusual_ends(config: Any) -> Iterator[str]:  # Any: as above
-    """Embedding and head that are more than a table each; built without memory to look at them."""
-    model = empty_model(config)
+    if config.model_type in TESTED:
+        return
+    model = empty_model(config)  # embedding and head may be more than a table each
     embedding = model.get_input_embeddings()
     if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
         yield f"an embedding of its own ({type(embedding).__name__})"

@@ -1,31 +1,70 @@
-"""The critic: what a rank knows of the value of each token's past, and how it learns it.
+"""The critic: a second model that values each token's past, and its training.
 
-    look    values before the step's first update ─▶ advantages and returns (gae)
+    values  (P,) before the step's first update ─▶ advantages and returns (`gae`)
     train   gradients of the clipped squared error to the returns
     update  its own AdamW step, with the learning rate of the critic's own schedule
 
-On the same ranks as the policy, replicated. Leaves out whitening, and when the policy learns.
+The model is the policy's backbone with a head of one number in place of the vocabulary, computed in
+fp32. It begins as the model that the policy begins with, and a head of zeros: all values are 0
+then. It lies on the same ranks as the policy, replicated; the embedding's gradient is summed in the
+compute dtype within a row. Leaves out whitening, and when the policy learns.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from artifacts.config_parts import with_defaults
+from tasks.learner.optimizer import AdamWConfig, ShardedAdamW, Updater
 from tasks.learner.packing import PackedBatch
-from tasks.learner.policy import ComputeDtype
+from tasks.learner.parameters import ReplicatedParameters
+from tasks.learner.policy import (
+    DTYPES,
+    ComputeDtype,
+    load_decoder,
+    predicting_states,
+    recompute,
+)
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, MadeUpdate
-from tasks.learner.sharding import AdamWConfig, ShardedAdamW
 from tasks.learner.shards import load_shards, save_shard
-from tasks.learner.updater import Updater
-from tasks.learner.value_model import load_valuer
+
+
+class ValueModel(nn.Module):
+    """A backbone and its head; the names of its parameters in a checkpoint."""
+
+    def __init__(self, backbone: Any) -> None:  # Any: an untyped transformers model
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(int(backbone.config.hidden_size), 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: PackedBatch, ids: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """(P,) fp32, the value at the node that predicts each target."""
+        embedded = self.backbone.get_input_embeddings()(ids(batch.tokens))[None]
+        hidden, rows = predicting_states(self.backbone, batch, embedded, ids)
+        values = nn.functional.linear(
+            hidden.float(), self.head.weight.float(), self.head.bias.float()
+        )
+        return values[rows, 0]
+
+
+def load_value_model(model_path: str, ranks: Ranks, recompute_layers: bool) -> ValueModel:
+    """A value model in fp32, whole on every rank. Raises ValueError as `load_policy` does."""
+    model = load_decoder(model_path, ranks, "replicated")
+    model.requires_grad_(True)
+    if recompute_layers:
+        recompute(model)
+    return ValueModel(model.base_model).to(ranks.device)
+
 
 FOLDER = "critic"  # of a checkpoint
 LEARNING_RATE = 5e-5  # where no other is given
@@ -84,32 +123,29 @@ class Critic:
         ranks: Ranks,
     ) -> None:
         self._config, self._ranks = config, ranks
-        self._valuer = load_valuer(model_path, compute, ranks, recompute_layers)
-        self.parameters = self._valuer.parameters
+        self._model = load_value_model(model_path, ranks, recompute_layers)
+        self.parameters = ReplicatedParameters(self._model, DTYPES[compute], ranks)
         self._optimizer = ShardedAdamW(config.optimizer, self.parameters.pieces)
         self._updater = Updater(
             config.optimizer.max_grad_norm, self.parameters, self._optimizer, ranks
         )
 
-    def look(self, batch: PackedBatch) -> Tensor:
-        """(P,) the value before each target of a row, now."""
-        return self._valuer.values(batch)
+    @torch.no_grad()
+    def values(self, batch: PackedBatch) -> Tensor:
+        """(P,) fp32: the present value before each target of a row, nothing for a gradient."""
+        return self._forward(batch)
 
     def train(
         self, batch: PackedBatch, weight: Tensor, before: Tensor, returns: Tensor
     ) -> AccumulateReport:
-        """Adds the gradient of a row's weighted loss sum, all (P,); its loss and its time."""
-        started = time.time()
-        clip = self._config.value_clip
-
-        def derivative(values: Tensor) -> Tensor:
-            with torch.enable_grad():
-                leaf = values.requires_grad_()
-                total = (weight * value_loss(leaf, before, returns, clip)).sum()
-            return torch.autograd.grad(total, leaf)[0]
-
-        values = self._valuer.backward(batch, derivative)
-        lost = (weight * value_loss(values, before, returns, clip)).double().sum()
+        """Add the gradient of a row's weighted loss sum, all (P,); reports its loss and its
+        time."""
+        started, clip = time.time(), self._config.value_clip
+        values = self._forward(batch)
+        leaf = values.detach().requires_grad_()
+        total = (weight * value_loss(leaf, before, returns, clip)).sum()
+        torch.autograd.backward([values], [torch.autograd.grad(total, leaf)[0]])
+        lost = (weight * value_loss(values.detach(), before, returns, clip)).double().sum()
         return AccumulateReport(value_loss_sum=float(lost), busy=((started, time.time()),))
 
     def update(self, step: int, normaliser: float, loss_sum: float) -> MadeUpdate:
@@ -117,7 +153,7 @@ class Critic:
         return self._updater.make(normaliser, loss_sum, self._config.optimizer.rate(step))
 
     def discard(self) -> None:
-        """Forget what was accumulated."""
+        """Drop the sums of gradients."""
         self.parameters.discard()
 
     def save(self, path: str, step: int) -> None:
@@ -130,3 +166,10 @@ class Critic:
         self.discard()
         load_shards(str(Path(path) / FOLDER), self._optimizer, self.parameters.shapes)
         self.parameters.publish()
+
+    def _forward(self, batch: PackedBatch) -> Tensor:
+        def ids(values: tuple[int, ...]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=self.parameters.device)
+
+        values: Tensor = self._model(batch, ids)
+        return values

@@ -1,5 +1,5 @@
 """A fair share for every learner rank: groups dealt by predicted cost, whole where that is fair,
-cut where one group outweighs the rest.
+cut where one group outweighs the rest; and a step's groups dealt to its mini-batches.
 
 The advantage belongs to the group, the gradient to the response: a rank that trains a part of a
 group is given all of it and computes the same advantages as the others. Sums add up whatever the
@@ -8,6 +8,7 @@ cut (invariants 4 and 5, docs/architecture.md).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,17 +33,15 @@ class GroupPart:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the part that counts for the whole group."""
+        """True for the part that counts for the whole group."""
         return self.places[:1] == (0,)
 
 
 def as_part(group: Group | GroupPart) -> GroupPart:
-    """A whole group as the part that it is of itself."""
-    return (
-        group
-        if isinstance(group, GroupPart)
-        else GroupPart(group=group, places=tuple(range(len(group.responses))))
-    )
+    """A whole group as a part with all of its responses; parts stay as they are."""
+    if isinstance(group, GroupPart):
+        return group
+    return GroupPart(group=group, places=tuple(range(len(group.responses))))
 
 
 def rows_of(group: Group, row_tokens: int) -> list[GroupPart]:
@@ -73,8 +72,8 @@ def balance(
     Dealt group by group, by families of groups whose prompts share half their tokens or more, and
     response by response; the best deal wins, a cut one only if it is clearly better. A group whose
     rewards are all equal costs nothing unless `flat_costs`: the learner skips what has no gradient.
-    `loads`: predicted cost, by rank, of what the ranks are busy with already (none); what they have
-    behind them does not count.
+    `loads`: predicted cost, by rank, of the work that the ranks are busy with (none); finished work
+    does not count.
     """
     if num_ranks < 1:
         raise ValueError(
@@ -93,13 +92,13 @@ def balance(
 
 
 def predicted_cost(parts: Sequence[GroupPart]) -> float:
-    """What a rank that gets these in one call has to do: a sequence of n tokens costs n + n**2 /
-    QUADRATIC_TOKENS, shared prompts once."""
+    """The cost of these parts for a rank that gets them in one call: a sequence of n tokens costs
+    n + n**2 / QUADRATIC_TOKENS, shared prompts once."""
     return _cost(parts, [])
 
 
 def has_equal_rewards(group: Group) -> bool:
-    """Whether all verdicts of a group are equal: then all of its advantages are zero."""
+    """True if all verdicts of a group are equal: then all of its advantages are zero."""
     scores = [response.score for response in group.responses if response.score is not None]
     return len({score.reward for score in scores if score.reward is not None}) < 2
 
@@ -154,7 +153,7 @@ def _deal(
 
 
 def _cost(unit: Sequence[GroupPart], others: Sequence[GroupPart]) -> float:
-    """What a unit adds to a rank that holds the others already."""
+    """The cost that a unit adds to a rank that holds the others already."""
     total, prompts = 0.0, [other.group.prompt.token_ids for other in others]
     for part in unit:
         prompt = part.group.prompt.token_ids
@@ -175,3 +174,19 @@ def _joined(parts: Sequence[GroupPart]) -> tuple[GroupPart, ...]:
     return tuple(
         GroupPart(group=group, places=tuple(sorted(places[name]))) for name, group in groups.items()
     )
+
+
+def mini_batches(groups: Sequence[Group], step: int, number: int) -> tuple[tuple[Group, ...], ...]:
+    """So many mini-batches whose sizes differ by one group at most; some are empty where there are
+    fewer groups.
+
+    A function of the step and of its groups alone, in whatever order they come: it depends on the
+    run's seed through the prompts that were drawn, and not on the number of ranks. The order is
+    that of a hash, so that neighbours of the data set fall apart, differently in every step.
+    """
+
+    def place(group: Group) -> bytes:
+        return hashlib.sha256(f"{step}:{group.prompt.prompt_id}".encode()).digest()
+
+    ordered = sorted(groups, key=place)
+    return tuple(tuple(ordered[first::number]) for first in range(number))

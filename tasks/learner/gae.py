@@ -7,21 +7,24 @@ Schulman et al. 2016, arXiv 1506.02438).
 t counts sampled tokens alone: what an environment said between two of them takes no discount and
 cuts nothing off. v_t is the value of what precedes token t, read at the node that predicts it; so
 the last token of a turn bootstraps from the value after the observation that answered it. Leaves
-out where values come from (critic).
+out where values come from (`critic`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tasks.learner.advantage import GaeAdvantage
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.log_ratios import ESTIMATORS, LARGEST_PENALTY
+from tasks.learner.micro_step import ScoredRow, lengths_of
 from tasks.learner.ranks import Ranks
-from tasks.learner.whole_responses import Lengths
+from tasks.learner.token_loss import Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +90,48 @@ def whitened(values: Tensor, spread: Spread) -> Tensor:
     if spread.count < 2:
         return values
     return (values - spread.mean) / (math.sqrt(spread.variance) + 1e-8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Advantages and returns of all rows of a step on this rank, by the critic's values."""
+
+    rows: tuple[ScoredRow, ...]  # with the advantages
+    returns: tuple[Tensor, ...]  # of the tokens of each row: the targets of the values
+    explained_variance: float  # share of the returns' variance that values explain, on all ranks
+
+
+def estimates(
+    rows: Sequence[ScoredRow], values: Sequence[Tensor], config: LearnerConfig, ranks: Ranks
+) -> Estimates:
+    """Advantages and returns by the values before the step's first update. Collective."""
+    advantage = config.advantage
+    assert isinstance(advantage, GaeAdvantage)
+    advantages = [
+        token_advantages(_rewards(row, config), value, lengths_of(row.batch), advantage)
+        for row, value in zip(rows, values, strict=True)
+    ]
+    returns = [own + value for own, value in zip(advantages, values, strict=True)]
+    # an advantage is what a value leaves of its return
+    left, whole = spread_of(advantages, ranks), spread_of(returns, ranks)
+    if advantage.whiten:
+        advantages = [whitened(own, left) for own in advantages]
+    return Estimates(
+        rows=tuple(
+            replace(row, tokens=replace(row.tokens, advantage=own))
+            for row, own in zip(rows, advantages, strict=True)
+        ),
+        returns=tuple(returns),
+        explained_variance=1.0 - left.variance / whole.variance if whole.variance else 0.0,
+    )
+
+
+def _rewards(row: ScoredRow, config: LearnerConfig) -> Tensor:
+    """The reward of each token, less the KL penalty of the proximal policy where that is in it."""
+    tokens, lengths = row.tokens, lengths_of(row.batch)
+    if tokens.reference is None or config.kl_place != "reward":
+        return token_rewards(tokens.reward, None, lengths)
+    assert tokens.proximal is not None, "a scored row has it"
+    divergence = ESTIMATORS[config.kl_estimator](tokens.proximal, tokens.reference)
+    penalty = config.kl_coefficient * divergence.clamp(-LARGEST_PENALTY, LARGEST_PENALTY)
+    return token_rewards(tokens.reward, penalty, lengths)

@@ -2,7 +2,7 @@
 chunk by chunk.
 
 Where the loss of a token depends on its own log-probability alone, each chunk's gradient is
-finished while its logits are at hand: no logits are kept, none computed twice. A loss that asks for
+finished while its logits are at hand: no logits are kept, none computed twice. A loss that needs
 all log-probabilities first has the logits of every chunk computed twice, if there is more than one.
 One row of logits serves all tokens that the same node predicts (the last prompt token predicts the
 first token of every response). Leaves out the backbone: `grad_hidden` is where its backward starts.
@@ -23,11 +23,11 @@ _CPU_ROWS_IN_CACHE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossGradient:
-    """The derivative of a loss sum by what a prediction has to do with it; all (tokens,) fp32."""
+    """The derivatives of a loss sum by log-probabilities and entropies; all (tokens,) fp32."""
 
     # (indices of tokens, their log-probabilities) -> derivative by each log-probability
     by_logp: Callable[[Tensor, Tensor], Tensor]
-    needs_all: bool = False  # it is asked once, for all tokens in their order; else chunk by chunk
+    needs_all: bool = False  # called once, with all tokens in their order; else chunk by chunk
     by_entropy: Tensor | None = None  # (P,) by the entropy at each token; None without such a term
 
 
@@ -63,7 +63,7 @@ def head_pass(
     every: Tensor | None = None  # derivative by each log-probability, where one call makes them all
     if loss_gradient is not None and loss_gradient.needs_all and len(hidden) > ROWS_PER_CHUNK:
         scored = head_pass(hidden, weight, rows, targets, temperature).logp
-        every = _ask_for_all(loss_gradient, scored)
+        every = _all_derivatives(loss_gradient, scored)
     for first_row, tokens in _chunks(rows, len(hidden)):
         inputs = hidden[first_row : first_row + ROWS_PER_CHUNK]
         local, wanted = rows[tokens] - first_row, targets[tokens]
@@ -73,7 +73,7 @@ def head_pass(
         if loss_gradient is None or grad_hidden is None:
             continue
         if loss_gradient.needs_all and every is None:  # there is no other chunk
-            every = _ask_for_all(loss_gradient, logp)
+            every = _all_derivatives(loss_gradient, logp)
         by_logp = loss_gradient.by_logp(tokens, chosen) if every is None else every[tokens]
         by_entropy = loss_gradient.by_entropy
         bonus = None if by_entropy is None else (row_entropy, by_entropy[tokens] / temperature)
@@ -84,7 +84,7 @@ def head_pass(
     return HeadResult(logp=logp, entropy=entropy, grad_hidden=grad_hidden)
 
 
-def _ask_for_all(loss_gradient: LossGradient, logp: Tensor) -> Tensor:
+def _all_derivatives(loss_gradient: LossGradient, logp: Tensor) -> Tensor:
     return loss_gradient.by_logp(torch.arange(logp.numel(), device=logp.device), logp)
 
 

@@ -1,6 +1,6 @@
-"""How the policy learns: loss, advantages, optimizer, and where parameters lie.
+"""The configuration of the learner: loss, advantages, optimizer, and where parameters lie.
 
-Leaves out what a rank does with it (trainer).
+Leaves out the work of a rank (`trainer`).
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
-from tasks.learner.aggregation import AggregationConfig, TokenMean
 from tasks.learner.credit import CreditConfig
 from tasks.learner.critic import CriticConfig
-from tasks.learner.divergence import Estimator
-from tasks.learner.losses.ppo_clip import PpoClipLoss
+from tasks.learner.log_ratios import Estimator
+from tasks.learner.losses.clipped import PpoClipLoss
 from tasks.learner.losses.registry import LossConfig
-from tasks.learner.objective import KlPlace, Objective
+from tasks.learner.objective import NO_MASK, KlPlace, Objective, SequenceMaskConfig
+from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.policy import ComputeDtype, Placement
-from tasks.learner.sequence_mask import ALL_PASS, SequenceMaskConfig
-from tasks.learner.sharding import AdamWConfig
+from tasks.learner.samples import AggregationConfig, TokenMean
 
 
 class LearnerConfig(BaseModel):
@@ -46,7 +45,7 @@ class LearnerConfig(BaseModel):
         default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip."
     )
     sequence_mask: SequenceMaskConfig = Field(
-        default=ALL_PASS, description="Which responses drifted too far to be trained."
+        default=NO_MASK, description="Which responses drifted too far to be trained."
     )
     kl_coefficient: float = Field(
         default=0.0,
@@ -110,7 +109,7 @@ class LearnerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _loss_fits_the_updates(self) -> Self:
-        """What a loss needs several updates for, and what several updates need of a loss."""
+        """Dual clip needs a ratio that moves, several updates a loss that corrects staleness."""
         if self.num_updates > 1 and not self.loss.corrects_staleness:
             raise ValueError(
                 "learner.mini_batches * learner.passes must be 1 with learner.loss.kind"
@@ -119,7 +118,8 @@ class LearnerConfig(BaseModel):
                 " loss, or set both to 1"
             )
         loss = self.loss
-        if isinstance(loss, PpoClipLoss) and loss.dual_clip and not self._ratio_moves(loss):
+        ratio_moves = self.num_updates > 1 or loss.clips
+        if isinstance(loss, PpoClipLoss) and loss.dual_clip and not ratio_moves:
             raise ValueError(
                 "learner.loss.dual_clip needs a ratio that can move, got old_policy 'learner' and"
                 " one update a step, with which it is 1; set learner.loss.old_policy=engine, raise"
@@ -137,9 +137,6 @@ class LearnerConfig(BaseModel):
             )
         return self
 
-    def _ratio_moves(self, loss: PpoClipLoss) -> bool:
-        return loss.clips or self.num_updates > 1
-
     @property
     def num_updates(self) -> int:
         """Optimizer updates of a step."""
@@ -147,22 +144,22 @@ class LearnerConfig(BaseModel):
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic gives every token its advantage."""
+        """True if a critic gives every token its advantage."""
         return isinstance(self.advantage, GaeAdvantage)
 
     @property
     def scores_first(self) -> bool:
-        """Whether all responses of a step are scored before its first gradient."""
+        """True if all responses of a step are scored before its first gradient."""
         return self.num_updates > 1 or self.has_critic
 
     @property
     def trains_all(self) -> bool:
-        """Whether responses whose group gives them no advantage have a gradient all the same."""
+        """True if responses whose group gives them no advantage have a gradient all the same."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.has_critic
 
     @property
     def flat_groups_cost(self) -> bool:
-        """Whether a group of equal rewards can have a gradient all the same."""
+        """True if a group of equal rewards can have a gradient all the same."""
         return (
             self.trains_all
             or isinstance(self.overlong, SoftPunishment)
@@ -185,5 +182,5 @@ class LearnerConfig(BaseModel):
 
     @property
     def ranks_in_step(self) -> bool:
-        """Whether ranks can compute only all together."""
+        """True if ranks can compute only all together."""
         return self.parameters == "sharded"

@@ -1,8 +1,8 @@
-"""Forward, loss and backward of one packed row, and what there is to say of it.
+"""Forward, loss and backward of one packed row, and the report of that row.
 
-run           a step of one update: forward, loss, backward
-look, train   a step of several: a forward pass before the first of them, then the same passes
-              with the proximal policy's log-probabilities kept
+run            a step of one update: forward, loss, backward
+score, train   a step of several: a forward pass before the first of them, then the same passes
+               with the proximal policy's log-probabilities kept
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tasks.learner.divergence import k1, k3
-from tasks.learner.finite import ratio
 from tasks.learner.head import HeadResult, LossGradient
+from tasks.learner.log_ratios import k1, k3, ratio
 from tasks.learner.objective import Objective
 from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, PolicyModel
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.token_loss import TokenBatch
+from tasks.learner.token_loss import Lengths, TokenBatch, spread
 from tasks.learner.version_sums import sums_by_version
-from tasks.learner.whole_responses import Lengths, spread
 
 IDLE = PackedBatch(
     tokens=(0,),
@@ -38,7 +36,7 @@ IDLE = PackedBatch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A row that was looked at before the first update of its step."""
+    """A row that was scored before the first update of its step."""
 
     batch: PackedBatch
     tokens: TokenBatch  # with the proximal policy's log-probabilities
@@ -58,7 +56,7 @@ class MicroStep:
         self._policy, self._reference = policy, reference
 
     def run(self, batch: PackedBatch) -> AccumulateReport:
-        """Report of this row: its statistics and times, without groups, responses and
+        """Train a row; its report has statistics and times, without groups, responses and
         normaliser."""
         started = time.time()
         tokens = self._token_batch(batch)
@@ -66,7 +64,7 @@ class MicroStep:
         report = self._statistics(batch, tokens, result, can_clip=self._objective.loss.clips)
         return replace(report, busy=((started, time.time()),))
 
-    def look(self, batch: PackedBatch) -> tuple[ScoredRow, AccumulateReport]:
+    def score(self, batch: PackedBatch) -> tuple[ScoredRow, AccumulateReport]:
         """The row as the policy and the reference score it now, for updates to come, and its
         report; adds no gradient. No clip acts yet, so that none is counted."""
         started = time.time()
@@ -77,11 +75,24 @@ class MicroStep:
         return row, replace(report, busy=((started, time.time()),))
 
     def train(self, row: ScoredRow) -> AccumulateReport:
-        """Adds the gradient sum of a row that was looked at; what this pass cost, and how far the
-        policy has moved from the proximal one."""
-        started = time.time()
+        """Add the gradient sum of a scored row; reports the cost of this pass, and the distance of
+        the policy from the proximal one. A clip may act on every token, whatever the loss takes its
+        ratio to."""
+        started, proximal = time.time(), row.tokens.proximal
+        assert proximal is not None, "a scored row has it"
         result = self._backward(row.batch, row.tokens)
-        report = self._movement(row, result)
+        logp = result.logp
+        with torch.no_grad():
+            completed = self._objective.completed(logp, row.tokens, lengths_of(row.batch))
+            explained = self._objective.loss.token_loss(logp, completed)
+            report = _costs(row.batch) + AccumulateReport(
+                loss_sum=self._loss_sum(completed, result),
+                num_tokens_passed=len(logp),
+                num_tokens_clippable=len(logp),
+                num_tokens_clipped=int(explained.clipped.sum()),
+                num_tokens_nonfinite=int((~logp.isfinite()).sum()),
+                proximal_k3_sum=float(k3(proximal, logp).double().sum()),
+            )
         return replace(report, busy=((started, time.time()),))
 
     def _backward(self, batch: PackedBatch, tokens: TokenBatch) -> HeadResult:
@@ -100,46 +111,42 @@ class MicroStep:
         return self._policy.score_and_backward(batch, self._temperature, gradient)
 
     def idle(self) -> None:
-        """The passes of `run` over one token without a loss: a rank that has nothing to train makes
-        them where parameters are sharded, because the others need its shards. Adds zero."""
-        self._idle_reference()
+        """Make the passes of `run` over one token without a loss, which adds zero: where parameters
+        are sharded, the other ranks need the shards of a rank that has nothing to train."""
+        if self._reference is not None:
+            self._reference.score(IDLE, self._temperature)
         self.idle_train()
 
-    def idle_look(self) -> None:
-        """The same for `look`."""
-        self._idle_reference()
+    def idle_score(self) -> None:
+        """Make the passes of `score`, idle."""
+        if self._reference is not None:
+            self._reference.score(IDLE, self._temperature)
         self._policy.score(IDLE, self._temperature)
 
     def idle_train(self) -> None:
-        """The same for `train`."""
+        """Make the passes of `train`, idle."""
         nothing = LossGradient(by_logp=lambda indices, logp: torch.zeros_like(logp))
         self._policy.score_and_backward(IDLE, self._temperature, nothing)
 
-    def _idle_reference(self) -> None:
-        if self._reference is not None:
-            self._reference.score(IDLE, self._temperature)
-
     def _token_batch(self, batch: PackedBatch) -> TokenBatch:
-        lengths = torch.tensor(lengths_of(batch))
+        samples, lengths, device = batch.samples, lengths_of(batch), self._policy.device
 
-        def tensor(values: Iterable[float]) -> Tensor:
-            return torch.tensor(list(values), dtype=torch.float32)
+        def by_token(values: Iterable[float]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.float32).to(device)
 
-        def by_token(values: Tensor) -> Tensor:
-            return values.repeat_interleave(lengths).to(self._policy.device)
+        def by_response(values: Iterable[float]) -> Tensor:
+            return spread(torch.tensor(list(values), dtype=torch.float32), lengths, device)
 
-        samples = batch.samples
-        behaviour = tensor(value for sample in samples for value in sample.behaviour)
-        advantage = tensor(value for sample in samples for value in sample.token_advantages)
+        reference = None
+        if self._reference is not None:
+            reference = self._reference.score(batch, self._temperature).logp
         return TokenBatch(
-            behaviour=behaviour.to(self._policy.device),
-            advantage=advantage.to(self._policy.device),
-            reward=by_token(tensor(sample.reward for sample in samples)),
-            weight=by_token(tensor(sample.weight for sample in samples)),
-            num_tokens=by_token(lengths.float()),
-            reference=self._reference.score(batch, self._temperature).logp
-            if self._reference
-            else None,
+            sampling_logp=by_token(value for each in samples for value in each.sampling_logp),
+            advantage=by_token(value for each in samples for value in each.token_advantages),
+            reward=by_response(sample.reward for sample in samples),
+            weight=by_response(sample.weight for sample in samples),
+            num_tokens=by_response(map(float, lengths)),
+            reference=reference,
             mean_log_ratio=None,
         )
 
@@ -148,13 +155,13 @@ class MicroStep:
         self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult, *, can_clip: bool
     ) -> AccumulateReport:
         logp, objective, lengths = result.logp, self._objective, lengths_of(batch)
-        importance = ratio(logp, tokens.behaviour)
+        importance = ratio(logp, tokens.sampling_logp)
         completed = objective.completed(logp, tokens, lengths)
         explained = objective.loss.token_loss(logp, completed)
         clipped = explained.clipped & can_clip
         dropped = objective.dropped(logp, tokens, lengths)
-        gated = spread(dropped, lengths, logp.device)
-        mismatch = k3(tokens.behaviour, logp)
+        token_dropped = spread(dropped, lengths, logp.device)
+        mismatch = k3(tokens.sampling_logp, logp)
         return _costs(batch) + AccumulateReport(
             num_tokens_scored=len(batch.targets),
             loss_sum=self._loss_sum(completed, result),
@@ -164,39 +171,22 @@ class MicroStep:
             num_tokens_truncated=int(explained.truncated.sum()),
             num_tokens_clippable=len(logp) if can_clip else 0,
             num_tokens_clipped=int(clipped.sum()),
-            num_responses_gated=int(dropped.sum()),
-            num_tokens_gated=int(gated.sum()),
-            num_responses_gateable=len(lengths) if objective.sequence_mask.drops else 0,
-            num_tokens_nonfinite=int((~(logp.isfinite() & tokens.behaviour.isfinite())).sum()),
+            num_responses_dropped=int(dropped.sum()),
+            num_tokens_dropped=int(token_dropped.sum()),
+            num_responses_droppable=len(lengths) if objective.sequence_mask.drops else 0,
+            num_tokens_nonfinite=int((~(logp.isfinite() & tokens.sampling_logp.isfinite())).sum()),
             entropy_sum=float(result.entropy.double().sum()),
             reference_kl_sum=0.0
             if tokens.reference is None
             else float(k3(logp, tokens.reference).double().sum()),
-            mismatch_abs_sum=float(k1(logp, tokens.behaviour).abs().double().sum()),
+            mismatch_abs_sum=float(k1(logp, tokens.sampling_logp).abs().double().sum()),
             mismatch_k3_sum=float(mismatch.double().sum()),
             by_version=sums_by_version(
                 (span for sample in batch.samples for span in sample.versions),
-                clipped | gated,
+                clipped | token_dropped,
                 importance,
                 mismatch,
             ),
-        )
-
-    @torch.no_grad()
-    def _movement(self, row: ScoredRow, result: HeadResult) -> AccumulateReport:
-        """Report of a training pass in a step of several updates. A clip may act on every token,
-        whatever the loss takes its ratio to."""
-        logp, tokens = result.logp, row.tokens
-        assert tokens.proximal is not None
-        completed = self._objective.completed(logp, tokens, lengths_of(row.batch))
-        explained = self._objective.loss.token_loss(logp, completed)
-        return _costs(row.batch) + AccumulateReport(
-            loss_sum=self._loss_sum(completed, result),
-            num_tokens_passed=len(logp),
-            num_tokens_clippable=len(logp),
-            num_tokens_clipped=int(explained.clipped.sum()),
-            num_tokens_nonfinite=int((~logp.isfinite()).sum()),
-            proximal_k3_sum=float(k3(tokens.proximal, logp).double().sum()),
         )
 
     def _loss_sum(self, completed: TokenBatch, result: HeadResult) -> float:

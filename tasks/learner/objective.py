@@ -1,25 +1,93 @@
-"""What the learner minimises: the loss of the kind chosen, and what may be added to any of them.
+"""The number that the learner minimises: the loss of the kind chosen, and terms for any of them.
 
-    gate ─▶ which responses count ─┐
-    KL in the reward ─▶ advantage ─┴▶ loss of the kind + KL in the loss - entropy bonus, per token
+    sequence mask ─▶ which responses count ─┐
+    KL in the reward ─▶ advantage ──────────┴▶ loss of the kind + KL in the loss - entropy bonus
 
-Whatever needs a whole response is made first, from all log-probabilities of its row; the rest is a
-function of each token alone. Leaves out log-probabilities and sums.
+Terms that need a whole response are made first, from all log-probabilities of its row; the rest is
+a function of each token alone. The sequence mask drops responses that drifted too far from the
+policy, and composes with any loss. A dropped response has no policy gradient and stays in the
+divisor, as one whose advantage is zero. Its KL term and entropy bonus stay: they carry no
+importance weight. Leaves out log-probabilities and sums.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from tasks.learner.divergence import ESTIMATORS, Estimator
-from tasks.learner.finite import LARGEST_PENALTY, finite, floored
-from tasks.learner.sequence_mask import ALL_PASS, Gate
-from tasks.learner.token_loss import PolicyLoss, TokenBatch
-from tasks.learner.whole_responses import Lengths, means, spread, sums_to_go
+from tasks.learner.log_ratios import ESTIMATORS, LARGEST_PENALTY, Estimator, finite, floored, k1
+from tasks.learner.token_loss import Lengths, PolicyLoss, TokenBatch, means, spread, sums_to_go
+
+
+class NoSequenceMask(BaseModel):
+    """Every response is trained, however far it drifted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["open"] = Field(default="open", description="Drops no response.")
+    drops: ClassVar[bool] = False
+
+    def explain(self) -> str:
+        return "no response is dropped"
+
+    def dropped(
+        self, logp: Tensor, sampling_logp: Tensor, advantage: Tensor, lengths: Lengths
+    ) -> Tensor:
+        """None of the responses."""
+        return torch.zeros(len(lengths), dtype=torch.bool)
+
+
+class DriftMask(BaseModel):
+    """Drops a response whose mean drift, over its tokens, exceeds the bound. Drift estimates
+    KL(engine || learner), by d = engine - learner log-probability.
+
+    `k1`, the mean of d, with negative_only is off-policy sequence masking (DeepSeek-V3.2, arXiv
+    2512.02556; slime); `geometric`, |mean of d|, is geometric rejection sampling (verl); `k2` and
+    `k3` never cancel over a response.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["drift"] = Field(
+        default="drift", description="Drops responses that the policy has drifted away from."
+    )
+    statistic: Literal["k1", "geometric", "k2", "k3"] = Field(
+        default="k3",
+        description=(
+            "Measure of drift, a mean over tokens: of engine - learner log-probability (k1; its"
+            " absolute value: geometric), of half its square (k2), of the k3 estimate of their KL."
+        ),
+    )
+    bound: float = Field(default=0.01, gt=0, description="Responses that drifted more are dropped.")
+    negative_only: bool = Field(
+        default=False, description="Drop only responses with a negative advantage."
+    )
+    drops: ClassVar[bool] = True
+
+    def explain(self) -> str:
+        which = "with a negative advantage " if self.negative_only else ""
+        return f"responses {which}are dropped above {self.bound:g} of {self.statistic} drift"
+
+    def dropped(
+        self, logp: Tensor, sampling_logp: Tensor, advantage: Tensor, lengths: Lengths
+    ) -> Tensor:
+        """(responses,) bool on the host: the responses that are dropped, by values of tokens."""
+        if self.statistic == "geometric":
+            drift = means(k1(sampling_logp, logp), lengths).abs()
+        else:
+            drift = means(ESTIMATORS[self.statistic](sampling_logp, logp), lengths)
+        is_far = ~(drift <= self.bound)  # and what is no number
+        return is_far & (means(advantage, lengths) < 0) if self.negative_only else is_far
+
+
+SequenceMask = NoSequenceMask | DriftMask
+NO_MASK = NoSequenceMask()
+SequenceMaskConfig = Annotated[SequenceMask, Field(discriminator="kind")]
+
 
 KlPlace = Literal["loss", "reward"]
 
@@ -29,7 +97,7 @@ class Objective:
     """The loss of a token, with all its terms."""
 
     loss: PolicyLoss
-    sequence_mask: Gate = ALL_PASS
+    sequence_mask: SequenceMask = NO_MASK
     kl_coefficient: float = 0.0  # of the KL to the reference; 0: there is no reference
     kl_estimator: Estimator = "k3"
     kl_place: KlPlace = "loss"
@@ -37,14 +105,14 @@ class Objective:
 
     @property
     def needs_whole_responses(self) -> bool:
-        """Whether a token's loss depends on other tokens' log-probabilities."""
+        """True if a token's loss depends on other tokens' log-probabilities."""
         return (
             self.loss.needs_whole_responses or self.sequence_mask.drops or self._penalises("reward")
         )
 
     def completed(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> TokenBatch:
-        """A row's tokens with what follows from its whole responses, given all of their
-        log-probabilities; held constant.
+        """A row's tokens with the terms of whole responses, made from all log-probabilities of the
+        row and held constant.
 
         The KL penalty is the learner's own, not the sampler's: it is the learner that must stay
         near the reference, with whose numerics alone the reference's can be compared. A token
@@ -55,7 +123,7 @@ class Objective:
             return batch
         logp, advantage = floored(logp.detach()), batch.advantage
         proximal = logp if batch.proximal is None else batch.proximal
-        ratios = spread(means(logp - batch.behaviour, lengths), lengths, logp.device)
+        ratios = spread(means(logp - batch.sampling_logp, lengths), lengths, logp.device)
         if batch.reference is not None and self._penalises("reward"):
             penalty = ESTIMATORS[self.kl_estimator](proximal, batch.reference)
             penalty = penalty.clamp(-LARGEST_PENALTY, LARGEST_PENALTY)
@@ -64,15 +132,15 @@ class Objective:
         return replace(
             batch,
             # as if the policy had sampled it: no ratio of a dropped response is ever computed
-            behaviour=torch.where(is_dropped, logp, batch.behaviour),
+            sampling_logp=torch.where(is_dropped, logp, batch.sampling_logp),
             proximal=None if batch.proximal is None else torch.where(is_dropped, logp, proximal),
             advantage=advantage.masked_fill(is_dropped, 0.0),
             mean_log_ratio=ratios.masked_fill(is_dropped, 0.0).to(logp),
         )
 
     def dropped(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> Tensor:
-        """Which responses of a row the gate drops, (responses,) bool on the host."""
-        return self.sequence_mask.dropped(logp, batch.behaviour, batch.advantage, lengths)
+        """(responses,) bool on the host: the responses of a row that the sequence mask drops."""
+        return self.sequence_mask.dropped(logp, batch.sampling_logp, batch.advantage, lengths)
 
     def weighted_loss(self, logp: Tensor, batch: TokenBatch) -> Tensor:
         """(tokens,) as they are summed, without the entropy bonus."""

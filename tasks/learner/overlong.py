@@ -1,4 +1,4 @@
-"""What training makes of responses that are too long (DAPO, sections 3.4 and 3.5).
+"""How training treats responses that are too long (DAPO, sections 3.4 and 3.5).
 
 A truncated response is wrong because it was cut, whatever it was about to say: a noisy verdict. It
 can be trained like any other, punished gradually before it comes to that, or left out of the loss.
@@ -31,7 +31,7 @@ class TrainOverlong(BaseModel):
         return reward
 
     def is_masked(self, generated: Generated) -> bool:
-        """Whether a response is left out of the loss."""
+        """True if a response is left out of the loss."""
         return False
 
 
@@ -100,7 +100,7 @@ class MaskTruncated(BaseModel):
         return reward
 
     def is_masked(self, generated: Generated) -> bool:
-        """Whether the bound cut it."""
+        """True if the bound on tokens cut the response."""
         return generated.finish_reason == "length"
 
 

@@ -37,7 +37,7 @@ class Sample:
     prompt: tuple[int, ...]  # token ids of the prompt, at least one
     response: tuple[int, ...]  # token ids after it, what was given between included
     sampled: tuple[range, ...]  # where in it the sampled tokens lie, at least one
-    behaviour: tuple[float, ...]  # the engine's log-probability of each sampled token
+    sampling_logp: tuple[float, ...]  # the engine's log-probability of each sampled token
     advantages: tuple[float, ...]  # of each of these ranges' tokens, among its siblings
     reward: float  # as training sees it
     weight: float  # of each of its token losses in the sum
@@ -160,7 +160,7 @@ def _all_fields(sample: Sample) -> tuple[object, ...]:
         sample.prompt,
         sample.response,
         tuple((places.start, places.stop) for places in sample.sampled),
-        sample.behaviour,
+        sample.sampling_logp,
         sample.advantages,
         sample.reward,
         sample.weight,

@@ -1,32 +1,43 @@
-"""What a rank of the learner needs of a model's parameters, wherever they lie.
+"""The parameters of a model on a rank of the learner, wherever they lie.
 
-               ReplicatedParameters (flat_parameters)    TrainedShards (sharded_parameters)
+               ReplicatedParameters (here)               TrainedShards (sharded_parameters)
     weights    whole on every rank                       a shard on every rank
     gradients  whole on every rank, reduced by update    reduced in every backward pass
     masters    a shard on every rank                     a shard on every rank: the weights
 
 The decoder computes with `whole` weights, its backward adds to `gradient`, the optimizer moves
-`pieces`. Leaves out the arithmetic of an update (sharding).
+`pieces`. Replicated parameters are views into one flat buffer, with one flat fp32 buffer for their
+gradients and masters of the slice that the rank owns (ZeRO-1):
+
+    gradients (every rank, whole) --reduce-scatter--> own slice -> the optimizer moves own masters
+    -> values --all-gather--> whole
+
+Flat, so that a rank can own a contiguous slice whatever the layers look like: reduce and gather are
+one call each, and ranks meet nowhere else. Tied weights lie in it once. Leaves out the arithmetic
+of an update (`optimizer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from artifacts.weights import fingerprint
+from tasks.learner.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What of one parameter a rank owns: consecutive elements, at least one."""
+    """The elements of one parameter that a rank owns: consecutive ones, at least one."""
 
     name: str  # of the parameter, as in the model's checkpoint
     start: int  # the first of these elements in the flattened parameter
-    is_matrix: bool  # whether weight decay may act on it
+    is_matrix: bool  # True if weight decay may act on it
     masters: Tensor  # fp32 (n,): what the optimizer moves
 
 
@@ -51,7 +62,7 @@ class TrainedParameters(Parameters, Protocol):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """All that this rank owns."""
+        """The pieces that this rank owns."""
         ...
 
     def checksum(self) -> int:
@@ -64,11 +75,12 @@ class TrainedParameters(Parameters, Protocol):
         ...
 
     def reduce(self, name: str) -> None:
-        """Nothing is added to `gradient(name)` any more in this pass."""
+        """Take `gradient(name)` as complete for this pass."""
         ...
 
     def discard(self) -> None:
-        """Zero the sums, and drop what a backward pass that was interrupted has not moved there."""
+        """Zero the sums, and drop gradients that an interrupted backward pass has left outside of
+        them."""
         ...
 
     def reduced(self) -> list[Tensor]:
@@ -77,9 +89,141 @@ class TrainedParameters(Parameters, Protocol):
         ...
 
     def publish(self) -> None:
-        """The pieces have changed: compute with them from now on. Collective."""
+        """Compute with the changed pieces from now on. Collective."""
         ...
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by name, whole, until the next one is asked for."""
+        """Every parameter by name, whole; each lasts until the iteration goes on."""
         ...
+
+
+_ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bit fingerprints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSlot:
+    """The place of a parameter in the flat buffer."""
+
+    name: str  # its name in the checkpoint
+    shape: torch.Size  # its shape
+    start: int  # first element in the flat buffer
+    end: int  # one past the last element
+
+
+class FlatParameters:
+    """Moves a module's parameters into a flat buffer of the compute dtype; the module keeps working
+    on views of it."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int = 1) -> None:
+        """The size is padded to a multiple of `num_slices` so that equal slices cover it."""
+        parameters = dict(module.named_parameters())
+        self.slots = tuple(_layout(parameters))
+        self.num_elements = self.slots[-1].end
+        unit = _ALIGN * num_slices
+        device = next(iter(parameters.values())).device
+        self.values = torch.zeros(-(-self.num_elements // unit) * unit, dtype=dtype, device=device)
+        self._slot_of = {slot.name: slot for slot in self.slots}
+        for slot in self.slots:
+            parameter = parameters[slot.name]
+            self.view(slot.name).copy_(parameter.detach())
+            parameter.data = self.view(slot.name)
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @contextmanager
+    def whole(self, name: str) -> Iterator[Tensor]:
+        yield self.view(name)
+
+    def view(self, name: str) -> Tensor:
+        """The values of one parameter."""
+        slot = self._slot_of[name]
+        return self.values[slot.start : slot.end].view(slot.shape)
+
+
+class ReplicatedParameters(FlatParameters):
+    """Flat parameters that are trained (`TrainedParameters`): whole on every rank, with a place for
+    the sums of their gradients."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
+        """The module is in fp32; what its weights need not hold in `dtype` stays in the masters."""
+        initial = FlatParameters(module, torch.float32, ranks.world_size).values
+        super().__init__(module, dtype, ranks.world_size)
+        size = initial.numel() // ranks.world_size
+        self._ranks, self._module = ranks, module
+        self._start, self._stop = ranks.rank * size, (ranks.rank + 1) * size
+        self._masters = initial[self._start : self._stop].clone()
+        del initial
+        self.gradients = torch.zeros_like(self.values, dtype=torch.float32)
+        self.pieces = tuple(
+            Piece(
+                name=slot.name,
+                start=start - slot.start,
+                is_matrix=len(slot.shape) > 1,
+                masters=self._masters[start - self._start : end - self._start],
+            )
+            for slot, start, end in self._owned()
+        )
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                drain = self._drain(name)
+                parameter.register_post_accumulate_grad_hook(drain)  # type: ignore[no-untyped-call]
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        return {slot.name: slot.shape for slot in self.slots}
+
+    def checksum(self) -> int:
+        return sum(fingerprint(tensor) for _, tensor in self.exported())
+
+    def gradient(self, name: str) -> Tensor:
+        slot = self._slot_of[name]
+        return self.gradients[slot.start : slot.end].view(slot.shape)
+
+    def reduce(self, name: str) -> None:
+        """Not yet: the update reduces all of them at once."""
+
+    def discard(self) -> None:
+        self.gradients.zero_()
+        self._module.zero_grad(set_to_none=True)
+
+    def reduced(self) -> list[Tensor]:
+        own = self._ranks.reduce_scatter(self.gradients)
+        return [own[start - self._start : end - self._start] for _, start, end in self._owned()]
+
+    def publish(self) -> None:
+        self.values[self._start : self._stop].copy_(self._masters)
+        self._ranks.all_gather(self.values)
+
+    def exported(self) -> Iterator[tuple[str, Tensor]]:
+        """In layout order; they last."""
+        return ((slot.name, self.view(slot.name)) for slot in self.slots)
+
+    def _owned(self) -> Iterator[tuple[ParameterSlot, int, int]]:
+        """The part of each parameter in this rank's slice: first element of the flat buffer, and
+        one past the last."""
+        for slot in self.slots:
+            start, end = max(slot.start, self._start), min(slot.end, self._stop)
+            if start < end:
+                yield slot, start, end
+
+    def _drain(self, name: str) -> Callable[[Tensor], None]:
+        """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only
+        one exists in the compute dtype."""
+
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            self.gradient(name).add_(parameter.grad)
+            parameter.grad = None
+
+        return add
+
+
+def _layout(parameters: dict[str, nn.Parameter]) -> Iterator[ParameterSlot]:
+    start = 0
+    for name, parameter in parameters.items():
+        yield ParameterSlot(
+            name=name, shape=parameter.shape, start=start, end=start + parameter.numel()
+        )
+        start += -(-parameter.numel() // _ALIGN) * _ALIGN

@@ -1,4 +1,4 @@
-"""The policy, and its frozen reference: decoders that run packed prefix trees.
+"""The policy and its frozen reference: decoders that run packed prefix trees.
 
     groups' tokens -> embedding rows -> decoder layers (tree attention) -> hidden states of
     predicting nodes -> head_pass
@@ -20,10 +20,14 @@ from torch import Tensor, nn
 
 from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.architecture import check_packed
-from tasks.learner.flat_parameters import FlatParameters, ReplicatedParameters
 from tasks.learner.head import HeadResult, LossGradient, head_pass
 from tasks.learner.packing import PackedBatch
-from tasks.learner.parameters import Parameters, TrainedParameters
+from tasks.learner.parameters import (
+    FlatParameters,
+    Parameters,
+    ReplicatedParameters,
+    TrainedParameters,
+)
 from tasks.learner.ranks import Ranks
 from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan, register_attention
 
@@ -55,26 +59,19 @@ class Decoder:
     def score(self, batch: PackedBatch, temperature: float = 1.0) -> HeadResult:
         """Log-probabilities and entropies of the batch's targets, nothing for a gradient."""
         with torch.no_grad():
-            hidden, rows = self._hidden(batch, self._embed(batch))
+            embedded = self._embed(batch)
+            hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
+        scaled = temperature * self._logits_scaling
         with self.parameters.whole(self._head_name) as weight:
-            return head_pass(
-                hidden,
-                weight,
-                rows,
-                self._ids(batch.targets),
-                temperature * self._logits_scaling,
-            )
+            return head_pass(hidden, weight, rows, self._ids(batch.targets), scaled)
 
     def _embed(self, batch: PackedBatch) -> Tensor:
         """(1, N, hidden)."""
-        if (
-            max(batch.tokens + batch.targets) >= self.vocabulary_size
-            or min(batch.tokens + batch.targets) < 0
-        ):
+        used = batch.tokens + batch.targets
+        if max(used) >= self.vocabulary_size or min(used) < 0:
             raise ValueError(
                 f"token ids must lie in the model's vocabulary of {self.vocabulary_size}, got"
-                f" {max(batch.tokens + batch.targets)}; let rollout and learner start from the same"
-                " model"
+                f" {max(used)}; let rollout and learner start from the same model"
             )
         with self.parameters.whole(self._embedding_name) as weight:
             rows = weight[self._ids(batch.tokens)][None]
@@ -83,11 +80,6 @@ class Decoder:
     def _scale_of(self, rows: Tensor) -> Tensor:
         """The embeddings' scale, rounded to their dtype as the model does it."""
         return torch.tensor(self._embedding_scale, dtype=rows.dtype, device=rows.device)
-
-    def _hidden(self, batch: PackedBatch, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each
-        target (P,)."""
-        return predicting_states(self._backbone, batch, embedded, self._ids)
 
     def _ids(self, values: tuple[int, ...]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -99,8 +91,8 @@ def predicting_states(
     embedded: Tensor,
     ids: Callable[[tuple[int, ...]], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states of the predicting nodes (R, hidden), and which of these rows predicts each
-    target (P,); `ids` puts integers on the device."""
+    """Hidden states of the predicting nodes (R, hidden), and the row that predicts each target
+    (P,); `ids` puts integers on the device."""
     nodes, rows = torch.unique(ids(batch.predictors), return_inverse=True)
     positions = ids(batch.positions)
     plan = TreePlan(ids(batch.subtree_ends), positions)
@@ -118,9 +110,9 @@ class PolicyModel(Decoder):
     def score_and_backward(
         self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
-        """The same, and adds the gradient of the loss sum to the sums of gradients."""
+        """Score the targets, and add the gradient of the loss sum to the sums of gradients."""
         embedded = self._embed(batch).requires_grad_()
-        hidden, rows = self._hidden(batch, embedded)
+        hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
         with self.parameters.whole(self._head_name) as weight:
             result = head_pass(
                 hidden.detach(),

@@ -29,7 +29,7 @@ class ReplayDiffers(RuntimeError):
 
 
 async def versions_of(learners: Sequence[RemoteLearner]) -> list[int]:
-    """The last step whose update each rank has made."""
+    """The last updated step of each rank."""
     return list(await asyncio.gather(*(learner.version() for learner in learners)))
 
 
@@ -57,8 +57,8 @@ async def replay_training(
 async def _restored(
     learners: Sequence[RemoteLearner], checkpoints: Checkpoints, step: int, scratch: Path
 ) -> int:
-    """The step that the learners are at: of the last checkpoint up to this step that is as it was
-    saved, or 0, the model they started from, where there is none."""
+    """Load the last sound checkpoint up to this step and return its step; 0, the model that the
+    learners started from, where there is none."""
     for start in reversed([saved for saved in checkpoints.steps() if saved <= step]):
         with ExitStack() as stack:
             fetched = checkpoints.fetched(start, scratch)

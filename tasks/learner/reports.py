@@ -1,5 +1,7 @@
-"""What the learner says of its work, as sums, so that reports of calls and of ranks can be
-added."""
+"""The learner's reports of its work, as sums, so that reports of calls and of ranks can be added;
+and those of the three training stages of a step (gradients, update, publication), each handed on to
+the next stage, and all to the step's figures.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
+from artifacts.records import Span, WeightsRef
+from tasks.engines.base import Attestation
 from tasks.learner.version_sums import TokenSums, VersionSums
 
 
 class Skipped(StrEnum):
-    """Why a step made no update: its version has the weights, bit by bit, of the version before."""
+    """The reason why a step made no update: its version has the weights, bit by bit, of the version
+    before."""
 
     EMPTY = "empty"  # nothing was in the loss
     FLAT = "flat"  # the gradient is exactly zero: momentum alone would move the weights
@@ -62,9 +67,9 @@ class AccumulateReport:
     num_tokens_clippable: int = 0
     # of these, tokens without gradient because their ratio was clipped or masked
     num_tokens_clipped: int = 0
-    num_responses_gateable: int = 0  # computed responses that came before a sequence gate
-    num_responses_gated: int = 0  # of these, responses that it dropped
-    num_tokens_gated: int = 0  # their tokens
+    num_responses_droppable: int = 0  # computed responses that a sequence mask looked at
+    num_responses_dropped: int = 0  # of these, responses that it dropped
+    num_tokens_dropped: int = 0  # their tokens
     num_tokens_nonfinite: int = 0  # scored tokens without a finite log-probability on either side
     entropy_sum: float = 0.0  # nats, over scored tokens
     # k3 estimate to the reference, over scored tokens; 0 without a KL term
@@ -94,9 +99,9 @@ class AccumulateReport:
         return sum(end - start for start, end in self.busy)
 
     @property
-    def can_cut(self) -> bool:
-        """Whether something may take its gradient from a scored token."""
-        return self.num_tokens_clippable > 0 or self.num_responses_gateable > 0
+    def may_drop_gradients(self) -> bool:
+        """True if a clip or the sequence mask can zero the gradient of any token."""
+        return self.num_tokens_clippable > 0 or self.num_responses_droppable > 0
 
     @property
     def effective_fraction(self) -> float:
@@ -111,7 +116,8 @@ class AccumulateReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeUpdate:
-    """One optimizer update, or why there was none; the same on every rank but for `busy`."""
+    """One optimizer update, or the reason why there was none; the same on every rank but for
+    `busy`."""
 
     skipped: Skipped | None  # why no update was made; None when it was
     normaliser: float  # divisor, summed over ranks
@@ -126,7 +132,7 @@ class MadeUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticReport:
-    """What the critic did in a step; the same on every rank."""
+    """The critic's updates in a step; the same on every rank."""
 
     loss: float  # mean over its updates
     grad_norm: float  # mean over its updates, before the clip
@@ -154,17 +160,18 @@ class UpdateReport:
 
     @property
     def reasons(self) -> tuple[Skipped | None, ...]:
-        """Why each of its updates was not made, None for one that was."""
+        """The reason why each of the updates was not made, None for one that was."""
         return tuple(made.skipped for made in self.several) or (self.skipped,)
 
     @property
     def applied(self) -> bool:
-        """Whether the weights were updated."""
+        """True if the weights were updated."""
         return self.skipped is None
 
 
 def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | None:
-    """Why a step makes no update, or None. Decided from sums over all ranks, so that they agree."""
+    """The reason to make no update, or None. Decided from sums over all ranks, so that they
+    agree."""
     if not normaliser:
         return Skipped.EMPTY
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -173,19 +180,20 @@ def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | N
 
 
 def skipped_of(figures: Mapping[str, float]) -> Skipped | None:
-    """Why the step with these figures (`update_figures`) made no update; None if it made one."""
+    """The reason why the step with these figures (`update_figures`) made no update; None if it made
+    one."""
     if figures.get("train/applied"):
         return None
-    return most_telling(reason for reason in Skipped if figures.get(f"train/skipped_{reason}"))
+    return main_skip_reason(reason for reason in Skipped if figures.get(f"train/skipped_{reason}"))
 
 
-def most_telling(reasons: Iterable[Skipped]) -> Skipped | None:
-    """The one to tell of several: what is wrong before what is usual; None of none."""
+def main_skip_reason(reasons: Iterable[Skipped]) -> Skipped | None:
+    """The gravest of these reasons: an error before a usual one; None of none."""
     return max(reasons, key=list(Skipped).index, default=None)
 
 
 def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int) -> None:
-    """Raises GradientsNotFinite if so many last steps, told by their figures, made no update.
+    """Raises GradientsNotFinite if, by their figures, so many last steps made no update.
 
     Flat and empty steps neither count nor end the row: no gradient was computed in them.
     """
@@ -211,52 +219,42 @@ def update_figures(update: UpdateReport) -> dict[str, float]:
     """The metrics of a step's updates by name, ready for tracking; those of each one where there
     are several."""
     reasons = update.reasons
-    return {
+    figures = {
         "train/loss": update.loss,
         "train/grad_norm": update.grad_norm,
         "train/learning_rate": update.learning_rate,
         "train/applied": float(reasons.count(None)),
         **{f"train/skipped_{reason}": float(reasons.count(reason)) for reason in Skipped},
-        **_figures_of_each(update.several),
-        **_critic_figures(update.critic),
     }
-
-
-def _critic_figures(critic: CriticReport | None) -> dict[str, float]:
-    if critic is None:
-        return {}
-    return {
-        "train/value_loss": critic.loss,
-        "train/critic_grad_norm": critic.grad_norm,
-        "train/critic_skipped": float(critic.num_skipped),
-        "train/explained_variance": critic.explained_variance,
-    }
-
-
-def _figures_of_each(several: Sequence[MadeUpdate]) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for number, made in enumerate(several, 1):
+    for number, made in enumerate(update.several, 1):
         figures[f"train/update_{number}_clip_fraction"] = made.clip_fraction
         figures[f"train/update_{number}_proximal_k3"] = made.proximal_k3
         figures[f"train/update_{number}_grad_norm"] = made.grad_norm
+    if update.critic is not None:
+        figures |= {
+            "train/value_loss": update.critic.loss,
+            "train/critic_grad_norm": update.critic.grad_norm,
+            "train/critic_skipped": float(update.critic.num_skipped),
+            "train/explained_variance": update.critic.explained_variance,
+        }
     return figures
 
 
 def token_means(report: AccumulateReport) -> dict[str, float]:
     """The per-token metrics by name, ready for tracking; 0 where nothing was scored.
 
-    The shares of clipped tokens, of gated responses, and of tokens that lost their gradient to
-    either are left out where nothing clips or gates.
+    The shares of clipped tokens, of responses that the sequence mask dropped, and of tokens that
+    lost their gradient to either are left out where nothing clips or masks.
     """
     count = max(1, report.num_tokens_scored)
     clipped = report.num_tokens_clipped / max(1, report.num_tokens_clippable)
     cut = {}
-    if report.can_cut:
-        cut["train/cut_fraction"] = clipped + report.num_tokens_gated / count
+    if report.may_drop_gradients:
+        cut["train/cut_fraction"] = clipped + report.num_tokens_dropped / count
     if report.num_tokens_clippable:
         cut["train/clip_fraction"] = clipped
-    if report.num_responses_gateable:
-        cut["train/gated_fraction"] = report.num_responses_gated / report.num_responses_gateable
+    if report.num_responses_droppable:
+        cut["train/gated_fraction"] = report.num_responses_dropped / report.num_responses_droppable
     return cut | {
         "train/tokens_scored": float(report.num_tokens_scored),
         "train/effective_sample_fraction": report.effective_fraction,
@@ -271,3 +269,36 @@ def token_means(report: AccumulateReport) -> dict[str, float]:
         "train/nonfinite_tokens": float(report.num_tokens_nonfinite),
         "train/busy_s": report.busy_s,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientReport:
+    """The gradients of a round, which themselves stay with the learners."""
+
+    ranks: tuple[AccumulateReport, ...]  # by rank; all zero if the step had been updated before
+    num_groups_streamed: int = 0  # groups trained before the round was closed
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyReport:
+    """The updates of a step."""
+
+    update: UpdateReport
+    spans: tuple[Span, ...]
+    # by rank, the passes between the updates of a step that makes several
+    ranks: tuple[AccumulateReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    """The publication of a version, with which the engines sample from now on."""
+
+    weights: WeightsRef
+    # mean absolute difference of the probes' log-probabilities, engines against learner; None
+    # where no weight check compares them
+    probe_difference_nats: float | None
+    check_s: float  # the comparison alone; learner and engines attest while the engines load
+    attested: Attestation | None = None  # what engines must attest; None without a weight check
+    drained_s: float = 0.0  # longest that an engine finished its requests before it loaded
+    spans: tuple[Span, ...] = ()

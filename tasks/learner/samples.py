@@ -1,22 +1,78 @@
-"""From accepted groups to samples: who is trained, with which advantage and which weight.
+"""From accepted groups to samples: the responses that are trained, their advantages and weights.
 
 Everything here is done group by group, as they arrive; what an advantage needs of the whole step
-comes with the part. Leaves out packing and tensors.
+comes with the part. An update's loss is sum(weight * token loss) / sum(normaliser), both over all
+ranks, divided once (invariants 4 and 5, docs/architecture.md); its tokens are those that the model
+sampled (invariant 14). Leaves out the division (`trainer`), packing and tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.records import Generated, Group, Prompt, Score, of_sampled, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
-from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.overlong import AS_SCORED, Overlong
 from tasks.learner.packing import Sample
 from tasks.rewards.base import checked_reward
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class TokenMean(BaseModel):
+    """Every token counts the same: long responses weigh more than short ones."""
+
+    model_config = _FROZEN
+
+    kind: Literal["token_mean"] = Field(
+        default="token_mean", description="Mean over all tokens of the update."
+    )
+
+    def of(self, num_tokens: int) -> tuple[float, float]:
+        return 1.0, float(num_tokens)
+
+
+class SequenceMean(BaseModel):
+    """Every response counts the same, an episode as one: the mean over responses of the mean over
+    their tokens (GRPO as published)."""
+
+    model_config = _FROZEN
+
+    kind: Literal["sequence_mean"] = Field(
+        default="sequence_mean", description="Mean over responses of their tokens' mean."
+    )
+
+    def of(self, num_tokens: int) -> tuple[float, float]:
+        return 1.0 / num_tokens, 1.0
+
+
+class ConstantLength(BaseModel):
+    """Token sums over a constant, then the mean over responses (Dr.GRPO): no reward for being short
+    or long."""
+
+    model_config = _FROZEN
+
+    kind: Literal["constant"] = Field(
+        default="constant", description="Mean over responses of their token sum over a constant."
+    )
+    length_tokens: int = Field(
+        default=256, ge=1, description="The constant; usually the bound on response tokens."
+    )
+
+    def of(self, num_tokens: int) -> tuple[float, float]:
+        return 1.0 / self.length_tokens, 1.0
+
+
+AggregationConfig = Annotated[
+    TokenMean | SequenceMean | ConstantLength, Field(discriminator="kind")
+]
+"""`of(num_tokens)` gives a response's weight per token and its addition to the normaliser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +144,7 @@ def _sample(
         response=generated.token_ids,
         sampled=generated.sampled,
         restarts=generated.restarts,
-        behaviour=of_sampled(generated, generated.logprobs),
+        sampling_logp=of_sampled(generated, generated.logprobs),
         advantages=advantages,
         reward=reward,
         weight=weight,
@@ -174,7 +230,7 @@ def _check_tokens(generated: Generated) -> None:
     name, num_tokens = generated.response_id, len(generated.token_ids)
     if len(generated.logprobs) != num_tokens:
         raise ValueError(
-            f"every token needs its behaviour log-probability, {name!r} has {num_tokens} tokens"
+            f"every token needs its sampling_logp log-probability, {name!r} has {num_tokens} tokens"
             f" and {len(generated.logprobs)} log-probabilities; ask the engine for"
             " log-probabilities"
         )

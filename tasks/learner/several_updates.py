@@ -1,5 +1,5 @@
-"""A step that makes several updates, or has a critic: what a rank keeps of it, and how it goes over
-that.
+"""A step that makes several updates, or has a critic: a rank keeps its mini-batches and goes over
+them.
 
     take(rows)   once for each mini-batch: a forward pass with the weights of the step's beginning
     make(step)   (advantages by the critic's values)
@@ -9,8 +9,8 @@ that.
 The forward pass gives the log-probabilities of the proximal policy, in the very rows that are
 trained, so that the first update meets ratios of exactly 1. The loss of an update is a mean over
 its mini-batch alone: a sum over the mini-batch's tokens, on all ranks, over the sum of the
-mini-batch's normalisers (normalisation). All updates of a step have the step's learning rate.
-Leaves out how groups become mini-batches (mini_batches, split).
+mini-batch's normalisers. All updates of a step have the step's learning rate. Leaves out how groups
+become mini-batches (`dealing`, `split`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from itertools import chain
 from torch import Tensor
 
 from tasks.learner.critic import Critic
+from tasks.learner.gae import estimates
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep, ScoredRow
+from tasks.learner.optimizer import Updater
 from tasks.learner.packing import PackedBatch
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import (
@@ -33,10 +35,8 @@ from tasks.learner.reports import (
     MadeUpdate,
     Skipped,
     UpdateReport,
-    most_telling,
+    main_skip_reason,
 )
-from tasks.learner.token_estimates import estimates
-from tasks.learner.updater import Updater
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class MiniBatch:
     num_idle: int  # rows that another rank has more, where ranks work in step
     normaliser: float  # what it adds to the divisor of its updates
     values: tuple[Tensor, ...] = ()  # of each row's tokens, by the critic if there is one
-    returns: tuple[Tensor, ...] = ()  # what the critic shall make of them
+    returns: tuple[Tensor, ...] = ()  # the targets of the critic's values
 
 
 class SeveralUpdates:
@@ -72,13 +72,13 @@ class SeveralUpdates:
         policy that the step begins with."""
         report, scored = AccumulateReport(), []
         for row in rows:
-            looked, said = self._micro_step.look(row)
-            scored.append(looked)
-            report += said
+            scored_row, row_report = self._micro_step.score(row)
+            scored.append(scored_row)
+            report += row_report
         for _ in range(num_idle):
-            self._micro_step.idle_look()
+            self._micro_step.idle_score()
         started = time.time()
-        values = () if self._critic is None else tuple(map(self._critic.look, rows))
+        values = () if self._critic is None else tuple(map(self._critic.values, rows))
         self._taken.append(
             MiniBatch(rows=tuple(scored), num_idle=num_idle, normaliser=normaliser, values=values)
         )
@@ -111,13 +111,18 @@ class SeveralUpdates:
                     computed += report
         self._taken.clear()
         rate = self._config.optimizer.rate(step)
-        told = _report_of(step, made, rate, computed)
+        whole = _report_of(step, made, rate, computed)
         if self._critic is None:
-            return told
+            return whole
         return replace(
-            told,
-            busy=(*told.busy, *(update.busy for update in by_critic)),
-            critic=_critic_report(by_critic, explained),
+            whole,
+            busy=(*whole.busy, *(update.busy for update in by_critic)),
+            critic=CriticReport(
+                loss=sum(update.loss for update in by_critic) / len(by_critic),
+                grad_norm=sum(update.grad_norm for update in by_critic) / len(by_critic),
+                num_skipped=sum(update.skipped is not None for update in by_critic),
+                explained_variance=explained,
+            ),
         )
 
     def _estimate(self) -> float:
@@ -140,9 +145,16 @@ class SeveralUpdates:
         return estimated.explained_variance
 
     def _learn(self, mini_batch: MiniBatch, step: int) -> tuple[AccumulateReport, MadeUpdate]:
-        """The policy's part, unless its critic is to learn first."""
+        """Gradients and update of the policy, unless its critic is to learn first."""
         if self._critic is not None and step <= self._config.critic.warmup_steps:
-            return AccumulateReport(), _left_out(mini_batch)
+            now = time.time()
+            return AccumulateReport(), MadeUpdate(
+                skipped=Skipped.CRITIC_WARMUP,
+                normaliser=mini_batch.normaliser,
+                loss=0.0,
+                grad_norm=0.0,
+                busy=(now, now),
+            )
         report = AccumulateReport()
         for row in mini_batch.rows:
             report += self._micro_step.train(row)
@@ -166,7 +178,7 @@ class SeveralUpdates:
     def _learn_values(
         self, critic: Critic, mini_batch: MiniBatch, step: int
     ) -> tuple[AccumulateReport, MadeUpdate]:
-        """The critic's part."""
+        """Gradients and update of the critic."""
         report = AccumulateReport()
         for row, values, returns in zip(
             mini_batch.rows, mini_batch.values, mini_batch.returns, strict=True
@@ -175,33 +187,13 @@ class SeveralUpdates:
         return report, critic.update(step, mini_batch.normaliser, report.value_loss_sum)
 
 
-def _left_out(mini_batch: MiniBatch) -> MadeUpdate:
-    now = time.time()
-    return MadeUpdate(
-        skipped=Skipped.CRITIC_WARMUP,
-        normaliser=mini_batch.normaliser,
-        loss=0.0,
-        grad_norm=0.0,
-        busy=(now, now),
-    )
-
-
-def _critic_report(made: Sequence[MadeUpdate], explained: float) -> CriticReport:
-    return CriticReport(
-        loss=sum(update.loss for update in made) / len(made),
-        grad_norm=sum(update.grad_norm for update in made) / len(made),
-        num_skipped=sum(update.skipped is not None for update in made),
-        explained_variance=explained,
-    )
-
-
 def _report_of(
     step: int, made: Sequence[MadeUpdate], rate: float, computed: AccumulateReport
 ) -> UpdateReport:
     reasons: list[Skipped] = [update.skipped for update in made if update.skipped is not None]
     return UpdateReport(
         step=step,
-        skipped=most_telling(reasons) if len(reasons) == len(made) else None,
+        skipped=main_skip_reason(reasons) if len(reasons) == len(made) else None,
         normaliser=sum(update.normaliser for update in made),
         loss=sum(update.loss for update in made) / len(made),
         grad_norm=sum(update.grad_norm for update in made) / len(made),

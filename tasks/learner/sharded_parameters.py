@@ -80,14 +80,18 @@ class TrainedShards(ShardedParameters):
         self._checksum = sum(fingerprint(parameter) for parameter in model.parameters())
         super().__init__(model, compute, ranks, kept=torch.float32)
         self.pieces = tuple(self._owned())
-        self._gathered = list(self._meet_gathered())
+        self._gathered = list(self._gathered_parameters())
         self._passed = False
         # of parameters whose gradients the decoder makes: the sums of this pass, padded so that
         # shards are equal, and those of own shards
         self._sums: dict[str, Tensor] = {}
         self._reduced: dict[str, Tensor] = {}
-        # torch's own hook comes before this one: what it makes at the first pass is there then
-        model.base_model.register_forward_pre_hook(self._note_pass)
+
+        def note_pass(module: nn.Module, args: object) -> None:
+            self._passed = True
+
+        # torch's own hook comes before this one: its state of the first pass is there then
+        model.base_model.register_forward_pre_hook(note_pass)
 
     def checksum(self) -> int:
         """Of what this rank loaded; gathered parameters would be the same on every rank."""
@@ -133,16 +137,13 @@ class TrainedShards(ShardedParameters):
             finally:
                 unit.reshard()
 
-    def _meet_gathered(self) -> Iterator[nn.Parameter]:
-        """What a unit has for parameters while it is whole, the same objects every time: an
+    def _gathered_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of every unit while it is whole, the same objects every time: an
         interrupted backward leaves gradients with them. Collective."""
         for unit, names in self._names.items():
             unit.unshard()
             yield from map(self._model.get_parameter, names)
             unit.reshard()
-
-    def _note_pass(self, module: nn.Module, args: object) -> None:
-        self._passed = True
 
     def _gradient_of(self, piece: Piece) -> Tensor:
         if piece.name in self._reduced:
@@ -166,8 +167,8 @@ class TrainedShards(ShardedParameters):
                 )
 
 
-class _Together:
-    """What torch asks of either: the ranks do it, in new memory."""
+class _RanksCollective:
+    """A collective that torch has the ranks make, in new memory."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -178,7 +179,7 @@ class _Together:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _Gather(_Together, AllGather):
+class _Gather(_RanksCollective, AllGather):
     """torch's all-gather, with a type for the failure of a peer."""
 
     def __call__(
@@ -193,7 +194,7 @@ class _Gather(_Together, AllGather):
         self._ranks.all_gather(output_tensor, queued=True)
 
 
-class _Reduce(_Together, ReduceScatter):
+class _Reduce(_RanksCollective, ReduceScatter):
     """The same for torch's reduce-scatter: a sum, whatever else it is asked."""
 
     def __call__(
@@ -232,7 +233,9 @@ def _shard(modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks) -> 
     policy = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    mesh = DeviceMesh.from_group(_world(), ranks.device.type)
+    world = dist.group.WORLD
+    assert world is not None, "shards need ranks that have joined"
+    mesh = DeviceMesh.from_group(world, ranks.device.type)
     made = fully_shard(list(modules), mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     unit: FSDPModule = made[0]
     unit.set_custom_all_gather(_Gather(ranks))
@@ -240,12 +243,6 @@ def _shard(modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks) -> 
     unit.set_gradient_divide_factor(1.0)
     unit.set_force_sum_reduction_for_comms(True)
     return unit
-
-
-def _world() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None, "shards need ranks that have joined"
-    return group
 
 
 @torch.no_grad()

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from artifacts.checkpoint import EARLIER
 from artifacts.store import explained
+from tasks.learner.optimizer import ShardedAdamW
 from tasks.learner.ranks import Ranks
-from tasks.learner.sharding import ShardedAdamW
 
 Shapes = Mapping[str, torch.Size]
 
@@ -50,8 +50,7 @@ def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ra
 
 
 def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
-    """Restore all that this rank owns from all shards of the newest complete set; returns the
-    step."""
+    """Restore this rank's pieces from all shards of the newest complete set; returns the step."""
     for file_path in _complete_set(Path(path)):
         with _named(file_path), safe_open(file_path, framework="pt") as file:
             header = json.loads(file.metadata()["header"])
@@ -67,8 +66,8 @@ def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
 
 @contextmanager
 def _named(file_path: Path) -> Iterator[None]:
-    """The boundary where what a reader says of a damaged shard becomes a sentence; the shards of a
-    checkpoint with digests have been compared before."""
+    """Turn a reader's error at a damaged shard into a sentence; the shards of a checkpoint with
+    digests have been compared before."""
     try:
         yield
     except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
@@ -78,7 +77,7 @@ def _named(file_path: Path) -> Iterator[None]:
 
 
 def _kept(optimizer: ShardedAdamW) -> Iterator[tuple[str, int, Tensor]]:
-    """What a checkpoint has: its name there, the place of its piece, and the tensor."""
+    """The tensors of a checkpoint: name there, place of the piece, tensor."""
     for place, piece in enumerate(optimizer.pieces):
         yield f"masters/{piece.name}", place, piece.masters
         yield f"mean/{piece.name}", place, optimizer.mean[place]
@@ -118,7 +117,7 @@ def _listed(shapes: Shapes) -> dict[str, list[int]]:
 
 
 def _copy_overlap(target: Tensor, target_start: int, source: Tensor, source_start: int) -> None:
-    """Copy where two ranges of one parameter's elements meet."""
+    """Copy the elements that two ranges of one parameter have in common."""
     start = max(target_start, source_start)
     end = min(target_start + target.numel(), source_start + source.numel())
     if start < end:

@@ -1,4 +1,5 @@
-"""Which rank trains what in a step: the record that makes a replay the same, call by call.
+"""The split of a step's responses over the ranks: the record by which a replay makes the same
+calls.
 
 dealt, live ─▶ Split ─▶ splits/00007.json ─▶ accumulate_split ─▶ the same sums, bit by bit
 """
@@ -16,8 +17,7 @@ from artifacts.journal import PLAY_AGAIN
 from artifacts.records import Group
 from artifacts.store import Store
 from tasks.learner.advantage import Moments
-from tasks.learner.dealing import GroupPart, balance
-from tasks.learner.mini_batches import mini_batches
+from tasks.learner.dealing import GroupPart, balance, mini_batches
 from tasks.learner.reports import AccumulateReport
 
 
@@ -25,13 +25,13 @@ class GradientRank(Protocol):
     """A learner rank as far as accumulation is concerned; one call at a time."""
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
-        """Add the gradients of these to what the rank has."""
+        """Add the gradients of these parts to the rank's sums."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one call gave to one rank."""
+    """The parts that one call gave to one rank."""
 
     rank: int  # from 0
     # in the order given: a group's prompt id, and places of the responses trained
@@ -119,13 +119,13 @@ def read_split(store: Store, step: int) -> Split | None:
     name = layout.split_file(step)
     if not store.exists(name):
         return None
-    return store.parsed(name, _split, PLAY_AGAIN)
 
+    def parse(data: bytes) -> Split:
+        kept = json.loads(data)
+        shares = kept["shares"] if isinstance(kept, dict) else kept  # earlier versions: these alone
+        return tuple(
+            Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts))
+            for rank, parts in shares
+        )
 
-def _split(data: bytes) -> Split:
-    kept = json.loads(data)
-    shares = kept["shares"] if isinstance(kept, dict) else kept  # earlier versions: these alone
-    return tuple(
-        Share(rank=rank, parts=tuple((prompt_id, tuple(places)) for prompt_id, places in parts))
-        for rank, parts in shares
-    )
+    return store.parsed(name, parse, PLAY_AGAIN)

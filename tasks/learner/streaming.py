@@ -61,7 +61,7 @@ class StreamedAccumulation:
         self.num_streamed = 0  # groups of which something was trained before the round was closed
 
     async def offer(self, groups: Sequence[Group]) -> None:
-        """Accepted groups. Those without a gradient wait for the end: they only add to the
+        """Take accepted groups. Groups without a gradient wait for the end: they only add to the
         normaliser."""
         for group in groups:
             if has_equal_rewards(group) and not self._flat_costs:
@@ -71,7 +71,7 @@ class StreamedAccumulation:
         await self._wake()
 
     def free(self, rank: int) -> None:
-        """This rank's device has nothing else to do: from now on it takes groups as they come."""
+        """Have this rank, whose device is free, take groups as they come."""
         if rank not in self._workers:
             self._workers[rank] = self._tasks.create_task(self._work(rank))
 
@@ -85,15 +85,22 @@ class StreamedAccumulation:
         """
         self._is_closed = True
         self.num_streamed = len({name for share in self._calls for name, _ in share.parts})
-        rest = balance(
+        left = balance(
             (*self._waiting, *self._flat),
             len(self._ranks),
             flat_costs=self._flat_costs,
             loads=self._loads,
         )
-        await record((*self._calls, *shares_of(rest)))
+        await record((*self._calls, *shares_of(left)))
         await self._wake()
-        await asyncio.gather(*(self._end(rank, parts) for rank, parts in enumerate(rest)))
+
+        async def end(rank: int, parts: tuple[GroupPart, ...]) -> None:
+            if rank in self._workers:
+                await self._workers[rank]
+            if parts or rank not in self._workers:
+                await self._accumulate(rank, parts)
+
+        await asyncio.gather(*(end(rank, parts) for rank, parts in enumerate(left)))
         return tuple(self._reports)
 
     async def _work(self, rank: int) -> None:
@@ -113,12 +120,6 @@ class StreamedAccumulation:
                 break
             row.append(self._waiting.pop(0))
         return tuple(row)
-
-    async def _end(self, rank: int, parts: tuple[GroupPart, ...]) -> None:
-        if rank in self._workers:
-            await self._workers[rank]
-        if parts or rank not in self._workers:
-            await self._accumulate(rank, parts)
 
     async def _accumulate(self, rank: int, parts: tuple[GroupPart, ...]) -> None:
         if not self._is_closed:

@@ -3,15 +3,36 @@
     TokenBatch + current log-probabilities ──▶ PolicyLoss.token_loss ──▶ TokenLoss
 
 A loss is its own configuration: a frozen pydantic model with a `kind`, one line of the union in
-`loss`. Leaves out how tokens are weighted and summed, and what is added to the loss (`objective`).
+`losses.registry`. Leaves out the weights and sums of tokens, and terms added to a loss
+(`objective`).
+
+Beside it two things that losses are made of. Importance weights: how much likelier the learner
+finds a token than the engine did,
+
+    u = exp(learner - engine) of a token          level token
+    the product of u over its response            level sequence
+    the geometric mean of u over its response     level geometric
+
+The product is the exact weight of a response, and a trap: a factor of 1.1 at every token makes a
+weight of 1.1^100 = 13,780 over a hundred of them, so that under any bound short responses keep
+their weights and long ones have 0 or the bound. The geometric mean has no such trend with the
+length; it is the exact weight of nothing.
+
+And sums over whole responses, in fp64 on the host, response by response: the same whatever the
+device and whichever responses share the row. A response lies in one packed row (`packing`), so that
+no such sum crosses micro-batches or ranks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
+import torch
+from pydantic import Field
 from torch import Tensor
+
+from tasks.learner.log_ratios import bounded_exp, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +40,7 @@ class TokenBatch:
     """What the loss knows of each sampled token besides its current log-probability; all of shape
     (tokens,), fp32."""
 
-    behaviour: Tensor  # log-probability under the engine that sampled it, as it sampled it
+    sampling_logp: Tensor  # log-probability under the engine that sampled it, as it sampled it
     advantage: Tensor  # of its response, less the KL penalty that the token has to answer for
     reward: Tensor  # of its response, as training sees it
     weight: Tensor  # of its token loss in the sum
@@ -36,7 +57,7 @@ class TokenBatch:
         """The tokens with these indices."""
         reference, ratio, proximal = self.reference, self.mean_log_ratio, self.proximal
         return TokenBatch(
-            behaviour=self.behaviour[indices],
+            sampling_logp=self.sampling_logp[indices],
             advantage=self.advantage[indices],
             reward=self.reward[indices],
             weight=self.weight[indices],
@@ -88,3 +109,48 @@ class PolicyLoss(Protocol):
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         """The loss of each token; `logp` are the learner's log-probabilities, with gradient."""
         ...
+
+
+# sampled tokens of each response of a row, in the order of the row's tokens
+Lengths = tuple[int, ...]
+
+
+def means(values: Tensor, lengths: Lengths) -> Tensor:
+    """(tokens,) -> (responses,): the mean of each response, fp64 on the host."""
+    return torch.stack([part.mean() for part in _parts(values, lengths)])
+
+
+def sums_to_go(values: Tensor, lengths: Lengths) -> Tensor:
+    """(tokens,) -> (tokens,): each token's value and those that follow it in its response."""
+    sums = [part.flip(0).cumsum(0).flip(0) for part in _parts(values, lengths)]
+    return torch.cat(sums).to(values)
+
+
+def spread(values: Tensor, lengths: Lengths, device: torch.device) -> Tensor:
+    """(responses,) -> (tokens,): each response's value on all of its tokens."""
+    return values.repeat_interleave(torch.tensor(lengths)).to(device)
+
+
+def _parts(values: Tensor, lengths: Lengths) -> tuple[Tensor, ...]:
+    return torch.split(values.detach().double().cpu(), list(lengths))
+
+
+Level = Annotated[
+    Literal["token", "sequence", "geometric"],
+    Field(
+        description=(
+            "Whose ratio learner/engine the weight is: the token's own, the product over its"
+            " response (sequence; explodes or vanishes with the length) or their geometric mean."
+        )
+    ),
+]
+
+
+def importance(logp: Tensor, batch: TokenBatch, level: Level) -> Tensor:
+    """The weight of each token at this level, before any bound of the loss, held constant."""
+    if level == "token":
+        return ratio(logp.detach(), batch.sampling_logp)
+    assert batch.mean_log_ratio is not None, "levels above the token need whole responses"
+    if level == "geometric":
+        return bounded_exp(batch.mean_log_ratio)
+    return bounded_exp(batch.mean_log_ratio * batch.num_tokens)

@@ -27,15 +27,14 @@ from tasks.learner.critic import Critic
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
+from tasks.learner.optimizer import ShardedAdamW, Updater
 from tasks.learner.packing import PackedBatch, Sample, micro_batches, pack_samples
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.samples import training_set
 from tasks.learner.several_updates import SeveralUpdates
-from tasks.learner.sharding import ShardedAdamW
 from tasks.learner.shards import load_shards, save_shard
-from tasks.learner.updater import Updater
 
 
 class LearnerRank:
@@ -79,17 +78,12 @@ class LearnerRank:
             config.optimizer.max_grad_norm, self._policy.parameters, self._optimizer, self._ranks
         )
         self._micro_step = MicroStep(config.objective, self._temperature, self._policy, reference)
-        self._critic = self._load_critic()
+        path, dtype, recomputes = self._model_path, config.compute, config.recompute_layers
+        self._critic: Critic | None = None
+        if config.has_critic:
+            self._critic = Critic(config.critic, path, dtype, recomputes, self._ranks)
         self._several = SeveralUpdates(
             config, self._ranks, self._micro_step, self._updater, self._critic
-        )
-
-    def _load_critic(self) -> Critic | None:
-        config = self._config
-        if not config.has_critic:
-            return None
-        return Critic(
-            config.critic, self._model_path, config.compute, config.recompute_layers, self._ranks
         )
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
@@ -137,7 +131,7 @@ class LearnerRank:
     def _train(
         self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
     ) -> AccumulateReport:
-        """Train these rows, with idle passes for every row that another rank has more."""
+        """Train these rows, then make an idle pass for every row that another rank has more."""
         if self._config.scores_first:
             return self._several.take(rows, num_idle, normaliser)
         report = AccumulateReport()
@@ -150,14 +144,14 @@ class LearnerRank:
         return report
 
     def discard(self) -> None:
-        """Forget what was accumulated."""
+        """Drop the sums of this step."""
         self._policy.parameters.discard()
         self._several.forget()
         self._normaliser = self._loss_sum = 0.0
 
     def update(self, step: int) -> UpdateReport:
-        """The step's updates: of each, reduce over ranks, divide once, clip, AdamW, unless
-        `skip_reason` has one. Collective."""
+        """Make the step's updates: each reduces over ranks, divides once, clips and makes an AdamW
+        step, unless `skip_reason` gives a reason. Collective."""
         if self._config.scores_first:
             return self._several.make(step)
         rate = self._config.optimizer.rate(step)
@@ -194,7 +188,7 @@ class LearnerRank:
                 prompt=ids[:1],
                 response=ids[1:],
                 sampled=(range(len(ids) - 1),),
-                behaviour=(),
+                sampling_logp=(),
                 advantages=(0.0,),
                 reward=0.0,
                 weight=0.0,
@@ -210,11 +204,15 @@ class LearnerRank:
         save_shard(path, step, self._optimizer, self._policy.parameters.shapes, self._ranks)
         if self._critic is not None:
             self._critic.save(path, step)
-        _give_memory_back()
+        # Rows of ever new lengths leave holes between the allocator's blocks, a gigabyte in twenty
+        # steps of SmolLM2. Once a checkpoint, because every page is faulted in anew afterwards.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+        if trim is not None:
+            trim(0)
 
     def load_checkpoint(self, path: str) -> int:
-        """Restore weights, optimizer and step bit by bit; returns the step. What was accumulated is
-        forgotten. Collective."""
+        """Restore weights, optimizer and step bit by bit; returns the step. Sums of gradients are
+        dropped. Collective."""
         self.discard()
         step = load_shards(path, self._optimizer, self._policy.parameters.shapes)
         self._policy.parameters.publish()
@@ -235,14 +233,3 @@ def _copied(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
     """In the host's memory, to last: a gathered parameter is gone when the next is asked for."""
     for name, tensor in tensors:
         yield name, tensor.to(device="cpu", dtype=torch.bfloat16, copy=True)
-
-
-def _give_memory_back() -> None:
-    """Rows of ever new lengths leave holes between what the allocator holds, which it keeps: a
-    gigabyte in twenty steps of SmolLM2.
-
-    Once a checkpoint, because every page is faulted in anew afterwards. Only glibc has the call.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

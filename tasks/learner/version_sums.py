@@ -1,7 +1,7 @@
-"""What the learner says of its tokens by the weights that sampled them, as sums, so that rows and
+"""The learner's statistics of tokens by the weights that sampled them, as sums, so that rows and
 ranks add up.
 
-    versions of tokens, what each says ─▶ VersionSums + VersionSums ─▶ figures by lag
+    versions of tokens, statistics of each ─▶ VersionSums + VersionSums ─▶ figures by lag
 
 A token has a version; its lag depends on the step that trains it, which the step's report knows.
 """
@@ -10,33 +10,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
 from artifacts.records import VersionSpan
 
-LAST_LAG = 8  # tokens that lag more are told with those that lag so much
+MAX_LAG = 8  # tokens that lag more count with those that lag so much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSums:
-    """Scored tokens that have something in common."""
+    """Sums over scored tokens of one weight version, or of one lag."""
 
     num_tokens: int = 0
-    num_tokens_cut: int = 0  # of these, tokens without gradient: clipped, masked, or gated
+    num_tokens_cut: int = 0  # of these, tokens without gradient: clipped, masked, or dropped
     importance_sum: float = 0.0  # weights learner over engine before truncation
     importance_square_sum: float = 0.0  # of the squares of these weights
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner)
 
     def __add__(self, other: TokenSums) -> TokenSums:
         return TokenSums(
-            num_tokens=self.num_tokens + other.num_tokens,
-            num_tokens_cut=self.num_tokens_cut + other.num_tokens_cut,
-            importance_sum=self.importance_sum + other.importance_sum,
-            importance_square_sum=self.importance_square_sum + other.importance_square_sum,
-            mismatch_k3_sum=self.mismatch_k3_sum + other.mismatch_k3_sum,
+            **{
+                each.name: getattr(self, each.name) + getattr(other, each.name)
+                for each in fields(self)
+            }
         )
 
     @property
@@ -66,10 +65,10 @@ class VersionSums:
         return VersionSums(dict(zip(versions, (one + two for one, two in pairs), strict=True)))
 
     def by_lag(self, version: int) -> dict[int, TokenSums]:
-        """The same by how many versions the tokens are behind this one, the learner's."""
+        """The sums by the number of versions that tokens are behind this one, the learner's."""
         sums: dict[int, TokenSums] = {}
         for sampled_by, tokens in self.of.items():
-            lag = min(LAST_LAG, version - sampled_by)
+            lag = min(MAX_LAG, version - sampled_by)
             sums[lag] = sums.get(lag, TokenSums()) + tokens
         return dict(sorted(sums.items()))
 
@@ -85,15 +84,28 @@ def sums_by_version(
     of_token = torch.tensor([span.version for span in spans]).repeat_interleave(counts)
     found, place = torch.unique(of_token, return_inverse=True)
     weights = importance.double().cpu()
-    told = [torch.ones_like(weights), is_cut.cpu(), weights, weights.square(), mismatch_k3.cpu()]
-    sums = torch.zeros(len(found), len(told), dtype=torch.float64)
-    sums.index_add_(0, place, torch.stack([values.double() for values in told], 1))
+    columns = [torch.ones_like(weights), is_cut.cpu(), weights, weights.square(), mismatch_k3.cpu()]
+    sums = torch.zeros(len(found), len(columns), dtype=torch.float64)
+    sums.index_add_(0, place, torch.stack([values.double() for values in columns], 1))
     return VersionSums(
-        {int(version): _token_sums(row) for version, row in zip(found, sums.tolist(), strict=True)}
+        {
+            int(version): TokenSums(
+                num_tokens=int(num_tokens),
+                num_tokens_cut=int(num_cut),
+                importance_sum=importance_sum,
+                importance_square_sum=squares,
+                mismatch_k3_sum=mismatch,
+            )
+            for version, (num_tokens, num_cut, importance_sum, squares, mismatch) in zip(
+                found, sums.tolist(), strict=True
+            )
+        }
     )
 
 
-def figures_by_lag(sums: VersionSums, version: int, *, can_cut: bool) -> dict[str, float]:
+def figures_by_lag(
+    sums: VersionSums, version: int, *, may_drop_gradients: bool
+) -> dict[str, float]:
     """The metrics of tokens by their lag behind this version, by name, ready for tracking; the
     share of those without gradient only where something clips, masks or gates."""
     by_lag = sums.by_lag(version)
@@ -104,17 +116,6 @@ def figures_by_lag(sums: VersionSums, version: int, *, can_cut: bool) -> dict[st
         figures[f"lag/tokens_fraction_at_{lag}"] = count / total
         figures[f"lag/mismatch_k3_at_{lag}"] = tokens.mismatch_k3_sum / count
         figures[f"lag/effective_sample_fraction_at_{lag}"] = tokens.effective_fraction
-        if can_cut:
+        if may_drop_gradients:
             figures[f"lag/cut_fraction_at_{lag}"] = tokens.num_tokens_cut / count
     return figures
-
-
-def _token_sums(row: list[float]) -> TokenSums:
-    num_tokens, num_cut, importance, squares, mismatch = row
-    return TokenSums(
-        num_tokens=int(num_tokens),
-        num_tokens_cut=int(num_cut),
-        importance_sum=importance,
-        importance_square_sum=squares,
-        mismatch_k3_sum=mismatch,
-    )

@@ -1,9 +1,9 @@
-"""The sync gate: after every publication, do learner ranks and engines hold the same weights?
+"""The weight check: after every publication learner ranks and engines must hold the same weights.
 
-Two comparisons, because each catches what the other cannot: exact checksums name the tensor that is
-stale, missing or transposed; log-probabilities of fixed probe prompts show that the engine computes
-with what it holds. An engine that says it computes no log-probabilities is judged by its tensors
-alone. An engine samples nothing for training before it has passed.
+Two comparisons, because each finds faults that the other cannot: exact checksums name the tensor
+that is stale, missing or transposed; log-probabilities of fixed probe prompts show that the engine
+computes with the tensors that it holds. An engine that computes no log-probabilities is judged by
+its tensors alone. An engine samples nothing for training before it has passed.
 """
 
 from __future__ import annotations
@@ -69,18 +69,23 @@ def check_weights(
 def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> None:
     """Raises WeightCheckFailed unless the holder has every expected tensor, of the expected
     version."""
-    if attested.version != expected.version:
-        told = f"{holder} must hold version {expected.version}, it holds {attested.version}"
-        raise WeightCheckFailed(f"{told}; its loading was skipped")
-    missing = expected.fingerprints.keys() - attested.fingerprints.keys()
+    version, held, wanted = expected.version, attested.fingerprints, expected.fingerprints
+    if attested.version != version:
+        raise WeightCheckFailed(
+            f"{holder} must hold version {version}, it holds {attested.version}; its loading was"
+            " skipped"
+        )
+    missing = wanted.keys() - held.keys()
     if missing:
-        told = f"{holder} must hold every tensor of version {expected.version}"
-        raise WeightCheckFailed(f"{told}, {min(missing)} never reached it")
-    held, wanted = attested.fingerprints, expected.fingerprints
+        raise WeightCheckFailed(
+            f"{holder} must hold every tensor of version {version}, {min(missing)} never reached it"
+        )
     wrong = [name for name, value in wanted.items() if held[name] != value]
     if wrong:
-        told = f"{holder} must hold the learner's {wrong[0]} of version {expected.version}"
-        raise WeightCheckFailed(f"{told}, it does not; tensors that differ: {len(wrong)}")
+        raise WeightCheckFailed(
+            f"{holder} must hold the learner's {wrong[0]} of version {version}, it does not;"
+            f" tensors that differ: {len(wrong)}"
+        )
 
 
 def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:

@@ -9,8 +9,7 @@ from operator import add
 
 from artifacts.records import NO_UPDATE, Fate, Span
 from artifacts.reports.timeline import attributed_s, length, stage_s, within
-from tasks.learner.reports import AccumulateReport
-from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
+from tasks.learner.reports import AccumulateReport, GradientReport, PolicyReport, PublishReport
 from tasks.rewards.scoring import RewardReport
 from tasks.rounds.report import RolloutReport
 from tasks.run.run_context import StepPlan

@@ -63,7 +63,7 @@ def _time_metrics(report: StepReport) -> dict[str, float]:
         "time/train_s": times["train"],
         "time/update_s": times["update"],
         "time/publish_s": times["publish"],
-        "time/gate_s": report.published.gate_s,
+        "time/gate_s": report.published.check_s,
         "time/orchestration_s": times["orchestration"],
     }
 
@@ -189,7 +189,7 @@ def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str,
     begun_s = min((span.start_s for span in report.gradients.spans), default=report.turn_s)
     return {
         **staleness_figures(step, groups, recomputes=recomputes),
-        **figures_by_lag(total.by_version, step - 1, can_cut=total.can_cut),
+        **figures_by_lag(total.by_version, step - 1, may_drop_gradients=total.may_drop_gradients),
         "stall/rollout_s": report.rollout.awaited_weights_s + report.published.drained_s,
         "stall/learner_s": 0.0 if plan.pauses else max(0.0, begun_s - report.turn_s),
         "stall/evaluation_s": report.held_s,

@@ -20,8 +20,7 @@ from artifacts.records import (
     response_id,
     sampled_versions,
 )
-from tasks.engines.base import Engine
-from tasks.engines.sampling import SamplingConfig
+from tasks.engines.base import Engine, SamplingConfig
 from tasks.rounds.elastic_engines import ElasticWorkers
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.events import Carry, RoundPlan, RoundScheduler

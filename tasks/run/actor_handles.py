@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
-from tasks.engines.remote import RemoteEngine
-from tasks.engines.response_mux import EngineClient
+from tasks.engines.remote import EngineClient, RemoteEngine
 from tasks.learner.remote import RemoteLearner
 from tasks.run.run_context import RunContext
 
@@ -37,12 +36,12 @@ async def sleep_engines(run: RunContext, names: Sequence[str]) -> None:
     async def sleep(name: str) -> None:
         try:
             (engine,) = engines_of(run, (name,))
-            await engine.rest()
+            await engine.sleep()
         except (ActorLost, EngineLost) as error:
             if not isinstance(error, ActorLost) and not isinstance(error.__cause__, ActorLost):
                 raise
             # without its worker it holds no GPU, and the next load fails for it
             logger.warning("engine=%s has nothing to give back: %s", name, error)
 
-    if run.engine.rests:
+    if run.engine.sleeps:
         await asyncio.gather(*map(sleep, names))

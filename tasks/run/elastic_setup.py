@@ -21,7 +21,7 @@ from tasks.elastic.worker_card import TOKEN_VARIABLE, installed, read_token
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.elastic.workers import JoinedWorkers
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tasks.rounds.elastic_engines import WorkerNotice
 from tasks.run.run_context import RunContext
 

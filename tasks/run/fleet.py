@@ -28,7 +28,7 @@ from tasks.engines.remote import EngineActor
 from tasks.environments.episodes.episode_replica import EpisodePlayer
 from tasks.environments.pools.pool_actor import PoolActor, PoolKeeper
 from tasks.learner.remote import LearnerActor, RemoteLearner
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tasks.rewards.judges.engine import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.run.elastic_setup import RunElasticWorkers

@@ -19,8 +19,8 @@ from artifacts.prices import PriceConfig
 from artifacts.records import Span, WeightsRef
 from artifacts.store import Store
 from tasks.elastic.config import ElasticConfig, WeightServerConfig
+from tasks.engines.base import SamplingConfig
 from tasks.engines.registry import EngineConfig
-from tasks.engines.sampling import SamplingConfig
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig

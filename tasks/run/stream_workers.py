@@ -13,8 +13,7 @@ from distributed import get_client
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.elastic.worker_card import TOPIC, given_up
 from tasks.engines.base import Engine
-from tasks.engines.remote import RemoteEngine
-from tasks.engines.response_mux import EngineClient
+from tasks.engines.remote import EngineClient, RemoteEngine
 from tasks.rounds.elastic_engines import (
     ElasticNews,
     EngineGone,

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from artifacts.records import Running, Span, WeightsRef
 from tasks.engines.base import EngineStats
-from tasks.engines.simulation.lengths import Lengths
 from tasks.engines.simulation.replica import SimulatedEngine
-from tasks.engines.simulation.writers import BlankWriter
+from tasks.engines.simulation.writers import BlankWriter, Lengths
 from tasks.scheduling.parallelism import device_groups
 from tasks.scheduling.stream_training import DeviceGroup, separable_groups
 from tasks.simulation.protocols import MachineCosts, RunWork

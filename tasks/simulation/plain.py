@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.scheduling.parallelism import possible_sizes
 from tasks.simulation.protocols import EVERY_TOKEN, GradientWork

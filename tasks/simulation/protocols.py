@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tasks.engines.simulation.lengths import Lengths
 from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.engines.simulation.writers import Lengths
 from tasks.learner.dealing import GroupPart
 from tasks.learner.streaming import tokens_of
 from tasks.rounds.records import ScoreFeed

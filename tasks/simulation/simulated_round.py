@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from artifacts.records import Generated, Group, Prompt, WeightsRef
-from tasks.engines.base import Engine
-from tasks.engines.sampling import SamplingConfig
+from tasks.engines.base import Engine, SamplingConfig
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.rounds.records import RoundInputs, RoundResult

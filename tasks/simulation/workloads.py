@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from tasks.engines.simulation.lengths import Lengths
+from tasks.engines.simulation.writers import Lengths
 from tasks.simulation.draws import normal
 from tasks.simulation.length_law import LengthLaw
 from tasks.simulation.protocols import EVERY_TOKEN, GradientWork

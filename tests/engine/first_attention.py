@@ -13,8 +13,8 @@ from importlib import import_module
 from artifacts.judgements import JudgeQuestion
 from artifacts.models.registry import PathConfig
 from research.benchmarks.bare_llm import bare_llm
-from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
+from tasks.engines.vllm.llm_engine import pin_this_thread
 from tasks.rewards.judges.engine import JudgeEngine
 from tasks.rewards.judges.engine_config import JudgeEngineConfig
 

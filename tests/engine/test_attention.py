@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tasks.engines.vllm.attention import attention_path
+from tasks.engines.vllm.worker_patches import attention_path
 
 pytestmark = [
     pytest.mark.engine,

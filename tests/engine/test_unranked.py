@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasks.engines.vllm.engine import VllmEngine
-from tasks.engines.vllm.unranked import gather_unranked
+from tasks.engines.vllm.worker_patches import gather_unranked
 from tests.engine.conftest import generate, make_batch
 
 pytestmark = [

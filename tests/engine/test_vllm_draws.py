@@ -17,10 +17,9 @@ import pytest
 import torch
 
 from artifacts.records import Generated, Request
-from tasks.engines.noise import row_seeds
 from tasks.engines.vllm.core import VllmCore
-from tasks.engines.vllm.draws import SEED, ResponseDraws, own_draws
 from tasks.engines.vllm.engine import VllmEngine
+from tasks.engines.vllm.worker_patches import SEED, ResponseDraws, own_draws, row_seeds
 from tasks.rounds.migration import Migration
 from tasks.scheduling.stream_training import ScaleDown
 from tests.engine.conftest import generate, make_batch

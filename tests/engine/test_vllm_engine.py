@@ -20,9 +20,9 @@ from transformers import LlamaForCausalLM
 from artifacts.records import Generated, VersionSpan, WeightsRef
 from artifacts.weights import fingerprints
 from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.vllm.attesting import agreed
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
+from tasks.engines.vllm.llm_engine import agreed
 from tasks.rounds.migration import Migration
 from tasks.scheduling.stream_training import ScaleDown
 from tests.engine.conftest import collect_all, generate, make_batch, make_request
@@ -359,17 +359,17 @@ async def test_a_resting_engine_wakes_for_the_next_request_or_load_and_only_then
         core._engine.wake_up = lambda: told.append("wake")
 
     await engine._thread.call("rig", rig, 10)
-    await engine.rest()
-    await engine.rest()
+    await engine.sleep()
+    await engine.sleep()
     assert told == ["sleep 1"]
     await generate(engine, make_batch(2))
     await generate(engine, make_batch(2))
-    await engine.rest()
+    await engine.sleep()
     await engine.load_weights(versions[1][0], probes=())
     await engine.load_weights(versions[2][0], probes=())
     assert told == ["sleep 1", "wake"] * 2
     await engine.submit([make_request(max_new_tokens=230, prompt_tokens=(9, 8, 7))])
-    await engine.rest()
+    await engine.sleep()
     assert told == ["sleep 1", "wake"] * 2, "an engine at work goes on with it"
     await engine.abort(["0/0:0"])
     await collect_all(engine, 1)

@@ -25,7 +25,7 @@ from tasks.elastic.worker_card import TOPIC
 from tasks.elastic.workers import JoinedWorkers
 from tasks.engines.remote import RemoteEngine
 from tasks.engines.simulation.replica import SimulatedEngine
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tasks.rounds.elastic_engines import WorkerNotice
 from tasks.rounds.records import RoundResult
 from tasks.run.elastic_setup import admission_of, run_for_workers
@@ -126,7 +126,7 @@ async def test_an_elastic_worker_joins_a_round_is_killed_and_no_response_is_lost
         await house.keeper.start()
         await house.buffer.open_round(KEY)
         await house.keeper.publish(
-            PublishReport(weights=WEIGHTS, probe_difference_nats=None, gate_s=0.0, spans=())
+            PublishReport(weights=WEIGHTS, probe_difference_nats=None, check_s=0.0, spans=())
         )
         await house.until_state("spot.g1", "present")
         own = SlowEngine()

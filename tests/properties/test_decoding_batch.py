@@ -151,7 +151,7 @@ def begin(one: Asked, place: int) -> Decoding:
         submitted_s=0.0,
         num_settled=float(one.kept),
         spans=(),
-        num_told=one.kept,
+        num_reported=one.kept,
     )
 
 

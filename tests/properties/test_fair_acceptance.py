@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_factories import ENGINE, make_engines, simulate_run
 
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig

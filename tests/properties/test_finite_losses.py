@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from tasks.learner import divergence, finite
+from tasks.learner import log_ratios
 from tasks.learner.losses.registry import LossConfig
-from tasks.learner.objective import Objective
-from tasks.learner.sequence_mask import SequenceMaskConfig
+from tasks.learner.objective import Objective, SequenceMaskConfig
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 
 LOSS: TypeAdapter[PolicyLoss] = TypeAdapter(LossConfig)
@@ -82,7 +81,7 @@ def row(
     logp = torch.full((len(differences),), -2.0)
     told = [torch.tensor(column) for column in zip(*differences, strict=True)]
     never = torch.stack(told).isinf().any(0)
-    behaviour, reference, proximal = (torch.where(never, -2.0, logp - each) for each in told)
+    sampling_logp, reference, proximal = (torch.where(never, -2.0, logp - each) for each in told)
     reference = torch.where(told[1] == -math.inf, -math.inf, reference)
     logp = torch.where(told[0] == -math.inf, -math.inf, logp)
 
@@ -90,7 +89,7 @@ def row(
         return torch.full_like(logp, value)
 
     return logp, TokenBatch(
-        behaviour=behaviour,
+        sampling_logp=sampling_logp,
         advantage=on_all(advantage),
         reward=on_all(advantage),
         weight=on_all(1.0),
@@ -151,8 +150,7 @@ def test_bounds_change_no_bit_of_what_is_finite_without_them(
             "LARGEST_LOG_RATIO": math.inf,
             "LARGEST_WEIGHT": math.inf,
         }.items():
-            patch.setattr(finite, name, bound)
-        patch.setattr(divergence, "LARGEST_LOG_RATIO", math.inf)
+            patch.setattr(log_ratios, name, bound)
         plain = played(objective, *given)
     assert all(map(torch.equal, bounded, plain))
 

@@ -17,11 +17,11 @@ from learner_factories import make_model, random_groups, with_episodes
 from artifacts.records import Group, pack
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
-from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.sharding import AdamWConfig
+from tasks.learner.samples import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.split import Split, accumulate_split
 from tasks.learner.streaming import StreamedAccumulation
 from tasks.learner.trainer import LearnerRank

@@ -17,10 +17,10 @@ from turn_factories import TalkingEngine
 from artifacts.records import Fate, Outcome, sampled_versions
 from research.ablations.longest_first import LongestFirstConfig
 from research.ablations.over_sampling import OverSamplingConfig
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Event, Finished, Launch, PromptRef, Scored
 from tasks.scheduling.ledger import account_tokens

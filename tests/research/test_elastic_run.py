@@ -12,7 +12,7 @@ from research.paper.polyrl import VARIANTS
 from research.spot.elastic_run import ElasticRun, play
 from research.spot.elastic_shapes import SpotShape
 from research.spot.spot_traces import SEGMENTS, TraceChange, steady
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.writers import LengthModel
 
 SMALL = SpotShape(
     parameters=1e9,

@@ -13,9 +13,9 @@ from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
 from research.ablations.longest_first import LongestFirst, LongestFirstConfig
 from research.ablations.policies import ComparedConfig
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig

@@ -9,8 +9,8 @@ from simulated_run_factories import AT_ONCE, MACHINE, WORK, make_run
 
 from research.ablations.over_sampling import OverSamplingConfig
 from research.paper.lower_bound import Resources, lower_bound, needed_groups, resources_of
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.pace import Pace
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig

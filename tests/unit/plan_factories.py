@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from artifacts.datasets.chain_sum import ChainSumConfig
 from artifacts.records import Span, WeightsRef
-from tasks.engines.sampling import SamplingConfig
+from tasks.engines.base import SamplingConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.reports import AccumulateReport, UpdateReport
-from tasks.learner.stage_reports import GradientReport, PolicyReport, PublishReport
+from tasks.learner.reports import (
+    AccumulateReport,
+    GradientReport,
+    PolicyReport,
+    PublishReport,
+    UpdateReport,
+)
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.metrics.report import StepReport
 from tasks.rewards.maths.math_answer import MathAnswerConfig
@@ -117,7 +122,7 @@ def make_report(
         published=PublishReport(
             weights=WeightsRef(version=1, path="", digest="d"),
             probe_difference_nats=0.02,
-            gate_s=0.1,
+            check_s=0.1,
             spans=(),
         ),
         started_s=started_s,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from artifacts.records import Generated, Group, Prompt, Response, WeightsRef, response_id
 from tasks.engines.base import EngineLost
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
+from tasks.engines.simulation.writers import LengthModel
 from tasks.rounds.driver import drive_round
 from tasks.rounds.elastic_engines import ElasticWorkers
 from tasks.rounds.records import RoundResult, ScoreFeed

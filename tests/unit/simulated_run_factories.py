@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.score_feed import SimulatedRewardConfig
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.simulation.plain import PlainMachine, PlainWorkload

@@ -12,14 +12,13 @@ from learner_factories import ALONE, VOCABULARY, naive_logp, naive_model, random
 from research.benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.aggregation import SequenceMean
 from tasks.learner.architecture import check_architecture
-from tasks.learner.losses.policy_gradient import ReinforceLoss
+from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
 from tasks.learner.packing import micro_batches
 from tasks.learner.policy import load_policy
-from tasks.learner.samples import training_set
+from tasks.learner.samples import SequenceMean, training_set
 
 REFUSED = {
     "gemma2": "soft-capped attention .*soft-capped logits",
@@ -42,7 +41,7 @@ def test_packed_training_computes_what_the_architecture_does(
     losses = []
     for sample in samples:
         logp, _ = naive_logp(model, sample, temperature=0.8)
-        correction = (logp.detach() - torch.tensor(sample.behaviour)).exp().clamp(max=2.0)
+        correction = (logp.detach() - torch.tensor(sample.sampling_logp)).exp().clamp(max=2.0)
         losses.append(sample.weight * (-correction * sample.advantages[0] * logp).sum())
     expected = torch.stack(losses).sum()
     expected.backward()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.commands import doctor
-from tasks.engines.vllm.attention import allow_tiles, attention_path
+from tasks.engines.vllm.worker_patches import allow_tiles, attention_path
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from record_factories import make_generated, make_request
 from artifacts.commit import StepCommit
 from artifacts.records import Fate, Generated, Prompt, Request, Response, WeightsRef
 from artifacts.tables import ResponseRow
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.engines.simulation.writers import BlankWriter
+from tasks.engines.simulation.writers import BlankWriter, LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig

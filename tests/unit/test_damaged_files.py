@@ -12,7 +12,7 @@ from artifacts.journal import Journal
 from artifacts.judgements import kept_judgements
 from artifacts.store import Store
 from flows.recovery import partial_round
-from tasks.learner import reward_moments
+from tasks.learner.collective import read_moments
 from tasks.learner.split import read_split
 from tasks.rounds.report import read_round
 
@@ -20,7 +20,7 @@ READERS: dict[str, Callable[[Store], object]] = {
     layout.plan_file(2): lambda store: partial_round(store, 2, 9, ()),
     layout.round_file(2): lambda store: read_round(store, 2),
     layout.split_file(2): lambda store: read_split(store, 2),
-    layout.moments_file(2): lambda store: reward_moments._read(store, 2),
+    layout.moments_file(2): lambda store: read_moments(store, 2),
     layout.journal_part(2, 0): lambda store: Journal(store).read(2),
     layout.table_file("responses", 2): lambda store: Journal(store).read(2),
     layout.table_file("groups", 2): lambda store: Journal(store).read_groups(2, ()),

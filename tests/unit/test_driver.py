@@ -11,12 +11,11 @@ import pytest
 from round_factories import ENGINE, make_engines, make_plan, make_prompts, play
 
 from artifacts.records import Generated, Group, Request, Response, Score
-from tasks.engines.base import EngineLost, EngineStats
-from tasks.engines.sampling import SamplingConfig
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.base import EngineLost, EngineStats, SamplingConfig
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.events import RoundPlan
 

@@ -26,7 +26,7 @@ from tasks.elastic.worker_events import (
     WorkerEvent,
 )
 from tasks.engines.base import EngineLost
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tasks.learner.weight_check import WeightCheckFailed
 from tasks.rounds.elastic_engines import WorkerNotice
 from tests.unit.worker_factories import APPLICANT, RULES
@@ -106,7 +106,7 @@ def published(version: int) -> PublishReport:
     return PublishReport(
         weights=WeightsRef(version=version, path="", digest=""),
         probe_difference_nats=None,
-        gate_s=0.0,
+        check_s=0.0,
         spans=(),
     )
 

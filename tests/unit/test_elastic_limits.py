@@ -15,13 +15,13 @@ from artifacts.records import Running, WeightsRef
 from tasks.elastic.config import LIMITS, ElasticConfig, Limit, LimitMissed, Limits
 from tasks.elastic.engines import ElasticEngines
 from tasks.engines.base import EngineLost
-from tasks.learner.stage_reports import PublishReport
+from tasks.learner.reports import PublishReport
 from tests.unit.test_weight_pulls import elastic_worker, serving
 from tests.unit.worker_factories import make_elastic_worker
 
 GIVEN = ElasticConfig(enabled=True, pull_s=7.0, build_s=8.0, load_s=9.0)
 WEIGHTS = WeightsRef(version=3, path="", digest="")
-PUBLISHED = PublishReport(weights=WEIGHTS, probe_difference_nats=None, gate_s=0.0, spans=())
+PUBLISHED = PublishReport(weights=WEIGHTS, probe_difference_nats=None, check_s=0.0, spans=())
 
 
 class Late:

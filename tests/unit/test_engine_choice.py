@@ -160,7 +160,7 @@ def test_it_attests_what_lies_in_the_file_and_to_no_logprobs(model: Path, tmp_pa
 def test_a_closed_replica_is_lost(model: Path) -> None:
     async def close() -> None:
         engine = build_engine(FAST, str(model), "engine-0", core_ids=(), seed=0)
-        await engine.rest()
+        await engine.sleep()
         engine.close()
         with pytest.raises(EngineLost):
             await engine.stats()

@@ -216,9 +216,9 @@ def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
     told = "praise: good responses alone, weights truncated at 1.5"
     assert dict(algebra_rows(config))["policy loss"] == told
     logp = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)
-    behaviour, advantage = [-1.2, -4.0, -0.1, -3.0], [0.5, 1.0, -2.0, 0.0]
+    sampling_logp, advantage = [-1.2, -4.0, -0.1, -3.0], [0.5, 1.0, -2.0, 0.0]
     batch = TokenBatch(
-        behaviour=torch.tensor(behaviour),
+        sampling_logp=torch.tensor(sampling_logp),
         advantage=torch.tensor(advantage),
         reward=torch.tensor(advantage),
         weight=torch.ones(4),
@@ -230,7 +230,7 @@ def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
     result.loss.sum().backward()
     expected = [
         -min(math.exp(now - before), 1.5) * max(worth, 0.0)
-        for now, before, worth in zip(logp.tolist(), behaviour, advantage, strict=True)
+        for now, before, worth in zip(logp.tolist(), sampling_logp, advantage, strict=True)
     ]
     assert logp.grad is not None
     assert logp.grad.tolist() == pytest.approx(expected)

@@ -32,7 +32,7 @@ def sample(sequence: tuple[int, ...]) -> Sample:
         prompt=sequence[:1],
         response=(*sequence[1:], 0),
         sampled=(range(len(sequence)),),
-        behaviour=(),
+        sampling_logp=(),
         advantages=(1.0,),
         reward=1.0,
         weight=1.0,

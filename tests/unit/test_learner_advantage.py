@@ -17,11 +17,17 @@ from tasks.learner.advantage import (
     group_advantages,
     step_moments,
 )
-from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
+from tasks.learner.collective import baseline_moments, record_moments
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.reward_moments import compared_with, record_moments
-from tasks.learner.samples import advantages_of, moments_of, training_set
+from tasks.learner.samples import (
+    ConstantLength,
+    SequenceMean,
+    TokenMean,
+    advantages_of,
+    moments_of,
+    training_set,
+)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ def test_a_window_takes_the_moments_of_the_steps_in_it(tmp_path: Path) -> None:
     def blame(window: int) -> list[float]:
         advantage = ReinforcePlusPlusAdvantage(baseline="step", window=window)
         config = LearnerConfig(advantage=advantage)
-        moments = compared_with(groups[3], store, 3, config)
+        moments = baseline_moments(groups[3], store, 3, config)
         assert (moments == moments_of(groups[3], advantage)) == (window == 1)
         return list(advantages_of(groups[3], advantage, moments=moments).values())
 
@@ -171,7 +177,7 @@ def test_a_window_takes_the_moments_of_the_steps_in_it(tmp_path: Path) -> None:
     assert blame(window=2) == [pytest.approx(-1.0, rel=1e-5)] * 2
     with pytest.raises(FileNotFoundError, match="00001"):
         blame(window=3)
-    assert compared_with(groups[3], store, 3, LearnerConfig()) is None
+    assert baseline_moments(groups[3], store, 3, LearnerConfig()) is None
 
 
 def test_moments_do_not_depend_on_the_order_of_groups() -> None:

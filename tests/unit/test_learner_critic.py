@@ -26,16 +26,15 @@ from artifacts.records import Group, pack
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import GaeAdvantage
 from tasks.learner.critic import Critic, CriticConfig, value_loss
+from tasks.learner.dealing import mini_batches
 from tasks.learner.gae import spread_of, token_advantages, token_rewards, whitened
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import bytes_per_parameter
-from tasks.learner.mini_batches import mini_batches
+from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.packing import pack_samples
 from tasks.learner.reports import Skipped, UpdateReport, update_figures
 from tasks.learner.samples import training_set
-from tasks.learner.sharding import AdamWConfig
 from tasks.learner.trainer import LearnerRank
-from tasks.learner.value_model import load_valuer
 
 CONFIG = LearnerConfig(
     compute="fp32",
@@ -136,14 +135,14 @@ def test_the_value_loss_is_half_the_square_of_the_larger_error(
 
 def test_values_and_gradients_are_those_of_an_ordinary_forward_pass(model_path: str) -> None:
     """The head set to something; one sequence at a time, by transformers and autograd."""
-    valuer = load_valuer(model_path, "fp32", ALONE, recompute_layers=False)
+    critic = Critic(CriticConfig(value_clip=None), model_path, "fp32", False, ALONE)
     samples = training_set(GROUPS, CONFIG.advantage, CONFIG.aggregation).samples
     batch = pack_samples(samples)
-    assert not valuer.values(batch).any(), "a new critic says 0"
+    assert not critic.values(batch).any(), "a new critic says 0"
     torch.manual_seed(1)
     head = torch.nn.Linear(32, 1)
     for name in ("weight", "bias"):
-        valuer.parameters.view(f"head.{name}").copy_(getattr(head, name).detach())
+        critic.parameters.view(f"head.{name}").copy_(getattr(head, name).detach())
     naive = naive_model(model_path)
     expected = []
     for sample in samples:
@@ -152,15 +151,16 @@ def test_values_and_gradients_are_those_of_an_ordinary_forward_pass(model_path: 
         before = [len(sample.prompt) - 1 + place for place in sample.places]
         expected.append(head(hidden[before])[:, 0])
     values = torch.cat(expected)
-    torch.testing.assert_close(valuer.values(batch), values.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(critic.values(batch), values.detach(), rtol=1e-4, atol=1e-5)
     (values - 1.0).square().sum().backward()
-    valuer.backward(batch, lambda found: 2 * (found - 1.0))
+    ones = torch.ones(len(values))
+    critic.train(batch, 2 * ones, before=0 * ones, returns=ones)
     for name, parameter in [*naive.model.named_parameters(), *head.named_parameters()]:
         own = f"head.{name}" if name in ("weight", "bias") else f"backbone.{name}"
         assert parameter.grad is not None
         scale = float(parameter.grad.abs().max())
         torch.testing.assert_close(
-            valuer.parameters.gradient(own), parameter.grad, rtol=1e-3, atol=1e-4 * scale
+            critic.parameters.gradient(own), parameter.grad, rtol=1e-3, atol=1e-4 * scale
         )
 
 
@@ -180,7 +180,7 @@ def test_a_new_critic_gives_the_policy_the_discounted_reward_whitened(model_path
     for sample, own in zip(data.samples, raw, strict=True):
         advantages = (own - everything.mean()) / everything.std()
         logp = naive_logp(model, sample)[0]
-        weight = torch.exp(logp.detach() - torch.tensor(sample.behaviour)).clamp(max=2.0)
+        weight = torch.exp(logp.detach() - torch.tensor(sample.sampling_logp)).clamp(max=2.0)
         terms.append(-(weight * advantages * logp).sum())
     (torch.stack(terms).sum() / data.normaliser).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -10,7 +10,6 @@ from learner_factories import make_group, random_groups
 
 from artifacts.records import Group
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.aggregation import TokenMean
 from tasks.learner.dealing import (
     CUT_GAIN,
     GroupPart,
@@ -20,7 +19,7 @@ from tasks.learner.dealing import (
     predicted_cost,
     rows_of,
 )
-from tasks.learner.samples import training_set
+from tasks.learner.samples import TokenMean, training_set
 
 
 def dealt_places(dealt: tuple[tuple[GroupPart, ...], ...]) -> list[tuple[str, int]]:

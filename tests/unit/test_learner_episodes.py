@@ -27,16 +27,23 @@ from tasks.learner.advantage import (
     GrpoAdvantage,
     ReinforcePlusPlusAdvantage,
 )
-from tasks.learner.aggregation import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.dealing import as_part, predicted_cost, rows_of
 from tasks.learner.gae import token_advantages, token_rewards
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.losses.policy_gradient import PolicyGradientLoss
+from tasks.learner.losses.weighted import PolicyGradientLoss
 from tasks.learner.micro_step import lengths_of
+from tasks.learner.objective import DriftMask
 from tasks.learner.overlong import SoftPunishment
 from tasks.learner.packing import pack_samples
-from tasks.learner.samples import TrainingSet, advantages_of, moments_of, training_set
-from tasks.learner.sequence_mask import DriftMask
+from tasks.learner.samples import (
+    ConstantLength,
+    SequenceMean,
+    TokenMean,
+    TrainingSet,
+    advantages_of,
+    moments_of,
+    training_set,
+)
 from tasks.learner.trainer import LearnerRank
 
 PLAIN = LearnerConfig(compute="fp32", max_tokens_per_microbatch=64)

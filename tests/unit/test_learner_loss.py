@@ -10,13 +10,15 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from tasks.learner.losses.cispo import CispoLoss
-from tasks.learner.losses.gspo import GspoLoss
-from tasks.learner.losses.icepop import IcePopLoss
-from tasks.learner.losses.policy_gradient import PolicyGradientLoss, ReinforceLoss
-from tasks.learner.losses.ppo_clip import PpoClipLoss
+from tasks.learner.losses.clipped import GspoLoss, PpoClipLoss
 from tasks.learner.losses.registry import LossConfig
-from tasks.learner.losses.topr import ToprLoss
+from tasks.learner.losses.weighted import (
+    CispoLoss,
+    IcePopLoss,
+    PolicyGradientLoss,
+    ReinforceLoss,
+    ToprLoss,
+)
 from tasks.learner.token_loss import PolicyLoss, TokenBatch
 
 LOSSES: dict[str, PolicyLoss] = {
@@ -36,22 +38,22 @@ LOSSES: dict[str, PolicyLoss] = {
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
 
-def token(behaviour: float, advantage: float, reward: float = 1.0) -> TokenBatch:
-    return response([behaviour], [-2.0], advantage, reward)
+def token(sampling_logp: float, advantage: float, reward: float = 1.0) -> TokenBatch:
+    return response([sampling_logp], [-2.0], advantage, reward)
 
 
 def response(
-    behaviour: list[float], logp: list[float], advantage: float, reward: float = 1.0
+    sampling_logp: list[float], logp: list[float], advantage: float, reward: float = 1.0
 ) -> TokenBatch:
     """All tokens of one response, of which the learner thinks this, in fp64."""
-    pairs = zip(logp, behaviour, strict=True)
+    pairs = zip(logp, sampling_logp, strict=True)
     mean = sum(now - before for now, before in pairs) / len(logp)
 
     def on_all(value: float) -> Tensor:
         return torch.full((len(logp),), value, dtype=torch.float64)
 
     return TokenBatch(
-        behaviour=torch.tensor(behaviour, dtype=torch.float64),
+        sampling_logp=torch.tensor(sampling_logp, dtype=torch.float64),
         advantage=on_all(advantage),
         reward=on_all(reward),
         weight=on_all(1.0),
@@ -330,7 +332,7 @@ def test_a_token_without_an_advantage_has_no_gradient(loss: PolicyLoss) -> None:
 def test_a_loss_that_needs_no_whole_responses_does_not_look_at_them(loss: PolicyLoss) -> None:
     batch = response(BEFORE, NOW, 1.0, reward=0.0)
     other = TokenBatch(
-        behaviour=batch.behaviour,
+        sampling_logp=batch.sampling_logp,
         advantage=batch.advantage,
         reward=batch.reward,
         weight=batch.weight,

@@ -16,18 +16,16 @@ from torch import Tensor
 from artifacts.records import Group, pack
 from tasks.learner import head
 from tasks.learner.dealing import GroupPart
-from tasks.learner.divergence import ESTIMATORS, Estimator
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.losses.policy_gradient import PolicyGradientLoss, ReinforceLoss
-from tasks.learner.objective import Objective
+from tasks.learner.log_ratios import ESTIMATORS, Estimator
+from tasks.learner.losses.weighted import PolicyGradientLoss, ReinforceLoss
+from tasks.learner.objective import DriftMask, Objective
+from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.packing import Sample, micro_batches
 from tasks.learner.reports import AccumulateReport, token_means
 from tasks.learner.samples import training_set
-from tasks.learner.sequence_mask import DriftMask
-from tasks.learner.sharding import AdamWConfig
-from tasks.learner.token_loss import TokenBatch
+from tasks.learner.token_loss import TokenBatch, means, spread, sums_to_go
 from tasks.learner.trainer import LearnerRank
-from tasks.learner.whole_responses import means, spread, sums_to_go
 
 # --- by table ---
 
@@ -74,7 +72,7 @@ DRIFT = torch.tensor([0.3, -0.1, -0.2])
 def batch(advantages: Sequence[float], reference: Tensor | None = None) -> TokenBatch:
     by_token = torch.tensor(advantages).repeat_interleave(torch.tensor(LENGTHS))
     return TokenBatch(
-        behaviour=LOGP + DRIFT,
+        sampling_logp=LOGP + DRIFT,
         advantage=by_token,
         reward=by_token,
         weight=torch.tensor([0.5, 0.5, 1.0]),
@@ -110,7 +108,7 @@ def test_the_gate_drops_responses_by_their_mean_drift(gate: DriftMask, dropped: 
 def test_a_response_of_an_infinite_drift_is_dropped_without_a_trace() -> None:
     objective = Objective(loss=ReinforceLoss(level="sequence"), sequence_mask=DriftMask())
     given = batch([1.0, -1.0])
-    given = replace(given, behaviour=torch.tensor([-math.inf, -2.0, -3.01]))
+    given = replace(given, sampling_logp=torch.tensor([-math.inf, -2.0, -3.01]))
     gradient = objective.by_logp(LOGP, objective.completed(LOGP, given, LENGTHS))
     assert gradient.tolist() == pytest.approx([0.0, 0.0, math.exp(0.01)], rel=1e-5)
 
@@ -204,7 +202,7 @@ def naive_total(
     total, num_dropped = torch.zeros(()), 0
     for sample in data.samples:
         logp, entropy = naive_logp(model, sample, TEMPERATURE)
-        now, before = logp.detach(), torch.tensor(sample.behaviour)
+        now, before = logp.detach(), torch.tensor(sample.sampling_logp)
         advantage = torch.full_like(now, sample.advantages[0])
         if config.kl_coefficient:
             with torch.no_grad():
@@ -259,7 +257,7 @@ def test_packed_gradients_of_whole_responses_equal_naive_ones(
     report = rank.accumulate(pack(random_groups(3)))
     total, expected, num_dropped = naive_total(config, model_path, other_path, random_groups(3))
     assert report.loss_sum == pytest.approx(float(total), rel=1e-4)
-    assert report.num_responses_gated == num_dropped
+    assert report.num_responses_dropped == num_dropped
     assert (num_dropped > 0) is config.sequence_mask.drops
     for name, gradient in expected.items():
         found = rank._policy.parameters.gradient(name)
@@ -306,8 +304,8 @@ def test_sums_and_updates_do_not_depend_on_rows_and_ranks(
         "num_tokens_truncated",
         "num_tokens_clipped",
         "num_tokens_clippable",
-        "num_responses_gated",
-        "num_responses_gateable",
+        "num_responses_dropped",
+        "num_responses_droppable",
     ):
         assert getattr(total, field) == getattr(one, field)
     assert total.loss_sum == pytest.approx(one.loss_sum, rel=1e-4)
@@ -329,7 +327,7 @@ def test_sums_and_updates_do_not_depend_on_rows_and_ranks(
 
 
 def test_equal_responses_of_a_row_are_gated_each_by_what_sampled_it(model_path: str) -> None:
-    """They share every node of the tree, and differ in nothing but their behaviour."""
+    """They share every node of the tree, and differ in nothing but their `sampling_logp`."""
     group = make_group((1, 2, 3), [(4, 5), (4, 5), (6,)], [1.0, 1.0, 0.0])
     likely = group.responses[0].generated
     stale = replace(group.responses[1].generated, logprobs=(30.0, 30.0))
@@ -344,7 +342,7 @@ def test_equal_responses_of_a_row_are_gated_each_by_what_sampled_it(model_path: 
     rank = LearnerRank(config, model_path, 0, 1)
     report = rank.accumulate(pack((replace(group, responses=responses),)))
     assert likely.token_ids == stale.token_ids
-    assert (report.num_responses_gated, report.num_responses_gateable) == (1, 3)
+    assert (report.num_responses_dropped, report.num_responses_droppable) == (1, 3)
     assert token_means(report)["train/gated_fraction"] == pytest.approx(1 / 3)
 
 
@@ -369,7 +367,7 @@ def test_the_report_has_the_squares_of_the_weights(model_path: str) -> None:
         if sample.advantages[0]:
             with torch.no_grad():
                 logp, _ = naive_logp(naive_model(model_path), sample)
-            weights.append((logp - torch.tensor(sample.behaviour)).exp())
+            weights.append((logp - torch.tensor(sample.sampling_logp)).exp())
     every = torch.cat(weights).double()
     assert report.importance_square_sum == pytest.approx(float(every.square().sum()), rel=1e-3)
     expected = float(every.sum() ** 2 / (every.numel() * every.square().sum()))

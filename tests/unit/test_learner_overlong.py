@@ -11,10 +11,9 @@ from artifacts.records import Group
 from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import DrGrpoAdvantage
-from tasks.learner.aggregation import TokenMean
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.overlong import MaskTruncated, Overlong, SoftPunishment, TrainOverlong
-from tasks.learner.samples import TrainingSet, training_set
+from tasks.learner.samples import TokenMean, TrainingSet, training_set
 
 SOFT = SoftPunishment(max_tokens=10, buffer_tokens=4)
 

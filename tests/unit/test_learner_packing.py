@@ -27,7 +27,7 @@ def sample(
         prompt=prompt,
         response=response,
         sampled=sampled,
-        behaviour=(-1.0,) * sum(map(len, sampled)),
+        sampling_logp=(-1.0,) * sum(map(len, sampled)),
         advantages=(1.0,) * len(sampled),
         reward=1.0,
         weight=1.0,

@@ -19,15 +19,14 @@ from turn_factories import VOCABULARY
 
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.aggregation import SequenceMean
-from tasks.learner.divergence import k3
-from tasks.learner.losses.policy_gradient import ReinforceLoss
+from tasks.learner.critic import Critic, CriticConfig
+from tasks.learner.log_ratios import k3
+from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.policy import load_policy, load_reference
-from tasks.learner.samples import training_set
-from tasks.learner.value_model import load_valuer
+from tasks.learner.samples import SequenceMean, training_set
 
 
 def samples(seed: int) -> list[Sample]:
@@ -56,7 +55,7 @@ def test_packed_gradients_equal_naive_gradients(
     expected = torch.zeros(())
     for sample in samples(3):
         logp, _ = naive_logp(model, sample, temperature=0.8)
-        correction = (logp.detach() - torch.tensor(sample.behaviour)).exp().clamp(max=2.0)
+        correction = (logp.detach() - torch.tensor(sample.sampling_logp)).exp().clamp(max=2.0)
         loss = -correction * sample.advantages[0] * logp + 0.1 * k3(logp, logp.detach())
         expected = expected + sample.weight * loss.sum()
     expected.backward()
@@ -101,9 +100,9 @@ def test_layers_that_are_recomputed_drop_nothing_out(tmp_path: Path) -> None:
     kept = load_policy(str(tmp_path), "fp32", ALONE)
     recomputed = load_policy(str(tmp_path), "fp32", ALONE, recompute_layers=True)
     torch.testing.assert_close(recomputed.score(batch).logp, kept.score(batch).logp)
-    valuer = load_valuer(str(tmp_path), "fp32", ALONE, recompute_layers=True)
-    valuer.parameters.view("head.weight").fill_(1.0)
-    torch.testing.assert_close(valuer.values(batch), valuer.values(batch))
+    critic = Critic(CriticConfig(), str(tmp_path), "fp32", True, ALONE)
+    critic.parameters.view("head.weight").fill_(1.0)
+    torch.testing.assert_close(critic.values(batch), critic.values(batch))
 
 
 def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(

@@ -23,19 +23,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from artifacts.records import Group, pack
 from artifacts.weights import fingerprints
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.aggregation import SequenceMean
 from tasks.learner.dealing import balance
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.losses.policy_gradient import ReinforceLoss
+from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.memory import bytes_per_parameter, model_size
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
+from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.packing import pack_samples
 from tasks.learner.policy import load_policy
 from tasks.learner.ranks import PeerLost, Ranks
 from tasks.learner.reports import Skipped
-from tasks.learner.samples import training_set
-from tasks.learner.sharding import AdamWConfig
+from tasks.learner.samples import SequenceMean, training_set
 from tasks.learner.trainer import LearnerRank
 
 CONFIG = LearnerConfig(

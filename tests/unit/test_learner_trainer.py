@@ -23,12 +23,12 @@ from artifacts.records import pack
 from artifacts.store import StoreError
 from artifacts.weights import fingerprints, read_weights
 from tasks.learner import shards
-from tasks.learner.aggregation import SequenceMean
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.packing import Sample
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.sharding import AdamWConfig
+from tasks.learner.samples import SequenceMean
 from tasks.learner.trainer import LearnerRank
 
 CONFIG = LearnerConfig(
@@ -234,7 +234,7 @@ def test_probes_are_ordinary_log_probabilities(model_path: str) -> None:
             prompt=ids[:1],
             response=ids[1:],
             sampled=(range(len(ids) - 1),),
-            behaviour=(),
+            sampling_logp=(),
             advantages=(0.0,),
             reward=0.0,
             weight=0.0,

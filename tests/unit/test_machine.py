@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from record_factories import make_request
 
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.layout_planner import Demand, ThroughputProfile
 from tasks.simulation.hardware import DEVICES
 from tasks.simulation.machine import ROLLPACKER, Machine, TrainingCost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks.tiny_models.muon import Muon, orthogonal
+from tasks.tiny_models.warm_up import Muon, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)])

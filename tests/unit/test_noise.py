@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.engines.noise import row_seeds
+from tasks.engines.vllm.worker_patches import row_seeds
 
 SEEDS = st.integers(0, 2**63 - 1)
 POSITIONS = st.integers(0, 2**20)

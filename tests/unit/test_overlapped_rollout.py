@@ -19,10 +19,10 @@ from artifacts.records import Generated, Request, Response, WeightsRef, response
 from artifacts.tables import ResponseRow
 from tasks import reward, rollout
 from tasks.engines.base import EngineStats
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.progress import ProgressReporter
 from tasks.rounds.report import RolloutReport, read_round
 from tasks.run.prompts import HELDOUT

@@ -7,7 +7,7 @@ import pytest
 from flows.config.run_config import RunConfig
 from flows.played_config import played_run
 from research.ablations.policies import ComparedConfig
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.simulation.plain import PlainMachine, PlainWorkload
 from tasks.simulation.simulated_run import SimulatedRun

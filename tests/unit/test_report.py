@@ -170,7 +170,7 @@ def test_truncated_weights_have_a_share_and_a_clip_only_where_it_can_act() -> No
     assert (figures["train/truncated_fraction"], figures["train/importance_mean"]) == (0.25, 1.5)
     assert not [name for name in figures if "ratio" in name or "clip" in name]
     assert token_means(clipping)["train/clip_fraction"] == 0.5
-    gating = AccumulateReport(num_responses_gateable=4, num_responses_gated=1)
+    gating = AccumulateReport(num_responses_droppable=4, num_responses_dropped=1)
     assert token_means(gating)["train/gated_fraction"] == 0.25
 
 

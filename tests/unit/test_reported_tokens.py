@@ -16,9 +16,9 @@ from artifacts.attempt_log import TokenLog, read_tokens
 from artifacts.new_tokens import News, PartialResponse, split_news
 from artifacts.records import Request, VersionSpan
 from tasks.engines.base import EngineLost
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import ledger_of
 from tasks.rounds.records import RoundResult

@@ -16,11 +16,10 @@ from record_factories import make_generated
 
 from artifacts.episodes import Ending, Episode, Turn
 from artifacts.records import Outcome, Prompt
-from tasks.learner.aggregation import TokenMean
 from tasks.learner.credit import Credit
 from tasks.learner.dealing import as_part
 from tasks.learner.overlong import SoftPunishment
-from tasks.learner.samples import moments_of, training_set
+from tasks.learner.samples import TokenMean, moments_of, training_set
 from tasks.rewards.base import LARGEST_REWARD, Verdict, checked_reward, paid, right, stamp
 from tasks.rewards.episode import EpisodeRewardConfig
 

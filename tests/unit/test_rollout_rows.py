@@ -11,9 +11,8 @@ from plan_factories import make_step_plan
 from artifacts.records import Fate, Group
 from artifacts.tables import ResponseRow
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
-from tasks.learner.aggregation import TokenMean
 from tasks.learner.overlong import AS_SCORED, MaskTruncated, Overlong, SoftPunishment
-from tasks.learner.samples import trained_advantages, training_set
+from tasks.learner.samples import TokenMean, trained_advantages, training_set
 from tasks.rollout import rows_of
 from tasks.rounds.records import RoundResult
 

@@ -21,8 +21,8 @@ from flows.config.presets import PRESETS, preset_values
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.config.sentence import sentence
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
-from tasks.learner.losses.topr import ToprLoss
-from tasks.learner.sequence_mask import DriftMask, NoSequenceMask
+from tasks.learner.losses.weighted import ToprLoss
+from tasks.learner.objective import DriftMask, NoSequenceMask
 from tasks.scheduling.policies.sync import SyncConfig
 
 Json = dict[str, Any]  # Any: JSON values

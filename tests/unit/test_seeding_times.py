@@ -16,7 +16,7 @@ from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from flows.seeding_windows import SeedingWindows, class_of
 from tasks.elastic.worker_events import AdmittedWorker
-from tasks.learner.stage_reports import GradientReport
+from tasks.learner.reports import GradientReport
 from tasks.metrics.report import StepReport
 from tasks.metrics.seeding_times import seeding_times
 from tasks.rounds.report import WindowRecord, close_round, read_round

@@ -27,14 +27,12 @@ from transformers import LlamaForCausalLM
 from artifacts.records import Group, pack, unpack
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
-from tasks.learner.dealing import GroupPart, balance
+from tasks.learner.dealing import GroupPart, balance, mini_batches
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.losses.cispo import CispoLoss
-from tasks.learner.losses.gspo import GspoLoss
-from tasks.learner.losses.policy_gradient import PolicyGradientLoss, ReinforceLoss
-from tasks.learner.losses.ppo_clip import PpoClipLoss
-from tasks.learner.mini_batches import mini_batches
-from tasks.learner.objective import Objective
+from tasks.learner.losses.clipped import GspoLoss, PpoClipLoss
+from tasks.learner.losses.weighted import CispoLoss, PolicyGradientLoss, ReinforceLoss
+from tasks.learner.objective import DriftMask, Objective
+from tasks.learner.optimizer import AdamWConfig, ShardedAdamW
 from tasks.learner.packing import Sample
 from tasks.learner.remote import LearnerActor
 from tasks.learner.reports import (
@@ -46,8 +44,6 @@ from tasks.learner.reports import (
     update_figures,
 )
 from tasks.learner.samples import moments_of, training_set
-from tasks.learner.sequence_mask import DriftMask
-from tasks.learner.sharding import AdamWConfig, ShardedAdamW
 from tasks.learner.split import in_mini_batches
 from tasks.learner.token_loss import TokenBatch
 from tasks.learner.trainer import LearnerRank
@@ -135,7 +131,7 @@ def test_decoupled_ppo_clips_against_the_proximal_policy_and_weighs_it_against_t
         return torch.tensor([value], dtype=torch.float64)
 
     batch = TokenBatch(
-        behaviour=one(-2.0 - math.log(behind)),
+        sampling_logp=one(-2.0 - math.log(behind)),
         advantage=one(advantage),
         reward=one(1.0),
         weight=one(1.0),
@@ -159,7 +155,7 @@ def test_a_kl_penalty_in_the_reward_is_that_of_the_proximal_policy() -> None:
     )
     proximal = torch.tensor([-1.0, -2.0])
     batch = TokenBatch(
-        behaviour=proximal,
+        sampling_logp=proximal,
         advantage=torch.ones(2),
         reward=torch.ones(2),
         weight=torch.ones(2),
@@ -182,7 +178,7 @@ def plain_ppo(logp: Tensor, proximal: Tensor, sample: Sample) -> Tensor:
     ratio = torch.exp(logp - proximal)
     clipped = ratio.clamp(0.8, 1.28)
     kept = torch.minimum(ratio * sample.advantages[0], clipped * sample.advantages[0])
-    weight = torch.exp(proximal - torch.tensor(sample.behaviour)).clamp(max=2.0)
+    weight = torch.exp(proximal - torch.tensor(sample.sampling_logp)).clamp(max=2.0)
     return -sample.weight * weight * kept
 
 
@@ -272,7 +268,7 @@ def test_every_objective_goes_on_from_one_update_to_the_next(
         with torch.no_grad():
             reference = naive_logp(start, sample)[0] if config.kl_coefficient else None
         batch = TokenBatch(
-            behaviour=torch.tensor(sample.behaviour),
+            sampling_logp=torch.tensor(sample.sampling_logp),
             advantage=torch.full((size,), sample.advantages[0]),
             reward=torch.full((size,), sample.reward),
             weight=torch.full((size,), sample.weight),
@@ -286,9 +282,8 @@ def test_every_objective_goes_on_from_one_update_to_the_next(
 
     rank = learner(model_path, config)
     report = take_all(rank, GROUPS, config)
-    assert (
-        0 < report.num_responses_gated < report.num_responses_gateable
-        or not config.sequence_mask.drops
+    assert 0 < report.num_responses_dropped < report.num_responses_droppable or (
+        not config.sequence_mask.drops
     )
     assert rank.update(1).reasons == (None,) * 4
     assert_same_weights(rank, naive_updates(model_path, terms_of, config))

@@ -12,9 +12,9 @@ from round_factories import make_plan, play
 
 from artifacts.records import Generated, Request, Running, VersionSpan, WeightsRef
 from tasks.engines.base import EngineLost
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 
 FIXED = LengthModel(median_tokens=100, sigma=0)
 PLAIN = SimulatedEngineConfig(

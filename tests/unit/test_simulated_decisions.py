@@ -124,7 +124,7 @@ class ScriptedEngine:
     async def stats(self) -> EngineStats:
         raise AssertionError("nobody frees devices")
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """There is nothing to give back."""
 
     def close(self) -> None:

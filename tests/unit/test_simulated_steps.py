@@ -12,7 +12,7 @@ from plan_factories import span
 from simulated_run_factories import AT_ONCE, MACHINE, WORK, make_run
 
 from artifacts.records import Generated
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.parallelism import PlannerConfig

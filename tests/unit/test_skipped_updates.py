@@ -15,7 +15,8 @@ from rich.console import Console
 from artifacts.records import Group, pack, unpack
 from flows.terminal import TerminalView
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.losses.ppo_clip import PpoClipLoss
+from tasks.learner.losses.clipped import PpoClipLoss
+from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.remote import LearnerActor
 from tasks.learner.reports import (
     REASONS,
@@ -25,7 +26,6 @@ from tasks.learner.reports import (
     check_updates,
     update_figures,
 )
-from tasks.learner.sharding import AdamWConfig
 from tasks.learner.trainer import LearnerRank
 
 CONFIG = LearnerConfig(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig

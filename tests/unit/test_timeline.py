@@ -14,10 +14,10 @@ from round_factories import ENGINE, make_plan, play
 
 from artifacts.records import Generated, Response, Score
 from artifacts.reports.timeline import device_times, difference, length, union
-from tasks.engines.simulation.lengths import LengthModel
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 from tasks.metrics.report import reward_exposed_s, stage_times
 from tasks.rounds.figures import reward_waits, rollout_spans
 from tasks.rounds.records import RoundResult

@@ -24,11 +24,11 @@ from artifacts.weights import fingerprints
 from tasks import train
 from tasks.engines.base import Attestation
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
-from tasks.learner.collective import Accumulated, replay_gradients
+from tasks.learner.collective import replay_gradients
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerActor, RemoteLearner
+from tasks.learner.reports import GradientReport
 from tasks.learner.split import one_shot, read_split, write_split
-from tasks.learner.stage_reports import GradientReport
 from tasks.learner.weight_check import WeightCheckFailed
 from tasks.run.run_context import StepPlan, store_of
 from tasks.run.sample_buffer import GROUPED, RoundAborted
@@ -89,7 +89,7 @@ def make_plan(tmp_path: Path, attempt: int = 1) -> StepPlan:
 
 async def play(
     plan: StepPlan, buffer: BufferActor, heard: Sequence[Group | ScaleDown], failure: str = ""
-) -> Accumulated:
+) -> GradientReport:
     """The stage beside a rollout that says these things, and then closes or fails."""
     await buffer.open_round(round_key(plan))
     stream = SampleStream(LocalBuffer(buffer, asyncio.get_running_loop()), round_key(plan))
@@ -311,7 +311,7 @@ def test_a_step_that_was_updated_is_not_trained_again(
 ) -> None:
     plan, buffer = make_plan(tmp_path), BufferActor(CAPACITIES, "run")
 
-    async def attempts() -> Accumulated:
+    async def attempts() -> GradientReport:
         await play(plan, buffer, [FREED, *GROUPS])
         learner.update(1)
         return await play(make_plan(tmp_path, attempt=2), buffer, GROUPS)

@@ -12,19 +12,20 @@ from turn_factories import as_episode, turn
 
 from artifacts.records import Group, pack
 from flows.config.run_config import RunConfig
-from tasks.learner.aggregation import TokenMean
-from tasks.learner.credit import Credit, token_mean, turn_advantages
-from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.losses.policy_gradient import PolicyGradientLoss
-from tasks.learner.samples import advantages_of, training_set
-from tasks.learner.trainer import LearnerRank
-from tasks.learner.turn_advantage import (
+from tasks.learner.credit import (
     AnchorStateAdvantage,
+    Credit,
     TurnReturnAdvantage,
     TurnRewards,
     played,
     returns,
+    token_mean,
+    turn_advantages,
 )
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.losses.weighted import PolicyGradientLoss
+from tasks.learner.samples import TokenMean, advantages_of, training_set
+from tasks.learner.trainer import LearnerRank
 
 EXACT = 1e-12  # for epsilon: deviations here are far larger
 

@@ -16,7 +16,7 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.reports import AccumulateReport, token_means
 from tasks.learner.trainer import LearnerRank
 from tasks.learner.version_sums import (
-    LAST_LAG,
+    MAX_LAG,
     TokenSums,
     VersionSums,
     figures_by_lag,
@@ -83,16 +83,18 @@ def test_figures_are_told_by_lag_and_old_tokens_together() -> None:
         importance_square_sum=8.0,
         mismatch_k3_sum=0.5,
     )
-    sums = VersionSums({20: one, 19: one, 20 - LAST_LAG: one, 2: one})
-    figures = figures_by_lag(sums, 20, can_cut=True)
+    sums = VersionSums({20: one, 19: one, 20 - MAX_LAG: one, 2: one})
+    figures = figures_by_lag(sums, 20, may_drop_gradients=True)
     assert figures["lag/tokens_fraction_at_0"] == 0.25
     assert figures["lag/cut_fraction_at_1"] == 0.25
     assert figures["lag/mismatch_k3_at_1"] == 0.125
     assert figures["lag/effective_sample_fraction_at_1"] == 0.5
-    assert figures[f"lag/tokens_fraction_at_{LAST_LAG}"] == 0.5
+    assert figures[f"lag/tokens_fraction_at_{MAX_LAG}"] == 0.5
     assert len(figures) == 4 * 3
-    assert not [name for name in figures_by_lag(sums, 20, can_cut=False) if "cut" in name]
-    assert figures_by_lag(VersionSums(), 20, can_cut=True) == {}
+    assert not [
+        name for name in figures_by_lag(sums, 20, may_drop_gradients=False) if "cut" in name
+    ]
+    assert figures_by_lag(VersionSums(), 20, may_drop_gradients=True) == {}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_versions_add_up_over_rows_and_ranks_to_the_sums_of_all_tokens(
         assert other.mismatch_k3_sum == pytest.approx(sums.mismatch_k3_sum, rel=1e-4)
     together = sum(one.by_version.of.values(), TokenSums())
     assert 0 < together.num_tokens_cut < together.num_tokens
-    assert together.num_tokens_cut == one.num_tokens_clipped + one.num_tokens_gated
+    assert together.num_tokens_cut == one.num_tokens_clipped + one.num_tokens_dropped
     assert together.num_tokens == one.num_tokens_scored
     assert together.importance_square_sum == pytest.approx(one.importance_square_sum)
     assert together.mismatch_k3_sum == pytest.approx(one.mismatch_k3_sum)

@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 from transformers import LlamaConfig
 
+from tasks.engines.base import SamplingConfig
 from tasks.engines.model_files import read_stop_ids
-from tasks.engines.sampling import SamplingConfig
-from tasks.engines.vllm.cores import cores_of_ranks
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+from tasks.engines.vllm.llm_engine import cores_of_ranks
 
 
 def test_a_bad_model_path_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from artifacts.weights import fingerprint
-from tasks.engines.vllm.attesting import agreed
+from tasks.engines.vllm.llm_engine import agreed
 from tasks.engines.vllm.worker import _fingerprints_held
 
 HIDDEN, HEAD, HEADS, KV_HEADS, INNER, VOCABULARY = 16, 4, 8, 2, 24, 37

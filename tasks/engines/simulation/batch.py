@@ -1,27 +1,84 @@
-"""The batch of a simulated replica: what decodes, what waits for room, and when something happens
-next.
+"""The batch of a simulated replica: the sequences that decode, those that wait for room, and the
+time of the next event.
 
     add, remove ─▶ fill: preempt what does not fit, admit what does ─▶ seconds_to_event
     ─▶ advance(now): the sequences that have ended since ─▶ ...
 
-Every decoding sequence gains one token per decode step (`pace` says how long one takes); a full KV
-cache preempts the sequence admitted last, which waits and is prefilled again. Prefilling holds the
-batch up, or shares its steps in chunks. Between two events nothing changes, so a batch advances
-from one to the next at once, and an event costs the logarithm of what runs: ends lie in a heap by
-the count of steps, sums are kept. Pure: the time is passed in. Leaves out requests and answers
-(`replica`).
+Every decoding sequence gains one token per decode step (`pace` has its duration); a full KV cache
+preempts the sequence admitted last, which waits and is prefilled again. Prefilling holds the batch
+up, or shares its steps in chunks. Between two events nothing changes, so a batch advances from one
+to the next at once, and an event costs the logarithm of the number of running sequences: ends lie
+in a heap by the count of steps, sums are kept. Pure: the time is passed in. Leaves out requests
+and responses (`replica`).
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from heapq import heappop, heappush
 from itertools import count
 
 from tasks.engines.simulation.decoding import EPSILON, Decoding, StepCount
-from tasks.engines.simulation.kv_cache import KvCache
 from tasks.engines.simulation.pace import Pace
+
+
+class KvCache:
+    """Room taken, and tokens read by a decode step."""
+
+    def __init__(self, count: StepCount, shares_prompts: bool) -> None:
+        """shares_prompts: whether the responses to a prompt keep it once."""
+        self._count = count
+        self._shares_prompts = shares_prompts
+        self._holders = Counter[str]()  # sequences that hold a prompt, by its id
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self.num_decoding = 0
+        self._held_at_zero = 0.0
+        self._read_at_zero = 0.0
+        self._holders.clear()
+
+    @property
+    def held_tokens(self) -> float:
+        """That take room."""
+        return self._held_at_zero + self.num_decoding * self._count.steps
+
+    @property
+    def read_tokens(self) -> float:
+        """That a decode step reads; a shared prompt is read for each of its responses."""
+        return self._read_at_zero + self.num_decoding * self._count.steps
+
+    def missing_tokens(self, sequence: Decoding) -> float:
+        """Tokens of a sequence that waits which would have to be prefilled."""
+        is_shared = self._shares_prompts and self._holders[sequence.request.prompt_id]
+        return sequence.num_settled + (0 if is_shared else sequence.num_prompt_tokens)
+
+    def enter(self, sequence: Decoding) -> None:
+        """It takes room."""
+        self._held_at_zero += self.missing_tokens(sequence)
+        self._holders[sequence.request.prompt_id] += 1
+
+    def begin(self, sequence: Decoding) -> None:
+        """It decodes, and grows."""
+        self.num_decoding += 1
+        self._held_at_zero -= sequence.began_steps
+        self._read_at_zero += self._read_part(sequence)
+
+    def leave(self, sequence: Decoding) -> None:
+        """It gives its room back, and decodes no longer; told before it stops."""
+        if sequence.count is not None:
+            self.num_decoding -= 1
+            self._held_at_zero += sequence.began_steps
+            self._read_at_zero -= self._read_part(sequence)
+        self._holders[sequence.request.prompt_id] -= 1
+        self._held_at_zero -= self.missing_tokens(sequence)
+        if not self._holders[sequence.request.prompt_id]:
+            del self._holders[sequence.request.prompt_id]
+
+    def _read_part(self, sequence: Decoding) -> float:
+        return sequence.num_prompt_tokens + sequence.num_settled - sequence.began_steps
 
 
 class DecodingBatch:
@@ -51,7 +108,7 @@ class DecodingBatch:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is half done."""
+        """True if no sequence is half done."""
         return not (self._running or any(sequence.is_begun for sequence in self._waiting))
 
     @property
@@ -70,7 +127,7 @@ class DecodingBatch:
 
     def clear(self) -> None:
         """Forget every sequence, and what was counted since the last time."""
-        self._rest()
+        self._reset()
         self._waiting.clear()
         self.begin_version()
 
@@ -80,7 +137,7 @@ class DecodingBatch:
             self._waiting[sequence] = None
             self._waiting.move_to_end(sequence, last=False)
             sequence.stop()
-        self._rest()
+        self._reset()
 
     def begin_version(self) -> None:
         """Begin what waits again, and forget what was counted."""
@@ -97,26 +154,36 @@ class DecodingBatch:
             return []
         stalled_s = min(elapsed_s, self._stall_s)
         self._stall_s -= stalled_s
-        steps = self._steps_in(elapsed_s - stalled_s)
+        cache = self._cache
+        steps = self._pace.steps_in(
+            elapsed_s - stalled_s, cache.num_decoding, cache.read_tokens, self._chunk()
+        )
         if steps > 0:
-            self._tell_first(began_s + stalled_s, steps)
-            self._step(steps)
+            self._note_first_tokens(began_s + stalled_s, steps)
+            prefilled = steps * self._chunk()
+            self._count.steps += steps
+            self._unreported += steps
+            self.tokens_generated += self._cache.num_decoding * steps
+            if self._prefilling:
+                self._prefill(prefilled)
         self.kv_tokens_max = max(self.kv_tokens_max, self._cache.held_tokens)
         return self._pop_ended()
 
     def take_report(self) -> list[Decoding]:
-        """When a report is due, the sequences that have tokens to tell; else none."""
+        """When a report is due, the sequences with new tokens; else none."""
         if self._unreported < self._report_tokens - EPSILON:
             return []
         self._unreported = 0.0
         return [
-            sequence for sequence in self.sequences if sequence.whole_tokens > sequence.num_told
+            sequence for sequence in self.sequences if sequence.whole_tokens > sequence.num_reported
         ]
 
     def fill(self) -> None:
         """Make room, and give it to those that wait."""
-        while len(self._running) > 1 and self._is_full():
+        noise = EPSILON * max(1, self._cache.num_decoding)
+        while len(self._running) > 1 and self._cache.held_tokens >= self._pace.kv_tokens - noise:
             self._preempt(next(reversed(self._running)))
+            noise = EPSILON * max(1, self._cache.num_decoding)
         while self._waiting and self._may_begin(next(iter(self._waiting))):
             self._admit(self._waiting.popitem(last=False)[0])
 
@@ -158,9 +225,9 @@ class DecodingBatch:
         sequence.stop()
         del self._running[sequence]
         if not self._running:
-            self._rest()
+            self._reset()
 
-    def _rest(self) -> None:
+    def _reset(self) -> None:
         """Nothing runs, and no sum has any noise."""
         self._running.clear()
         self._prefilling.clear()
@@ -168,15 +235,6 @@ class DecodingBatch:
         self._new.clear()
         self._cache.clear()
         self._count.steps = self._stall_s = self._prefill_work = 0.0
-
-    def _step(self, steps: float) -> None:
-        num_decoding = self._cache.num_decoding
-        prefilled = steps * self._chunk()
-        self._count.steps += steps
-        self._unreported += steps
-        self.tokens_generated += num_decoding * steps
-        if self._prefilling:
-            self._prefill(prefilled)
 
     def _prefill(self, work: float) -> None:
         """Those that are through begin to decode."""
@@ -194,8 +252,8 @@ class DecodingBatch:
             self._begin(sequence)
         self._prefill_work = 0.0
 
-    def _tell_first(self, began_s: float, steps: float) -> None:
-        """Those that are new have had their first token."""
+    def _note_first_tokens(self, began_s: float, steps: float) -> None:
+        """Sequences without a token have their first one."""
         if not self._new:
             return
         first_s = began_s + self._steps_s(min(1.0, steps))
@@ -217,14 +275,11 @@ class DecodingBatch:
             sequence.num_settled = sequence.target_tokens
         return [sequence for _, sequence in sorted(ended, key=lambda pair: pair[0])]
 
-    def _next_end(self) -> float:
-        """Steps until the next sequence ends."""
+    def _steps_to_event(self) -> float:
         while self._ends and self._running.get(self._ends[0][2]) != self._ends[0][1]:
             heappop(self._ends)
-        return self._ends[0][0] - self._count.steps if self._ends else math.inf
-
-    def _steps_to_event(self) -> float:
-        steps = min(self._next_end(), self._report_tokens - self._unreported)
+        steps = self._ends[0][0] - self._count.steps if self._ends else math.inf
+        steps = min(steps, self._report_tokens - self._unreported)
         if self._prefilling:
             left = next(iter(self._prefilling.values()))
             steps = min(steps, max(1.0, math.floor(left / self._chunk() + EPSILON)))
@@ -233,16 +288,11 @@ class DecodingBatch:
         room = self._pace.kv_tokens - self._cache.held_tokens
         return min(steps, max(1.0, math.ceil(room / self._cache.num_decoding - EPSILON)))
 
-    def _is_full(self) -> bool:
-        noise = EPSILON * max(1, self._cache.num_decoding)
-        return self._cache.held_tokens >= self._pace.kv_tokens - noise
-
     def _may_begin(self, sequence: Decoding) -> bool:
-        return (sequence.is_begun or not self.holds_new) and self._has_room(sequence)
-
-    def _has_room(self, sequence: Decoding) -> bool:
-        """With a margin to grow into, so that a preempted sequence does not come back only to be
-        preempted again."""
+        """True if there is room, with a margin to grow into, so that a preempted sequence does not
+        come back only to be preempted again."""
+        if self.holds_new and not sequence.is_begun:
+            return False
         if not self._running:
             return True
         room = self._pace.kv_tokens * (1 - self._pace.kv_margin)
@@ -258,7 +308,3 @@ class DecodingBatch:
     def _steps_s(self, steps: float) -> float:
         cache = self._cache
         return self._pace.steps_s(steps, cache.num_decoding, cache.read_tokens, self._chunk())
-
-    def _steps_in(self, seconds: float) -> float:
-        cache = self._cache
-        return self._pace.steps_in(seconds, cache.num_decoding, cache.read_tokens, self._chunk())

@@ -1,12 +1,12 @@
 """The simulated rollout replica: discrete events on whatever clock the event loop has
 (`virtual_time`).
 
-    submit ─▶ `answers` ─▶ `batch` ─▶ `answers` ─▶ `mailbox` ─▶ collect
+    submit ─▶ `decoding` ─▶ `batch` ─▶ `decoding` ─▶ `mailbox` ─▶ collect
 
 One timer per replica suffices, set for the next event of its batch, and 128 replicas run in
 seconds. The same replica serves a whole run in a worker process, on a real clock. It holds no
-model: it reads a weight version to say what it was given, and what `writers` has it say does not
-depend on it.
+model: it reads a weight version for its attestation alone, and its responses, by `writers`, do not
+depend on the weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -31,12 +32,10 @@ from tasks.engines.base import (
 )
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.model_files import read_tokenizer
-from tasks.engines.simulation.answers import Answers
 from tasks.engines.simulation.batch import DecodingBatch
-from tasks.engines.simulation.decoding import Decoding
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.simulation.decoding import Decoding, ResponseRecords
 from tasks.engines.simulation.pace import Pace
-from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, Writer
+from tasks.engines.simulation.writers import BlankWriter, ChainSumWriter, LengthModel, Writer
 
 # numbers that differ from the defaults of `SimulatedEngineConfig`, by name of the profile
 PROFILES: Mapping[str, Mapping[str, object]] = {"h800": {}}
@@ -125,23 +124,7 @@ class SimulatedEngineConfig(ReplicaConfig):
     @property
     def pace(self) -> Pace:
         """Speed and room of a replica."""
-        return Pace(
-            step_s=self.step_s,
-            step_s_per_sequence=self.step_s_per_sequence,
-            sequence_exponent=self.sequence_exponent,
-            prefill_s_per_token=self.prefill_s_per_token,
-            max_batch=self.max_batch,
-            kv_tokens=self.kv_tokens,
-            step_s_per_kv_token=self.step_s_per_kv_token,
-            weights_s=self.weights_s,
-            matrix_s_per_token=self.matrix_s_per_token,
-            chunk_tokens=self.chunk_tokens,
-            attention_share=self.attention_share,
-            kv_margin=self.kv_margin,
-            shares_prompts=self.shares_prompts,
-            draft_tokens=self.draft_tokens,
-            draft_yield=self.draft_yield,
-        )
+        return Pace(**{each.name: getattr(self, each.name) for each in fields(Pace)})
 
     def writer(self, model_path: str) -> Writer:
         """Who writes the responses; what says something is in the tokens of this model."""
@@ -179,7 +162,7 @@ class SimulatedEngine(Replica):
         self.name = name
         self._config = config
         self._version = version
-        self._answers = Answers(
+        self._records = ResponseRecords(
             engine=name, writer=writer or config.writer(model_path=""), epoch_s=epoch_s
         )
         self._batch = DecodingBatch(config.pace, config.report_tokens)
@@ -195,9 +178,16 @@ class SimulatedEngine(Replica):
         self._check_alive()
         self._advance()
         for request in requests:
-            self._check_fits(request)
+            longest = len(request.prompt_tokens) + request.max_new_tokens
+            room = min(self._config.max_model_len, self._config.kv_tokens)
+            if longest > room:
+                raise ValueError(
+                    "a prompt and its longest response must fit max_model_len and the KV cache"
+                    f" ({room} tokens), got {longest} tokens; raise engine.max_model_len and"
+                    " engine.kv_capacity_tokens, or lower sampling.max_response_tokens"
+                )
             noise = request.seed if self._config.takes_seeds else self._version
-            sequence = self._answers.begin(request, noise, self._now())
+            sequence = self._records.begin(request, noise, self._now())
             self._sequences[request.response_id].append(sequence)
             self._batch.add(sequence)
         self._schedule()
@@ -214,7 +204,7 @@ class SimulatedEngine(Replica):
         for wanted in response_ids:
             for sequence in self._sequences.pop(wanted, ()):
                 self._batch.remove(sequence)
-                self._tell_end(sequence, "aborted")
+                self._deliver(sequence, "aborted")
         if not response_ids:
             self._done.wake()
         self._schedule()
@@ -277,7 +267,7 @@ class SimulatedEngine(Replica):
             tokens_generated=round(self._batch.tokens_generated),
         )
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """There is no GPU to give back."""
 
     def close(self) -> None:
@@ -294,12 +284,16 @@ class SimulatedEngine(Replica):
         self._drained.set()
 
     def _advance(self) -> None:
-        """Come up to now, and hand back what has ended on the way; tell of the rest when that is
-        due."""
+        """Come up to now, and deliver the responses that have ended on the way; report new tokens
+        of the others when that is due."""
         for sequence in self._batch.advance(self._now()):
-            self._hand_back(sequence, sequence.reason)
+            attempts = self._sequences[sequence.request.response_id]
+            attempts.remove(sequence)
+            if not attempts:
+                del self._sequences[sequence.request.response_id]
+            self._deliver(sequence, sequence.reason)
         for sequence in self._batch.take_report():
-            self._done.put(self._answers.tell(sequence, self._version, self._now()))
+            self._done.put(self._records.report(sequence, self._version, self._now()))
 
     def _schedule(self) -> None:
         """Give away the room there is, and set the timer for whatever happens next."""
@@ -317,25 +311,8 @@ class SimulatedEngine(Replica):
         self._advance()
         self._schedule()
 
-    def _hand_back(self, sequence: Decoding, reason: FinishReason) -> None:
-        attempts = self._sequences[sequence.request.response_id]
-        attempts.remove(sequence)
-        if not attempts:
-            del self._sequences[sequence.request.response_id]
-        self._tell_end(sequence, reason)
-
-    def _tell_end(self, sequence: Decoding, reason: FinishReason) -> None:
-        self._done.put(self._answers.end(sequence, reason, self._version, self._now()))
-
-    def _check_fits(self, request: Request) -> None:
-        longest = len(request.prompt_tokens) + request.max_new_tokens
-        room = min(self._config.max_model_len, self._config.kv_tokens)
-        if longest > room:
-            raise ValueError(
-                "a prompt and its longest response must fit max_model_len and the KV cache"
-                f" ({room} tokens), got {longest} tokens; raise engine.max_model_len and"
-                " engine.kv_capacity_tokens, or lower sampling.max_response_tokens"
-            )
+    def _deliver(self, sequence: Decoding, reason: FinishReason) -> None:
+        self._done.put(self._records.end(sequence, reason, self._version, self._now()))
 
     def _check_alive(self) -> None:
         if self._is_lost:

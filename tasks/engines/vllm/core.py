@@ -19,22 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 from artifacts.new_tokens import News, NewTokens
 from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
-from tasks.engines.admission import check_request
-from tasks.engines.base import Attestation, EngineStats
+from tasks.engines.base import Attestation, EngineStats, check_request
 from tasks.engines.chat_tokens import ChatTokens
-from tasks.engines.vllm.asking import enter, response_params
-from tasks.engines.vllm.attesting import (
+from tasks.engines.vllm.live import Gauges, Live
+from tasks.engines.vllm.llm_engine import (
     PROBE,
     agreed,
     alone,
     check_probes,
+    enter,
     make_room,
     prompt_logprobs,
+    response_params,
 )
-from tasks.engines.vllm.draws import own_draws
-from tasks.engines.vllm.gauges import Gauges
-from tasks.engines.vllm.live import Live
 from tasks.engines.vllm.siblings import Siblings, Waiting
+from tasks.engines.vllm.worker_patches import own_draws
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -203,7 +202,7 @@ class VllmCore:
         kv_tokens = int(self._engine.vllm_config.cache_config.kv_cache_size_tokens or 0)
         return self._gauges.read(self._name, kv_tokens, self._live.values(), self._waiting())
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Give the GPU's memory back until the next load or request; one at work goes on with it.
 
         The weights wait in host memory, the KV cache is dropped.
@@ -307,9 +306,12 @@ class VllmCore:
         if not self._report_tokens or self._num_unreported < self._report_tokens:
             return []
         self._num_unreported = 0
-        begun = (live for live in self._live.values() if live.has_news)
         now_s = time.time()
-        return [live.tell(self._version, self._name, now_s) for live in begun]
+        return [
+            live.report(self._version, self._name, now_s)
+            for live in self._live.values()
+            if live.has_unreported
+        ]
 
     def _forget(self, live: Live) -> None:
         """vLLM has it no longer."""

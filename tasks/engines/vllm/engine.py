@@ -24,8 +24,7 @@ from artifacts.records import Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
 from tasks.engines.vllm.core import VllmCore
-from tasks.engines.vllm.cores import pin_this_thread
-from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
+from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thread
 from tasks.engines.vllm.stepping import SteppingThread
 
 CPU_BLOCK_TOKENS = 32  # vLLM's attention on CPUs has blocks of a multiple of this
@@ -82,7 +81,7 @@ class VllmEngineConfig(ReplicaConfig):
         return ("tasks.engines.vllm.imports",)
 
     @property
-    def rests(self) -> bool:
+    def sleeps(self) -> bool:
         return self.sleep_mode
 
     @property
@@ -241,11 +240,13 @@ class VllmEngine(Replica):
             "stats", lambda core: core.stats(), self._config.call_deadline_s
         )
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Give the GPU's memory back until the next load or request; without sleep_mode nothing
         happens."""
         if self._config.sleep_mode:
-            await self._thread.call("rest", lambda core: core.rest(), self._config.load_deadline_s)
+            await self._thread.call(
+                "sleep", lambda core: core.sleep(), self._config.load_deadline_s
+            )
 
     def close(self) -> None:
         """Free the device. Waiting and later calls raise EngineLost."""

@@ -1,5 +1,4 @@
-"""A response while it is inside vLLM: what vLLM's own records say of it, and what is handed on when
-it is over.
+"""A response while it is inside vLLM, and the counts of a replica's responses (`Gauges`).
 
 Relied on, in vLLM 0.32: the output processor's request state has the tokens and log-probabilities
 so far, at an abort too; the scheduler's request counts its preemptions.
@@ -7,12 +6,13 @@ so far, at an abort too; the scheduler's request counts its preemptions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from artifacts.new_tokens import NewTokens, extend_spans, split_spans
 from artifacts.records import FinishReason, Generated, Request, VersionSpan
+from tasks.engines.base import EngineStats
 from tasks.engines.chat_tokens import Decode
 
 
@@ -28,7 +28,7 @@ class Live:
     spans: tuple[VersionSpan, ...]  # of the tokens up to the last load
     preemptions_before: int = 0  # up to the last load
     first_token_s: float = 0.0  # Unix seconds; 0 before it
-    num_told: int = 0  # new tokens that were reported
+    num_reported: int = 0  # new tokens that were reported
 
     @property
     def new_tokens(self) -> Sequence[int]:
@@ -42,9 +42,9 @@ class Live:
         return len(self.request.kept_tokens) + len(self.new_tokens)
 
     @property
-    def has_news(self) -> bool:
-        """Whether it has tokens that were not reported."""
-        return len(self.new_tokens) > self.num_told
+    def has_unreported(self) -> bool:
+        """True if it has tokens that were not reported."""
+        return len(self.new_tokens) > self.num_reported
 
     @property
     def num_preemptions(self) -> int:
@@ -60,10 +60,10 @@ class Live:
         """Count from now on: weights are loaded."""
         self.preemptions_before = self.scheduled.num_preemptions
 
-    def tell(self, version: int, engine: str, now_s: float) -> NewTokens:
-        """Its tokens since the last report, which is now (Unix seconds)."""
+    def report(self, version: int, engine: str, now_s: float) -> NewTokens:
+        """The tokens since the last report; now_s: Unix seconds."""
         request = self.request
-        begin, self.num_told = self.num_told, len(self.new_tokens)
+        begin, self.num_reported = self.num_reported, len(self.new_tokens)
         num_before = len(request.kept_tokens) + begin
         return NewTokens(
             prompt_id=request.prompt_id,
@@ -87,7 +87,7 @@ class Live:
         decode: Decode,
         now_s: float,
     ) -> Generated:
-        """The response as far as it came, which is over now (Unix seconds)."""
+        """The response as far as it came; it is over at now_s (Unix seconds)."""
         request = self.request
         tokens = (*request.kept_tokens, *self.new_tokens)
         return Generated(
@@ -103,4 +103,45 @@ class Live:
             first_token_s=self.first_token_s or now_s,
             finished_s=now_s,
             attempt=request.attempt,
+        )
+
+
+class Gauges:
+    """Counts for one engine."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0  # of what has ended
+        self._num_preemptions = 0  # of what has ended, since the last load
+        self._kv_usage_max = 0.0  # since the last load
+
+    def note_step(self, kv_usage: float) -> None:
+        """After a step, so without the blocks of what ended in it; where the cache runs full, that
+        makes no difference."""
+        self._kv_usage_max = max(self._kv_usage_max, kv_usage)
+
+    def note_end(self, live: Live) -> None:
+        """A response is over."""
+        self._num_tokens += len(live.new_tokens)
+        self._num_preemptions += live.num_preemptions
+
+    def note_load(self, running: Iterable[Live]) -> None:
+        """Weights are loaded; what runs has been preempted for them, which does not count."""
+        self._num_preemptions = 0
+        self._kv_usage_max = 0.0
+        for live in running:
+            live.forget_preemptions()
+
+    def read(
+        self, engine: str, kv_tokens: int, running: Collection[Live], waiting: Iterable[Request]
+    ) -> EngineStats:
+        """A reading, with what runs in vLLM and what waits to enter it."""
+        begun = {live.request.response_id: live.num_tokens for live in running}
+        to_begin = {request.response_id: len(request.kept_tokens) for request in waiting}
+        return EngineStats(
+            engine=engine,
+            kv_usage_max=self._kv_usage_max,
+            kv_tokens=kv_tokens,
+            progress=begun | to_begin,
+            num_preemptions=self._num_preemptions + sum(live.num_preemptions for live in running),
+            tokens_generated=self._num_tokens + sum(len(live.new_tokens) for live in running),
         )

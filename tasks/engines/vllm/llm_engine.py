@@ -1,19 +1,73 @@
-"""vLLM's engine, ready for a first batch of any length: what engines, judges and measurements build
-on."""
+"""vLLM's LLMEngine: pinned to cores, built, given requests, and attested.
+
+Token ids go in and come out, with FINAL_ONLY output and no detokenisation, so that a step costs no
+Python of ours per token. Log-probabilities are those of the distribution that was sampled from
+(`processed_logprobs`: after temperature and top_p). At temperature 1 and top_p 1, and for greedy
+decoding (temperature 0), they are the model's own.
+
+An attestation has one fingerprint per tensor over all ranks, and the log-probabilities of fixed
+probes, which are computed alone, without the requests that run. Relied on for that, in vLLM 0.32:
+the scheduler schedules what is in `running` and `waiting` and nothing else, counts its free blocks,
+and preempts a request on demand, which then waits.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import xor
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from artifacts.models.importing import importing_transformers
+from artifacts.records import Request
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
-from tasks.engines.vllm.attention import allow_tiles
-from tasks.engines.vllm.unranked import leave_out_ranks
+from tasks.engines.vllm.worker_patches import allow_tiles, leave_out_ranks
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
+
+PROBE = "probe"
+
+
+def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
+    """Bind this thread, and with it the compute threads it will start, and size torch's pool to the
+    cores.
+
+    vLLM's own VLLM_CPU_OMP_THREADS_BIND does nothing for an engine in process. Set before torch is
+    imported where that is still possible, because OpenMP reads its environment once. The ranks of a
+    tensor-parallel replica are processes of their own, which take their cores from that variable;
+    without it vLLM wants a NUMA node for each.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if num_ranks > 1:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(cpu_ids or (), num_ranks)
+    if cpu_ids is None:
+        return
+    os.sched_setaffinity(0, cpu_ids)
+    if "torch" not in sys.modules:
+        os.environ["OMP_NUM_THREADS"] = str(len(cpu_ids))
+    import torch
+
+    torch.set_num_threads(len(cpu_ids))
+
+
+def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
+    """The cores of each rank as vLLM's CPU backend reads them, "0,1|2,3"; "nobind" when they
+    cannot be shared out evenly.
+    """
+    share, rest = divmod(len(cpu_ids), num_ranks)
+    if not share or rest:
+        return "nobind"
+    return "|".join(
+        ",".join(map(str, cpu_ids[rank * share : (rank + 1) * share])) for rank in range(num_ranks)
+    )
 
 
 def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs are of many types
@@ -40,7 +94,103 @@ def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs
 
 
 def on_cpu() -> bool:
-    """Whether vLLM's backend is that of the CPU."""
+    """True if vLLM's backend is that of the CPU."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def response_params(
+    request: Request,
+    stop_ids: Sequence[int],
+    seed: Mapping[str, Any],  # Any: vLLM's arguments are of many types
+) -> SamplingParams:
+    """One response (n = 1) from where it was left; seed: the arguments that seed its noise."""
+    return _params(
+        max_tokens=request.max_new_tokens - len(request.kept_tokens),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop_token_ids=list(stop_ids),
+        logprobs=0,
+        **seed,
+    )
+
+
+def _params(**arguments: Any) -> SamplingParams:  # Any: as above
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        **arguments,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def enter(
+    engine: LLMEngine, request_id: str, tokens: list[int], params: SamplingParams, salt: str | None
+) -> str:
+    """Give vLLM a request, and return vLLM's own id of it. Requests share KV cache only with those
+    of the same salt."""
+    from vllm.inputs.engine import tokens_input
+
+    prompt = tokens_input(tokens, cache_salt=salt)
+    internal_id: str = engine.add_request(request_id, prompt, params)
+    return internal_id
+
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:
+    """One fingerprint per tensor over all ranks; ranks that differ give another than any of theirs,
+    so that the weight check fails."""
+    return {name: reduce(xor, {rank[name] for rank in prints}) for name in prints[0]}
+
+
+def check_probes(probes: Sequence[tuple[int, ...]], max_model_len: int) -> None:
+    """ValueError for a probe without a token to attest, or without room for its one new token."""
+    for probe in probes:
+        if not 2 <= len(probe) < max_model_len:
+            raise ValueError(
+                f"a probe needs 2 to {max_model_len - 1} tokens, got {len(probe)}; choose another"
+                " probe prompt"
+            )
+
+
+@contextmanager
+def alone(scheduler: Any) -> Iterator[None]:  # Any: vLLM's scheduler
+    """Have vLLM schedule no running or waiting request, so that probes are alone; blocks and tokens
+    stay as they are."""
+    running, waiting = list(scheduler.running), list(scheduler.waiting)
+    scheduler.running = []
+    scheduler.waiting.clear()
+    yield
+    scheduler.running = [request for request in running if not request.is_finished()]
+    scheduler.waiting.extend(waiting)
+
+
+def make_room(scheduler: Any, block_size: int, probes: Sequence[tuple[int, ...]]) -> None:
+    """Preempt the last running requests until there are blocks for the probes beside the others."""
+    num_needed = sum(len(probe) // block_size + 1 for probe in probes)
+    blocks = scheduler.kv_cache_manager.block_pool
+    while scheduler.running and blocks.get_num_free_blocks() < num_needed:
+        scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
+
+
+def prompt_logprobs(
+    engine: LLMEngine, probes: Sequence[tuple[int, ...]], salt: str | None
+) -> tuple[tuple[float, ...], ...]:
+    """Log-probabilities of the probes' own tokens after their first, all probes in one batch,
+    nothing sampled at random."""
+    params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    for index, probe in enumerate(probes):
+        enter(engine, f"{PROBE}:{index}", list(probe), params, salt)
+    found: dict[str, tuple[float, ...]] = {}
+    while len(found) < len(probes):
+        found |= {
+            output.request_id: tuple(output.prompt_logprobs.logprobs) for output in engine.step()
+        }
+    return tuple(found[f"{PROBE}:{index}"] for index in range(len(probes)))

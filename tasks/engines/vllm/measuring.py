@@ -26,8 +26,8 @@ from artifacts.records import Request
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import ReplicaConfig
 from tasks.engines.model_files import check_model_directory
-from tasks.engines.vllm.cores import pin_this_thread
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
+from tasks.engines.vllm.llm_engine import pin_this_thread
 from tasks.scheduling.layout_planner import ThroughputPoint
 
 SEED = 11

@@ -1,19 +1,81 @@
-"""Where the tensors of a checkpoint lie in a vLLM model: vLLM fuses q, k, v and gate, up, calls
-experts by other names, and a rank of tensor parallelism holds a shard of most.
+"""Where the tensors of a checkpoint lie in a vLLM model, and how a later version is written there.
 
-Leaves out reading and writing: `worker` reads by this map, `direct_load` writes by it.
+vLLM fuses q, k, v and gate, up, calls experts by other names, and a rank of tensor parallelism
+holds a shard of most tensors: `parameters_of` and `parts_of` are the map. `worker` reads by it.
+
+Direct loading (`load_parameter`) writes by it: one copy or one repacking of each tensor. vLLM's own
+reload plans every parameter anew on the meta device, runs its loaders twice, allocates the whole
+layer once more and copies it back. Direct loading may be used only where the map has been proven on
+the very model: `worker` has vLLM load the first version and reads the result back. Models with
+anything but plain layers always go through vLLM.
+
+All experts of a layer are two parameters of one module (`RoutedExperts`). vLLM's CPU backend packs
+both for its kernel in place, so that they keep their shapes and hold the numbers in another order.
+It packs only when it builds the kernel, which an update of the weights (0.32) does not: the kernel
+would read as packed what is not. Without its kernel a module builds it, and packs, at its next load
+(`forget_kernels`). Nothing can be read out of packed weights, so the file's are packed as well and
+compared. Experts that are spread over ranks are not read back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tasks.engines.vllm.experts import NAMES, are_experts
+NAMES = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}  # in vLLM, and in a checkpoint
+
+
+def are_experts(module: nn.Module) -> bool:
+    return type(module).__name__ == "RoutedExperts"
+
+
+def forget_kernels(model: nn.Module) -> None:
+    """Have the next load pack the experts again. On a GPU nothing is packed on the host, and graphs
+    may have captured the kernel."""
+    for module in model.modules():
+        if are_experts(module) and next(module.parameters()).device.type == "cpu":
+            _method_of(module).moe_kernel = None
+
+
+def experts_held(module: nn.Module, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names of the module's parameters: the file's where the module holds what it
+    would hold after loading them, else its own, flattened so that no tensor of a file equals
+    them."""
+    held = dict(module.named_parameters(recurse=False))
+    if any(of_file[name].shape != shape for name, shape in _whole_shapes(module).items()):
+        return dict(of_file)
+    wanted = _packed(module, {name: of_file[name].to(held[name]) for name in held})
+    return {
+        name: of_file[name] if torch.equal(held[name], wanted[name]) else held[name].flatten()
+        for name in held
+    }
+
+
+def _packed(module: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """What the module would hold if it had loaded these; it stays as it is."""
+    stand_in = copy(module)
+    stand_in._parameters = {
+        name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()
+    }
+    copy(_method_of(module).moe_kernel.fused_experts).process_weights_after_loading(stand_in)
+    return dict(stand_in.named_parameters(recurse=False))
+
+
+def _whole_shapes(module: Any) -> dict[str, tuple[int, ...]]:  # Any: a vLLM layer
+    """Shapes of the parameters before they are packed, if the module is not shared by ranks."""
+    num, config = module.global_num_experts, module.moe_config
+    width, hidden = config.intermediate_size_per_partition, module.hidden_size
+    return {"w13_weight": (num, 2 * width, hidden), "w2_weight": (num, hidden, width)}
+
+
+def _method_of(module: Any) -> Any:  # Any: a vLLM layer, and what it computes by
+    return module.quant_method
+
 
 SHARDED = frozenset(
     {
@@ -103,3 +165,55 @@ def kept_parts(parameter: Tensor, parts: list[TensorPart]) -> list[Tensor] | lis
     if not has_axes or parameter.shape[0] < sum(sizes):
         return [None] * len(parts)
     return list(torch.split(parameter[: sum(sizes)], sizes))
+
+
+_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
+_PLAIN_ATTENTION = "Attention"  # derives nothing from weights
+
+
+def is_plain(model: nn.Module) -> bool:
+    """Whether the model consists of layers whose weights are the checkpoint's, at most repacked
+    matrix by matrix."""
+    return all(
+        _is_plain_layer(module) for module in model.modules() if not _is_made_of_layers(module)
+    ) and not hasattr(model, "process_weights_after_loading")
+
+
+def _is_made_of_layers(module: nn.Module) -> bool:
+    return hasattr(module, "load_weights") and not are_experts(module)
+
+
+def _is_plain_layer(module: nn.Module) -> bool:
+    method = getattr(module, "quant_method", None)
+    if method is not None:
+        return type(module).__name__ in SHARDED and type(method).__name__ in _PLAIN_METHODS
+    derives = hasattr(module, "process_weights_after_loading")
+    return not derives or type(module).__name__ == _PLAIN_ATTENTION
+
+
+@torch.no_grad()
+def load_parameter(
+    module: Any, parameter: Tensor, parts: Sequence[TensorPart], *, is_tied: bool
+) -> None:
+    """One parameter of a plain layer.
+
+    module: a vLLM layer, which has no useful type. is_tied: whether another module has loaded the
+    parameter.
+    """
+    kept = kept_parts(parameter, list(parts))
+    if not is_tied:
+        for part, rows in zip(parts, kept, strict=True):
+            if rows is not None:
+                rows.copy_(part.of(part.source))
+    if getattr(module, "cpu_linear", None) is not None and parts[0].source.ndim == 2:
+        _repack(module, parameter, parts, is_kept=kept[0] is not None)
+
+
+def _repack(module: Any, parameter: Tensor, parts: Sequence[TensorPart], *, is_kept: bool) -> None:
+    """Have the layer pack its weight anew as it did at its start. Its parameter stays the object
+    that it is, empty unless the layer keeps it."""
+    if not is_kept:
+        whole = torch.cat([part.of(part.source) for part in parts]).to(parameter.dtype)
+        module.weight = nn.Parameter(whole, requires_grad=False)
+    module.quant_method.process_weights_after_loading(module)
+    module.weight = parameter

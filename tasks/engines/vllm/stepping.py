@@ -1,12 +1,11 @@
-"""A thread that owns an engine core: it runs calls between steps, steps while there is work, and
-sleeps when there is none.
+"""A thread that owns an engine core, steps it while there is work, and runs calls between steps.
 
     call(fn) ──▶ commands ──▶ ┌ drain commands ─▶ step while busy ┐ ──▶ finished ──▶ collect()
                               └───────── sleep when idle ◀────────┘
 
-Callers live on an event loop and are woken for what a step hands over, never for the step. When the
-core raises anything but a ValueError the thread is dead: every waiting and later call raises
-EngineLost with the cause. Leaves out what a core is made of.
+Callers live on an event loop and are woken for finished responses and new tokens, never for a step.
+When the core raises anything but a ValueError the thread is dead: every waiting and later call
+raises EngineLost with the cause. Leaves out the core itself (`core`).
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ T = TypeVar("T")
 
 
 class Core(Protocol):
-    """What the thread drives. All of it is called in that thread only."""
+    """An engine core as the thread drives it. All of it is called in that thread only."""
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do something."""
+        """True if a step would do something."""
         ...
 
     def step(self) -> Sequence[News]:
-        """One step of the whole batch; returns the responses that finished in it, and what there is
-        to tell of others."""
+        """One step of the whole batch; returns the responses that finished in it, and new tokens of
+        others."""
         ...
 
     def close(self) -> None:
@@ -100,10 +99,10 @@ class SteppingThread(Generic[C]):
             raise self._give_up(what, deadline_s) from error
 
     async def collect(self, wait_s: float) -> list[News]:
-        """Everything finished or told since the last call; waits up to wait_s for the first.
+        """Responses and new tokens since the last call; waits up to wait_s for the first.
 
-        A `clear` in between ends it with nothing, so that a caller that has died cannot take what
-        is finished for those after it.
+        A `clear` in between ends the call with nothing, so that a caller that has died cannot take
+        responses from the callers after it.
         """
         with self._changed:
             began = self._num_clearings
@@ -112,7 +111,12 @@ class SteppingThread(Generic[C]):
                 self.check_alive()
                 self._waiters.append(waiter)
         if waiter is not None:
-            await self._woken(waiter, wait_s)
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(waiter), wait_s)
+            except TimeoutError:
+                with self._changed:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
         with self._changed:
             if began != self._num_clearings:
                 return []
@@ -121,7 +125,7 @@ class SteppingThread(Generic[C]):
         return finished
 
     def deliver(self, finished: Sequence[News]) -> None:
-        """Hand responses to `collect` and wake whoever waits there."""
+        """Hand responses to `collect` and end its waits."""
         if not finished:
             return
         with self._changed:
@@ -129,8 +133,8 @@ class SteppingThread(Generic[C]):
         self.wake()
 
     def clear(self) -> None:
-        """Forget what nobody has collected, and end the waits for it and for an idle core: whoever
-        asked is gone. Called in the thread."""
+        """Drop everything that is not collected, and end the waits for it and for an idle core:
+        their callers are gone. Called in the thread."""
         overtaken = EngineLost(f"{self._name} has loaded other weights meanwhile")
         while self._for_idle:
             _fail(self._for_idle.popleft().answer, overtaken)
@@ -168,7 +172,10 @@ class SteppingThread(Generic[C]):
             while self._wait_for_work(core):
                 self._carry_out_commands(core)
                 if core.busy:
-                    self._step(core)
+                    self._step_began_s = time.monotonic()
+                    finished = core.step()
+                    self._step_began_s = None
+                    self.deliver(finished)
             self._die(EngineLost(f"{self._name} was closed"))
         except BaseException as error:
             user_error = core is None and isinstance(error, ValueError)
@@ -207,12 +214,6 @@ class SteppingThread(Generic[C]):
             command.answer.set_exception(self._dead_of(error))
             raise
 
-    def _step(self, core: C) -> None:
-        self._step_began_s = time.monotonic()
-        finished = core.step()
-        self._step_began_s = None
-        self.deliver(finished)
-
     def _dead_of(self, error: BaseException) -> EngineLost:
         cause = "".join(traceback.format_exception(error))
         return EngineLost(
@@ -234,14 +235,6 @@ class SteppingThread(Generic[C]):
 
     # --- deadlines
     # ----------------------------------------------------------------------------------------------
-
-    async def _woken(self, waiter: Future[None], wait_s: float) -> None:
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(waiter), wait_s)
-        except TimeoutError:
-            with self._changed:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
 
     def check_alive(self) -> None:
         """Raise EngineLost when the thread has ended or missed a deadline; waits for nothing."""

@@ -34,12 +34,16 @@ import torch
 from torch import Tensor, nn
 
 from artifacts.weights import fingerprint, read_weights
-from tasks.engines.vllm.direct_load import is_plain, load_parameter
-from tasks.engines.vllm.experts import NAMES, are_experts, experts_held, forget_kernels
 from tasks.engines.vllm.model_parts import (
+    NAMES,
     TensorPart,
+    are_experts,
     checkpoint_names,
+    experts_held,
+    forget_kernels,
+    is_plain,
     kept_parts,
+    load_parameter,
     parameters_of,
     parts_of,
 )

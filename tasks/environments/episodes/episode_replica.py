@@ -27,8 +27,7 @@ from artifacts.attempt_log import TurnLog
 from artifacts.datasets.rows import Message
 from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
-from tasks.engines.admission import check_room
-from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica
+from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica, check_room
 from tasks.engines.mailbox import Mailbox
 from tasks.environments.base import EnvironmentProcesses, EnvironmentSettings
 from tasks.environments.config import EpisodeConfig
@@ -144,8 +143,8 @@ class EpisodeReplica(Replica):
         }
         return replace(reading, progress={**reading.progress, **begun})
 
-    async def rest(self) -> None:
-        await self._inner.rest()
+    async def sleep(self) -> None:
+        await self._inner.sleep()
 
     def close(self) -> None:
         self._lose(EngineLost(f"{self.name} was closed"))

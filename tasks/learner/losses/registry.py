@@ -1,7 +1,7 @@
-"""The losses by name. A loss gives one number per token (`token_loss`), from a file of `losses/`.
+"""The losses by kind. A loss gives one number per token (`token_loss`), from a file of `losses/`.
 
-docs/losses.md says which one is for what. Leaves out what may be added to any of them (objective),
-how tokens are weighted (normalisation) and the division (trainer).
+docs/losses.md says when to choose which. Leaves out the terms added to any of them (`objective`),
+the weights of tokens (`samples`) and the division (`trainer`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.learner.losses.cispo import CispoLoss
-from tasks.learner.losses.gspo import GspoLoss
-from tasks.learner.losses.icepop import IcePopLoss
-from tasks.learner.losses.policy_gradient import PolicyGradientLoss, ReinforceLoss
-from tasks.learner.losses.ppo_clip import PpoClipLoss
-from tasks.learner.losses.topr import ToprLoss
+from tasks.learner.losses.clipped import GspoLoss, PpoClipLoss
+from tasks.learner.losses.weighted import (
+    CispoLoss,
+    IcePopLoss,
+    PolicyGradientLoss,
+    ReinforceLoss,
+    ToprLoss,
+)
 
 LossConfig = Annotated[
     PpoClipLoss  # the ratio is clipped

@@ -25,8 +25,7 @@ from artifacts.records import Generated, pack, unpack
 from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.model_files import check_model_directory, read_tokenizer
-from tasks.engines.vllm.cores import pin_this_thread
-from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu
+from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thread
 from tasks.engines.vllm.stepping import SteppingThread
 from tasks.rewards.judges.engine_config import Judge, JudgeEngineConfig
 from tasks.rewards.judges.question import QuestionEncoder, no_verdict, verdict_tokens

@@ -40,7 +40,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def connect(cls, run_id: str, name: str, deadline_s: float, asker: object) -> Resting:
             return cls(name)
 
-        async def rest(self) -> None:
+        async def sleep(self) -> None:
             told.append(f"{self._name} rests")
 
     monkeypatch.setattr(remotes, "RemoteEngine", Resting)
@@ -60,14 +60,14 @@ async def test_an_engine_whose_worker_is_gone_has_nothing_to_give_back(
 ) -> None:
     gone = ActorLost("engine-0 was lost during rest")
 
-    async def rest(engine: str, cause: Exception) -> None:
+    async def sleep(engine: str, cause: Exception) -> None:
         if engine == "engine-0":
             raise EngineLost(str(cause)) from cause
         told.append(f"{engine} rests")
 
     def engines(cause: Exception) -> Callable[..., list[SimpleNamespace]]:
         def connected(run: RunContext, names: Sequence[str]) -> list[SimpleNamespace]:
-            return [SimpleNamespace(rest=partial(rest, name, cause)) for name in names]
+            return [SimpleNamespace(sleep=partial(sleep, name, cause)) for name in names]
 
         return connected
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from rank_processes import run_processes
 
-from tasks.learner import exchange
-from tasks.learner.gradient_norm import squared_norm
+from tasks.learner import ranks as ranks_module
+from tasks.learner.optimizer import squared_norm
 from tasks.learner.ranks import Ranks
 
 SLICE = 700  # elements of a rank
@@ -26,12 +26,12 @@ def _meet(rank: int, world_size: int, out: str) -> None:
     ranks = Ranks(rank, world_size, torch.device("cpu"))
     ranks.join(f"file://{out}/rendezvous", 60.0)
     met = {}
-    for exchange._PIECE in PIECES:
+    for ranks_module._PIECE in PIECES:
         reduced = ranks.reduce_scatter(gradients(rank, world_size))
         values = torch.full((SLICE * world_size,), -1.0, dtype=torch.bfloat16)
         values.chunk(world_size)[rank].copy_(reduced)
         ranks.all_gather(values)
-        met[exchange._PIECE] = (reduced.clone(), values)
+        met[ranks_module._PIECE] = (reduced.clone(), values)
     torch.save(met, f"{out}/{rank}.pt")
     ranks.close()
 

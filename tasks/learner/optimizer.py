@@ -1,10 +1,14 @@
-"""The optimizer, shared out over the ranks: each moves what it owns (`Piece`), whatever that is.
+"""One optimizer update: gradients reduced over the ranks, divided once, clipped, applied by AdamW,
+which every rank runs on the pieces that it owns.
 
-Leaves out how gradients are reduced and weights are gathered (parameters), and when to update.
+Leaves out how gradients are reduced and weights are gathered (`parameters`), and when to update
+(`trainer`, `several_updates`).
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +17,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from artifacts.fixed_fields import Fixed
-from tasks.learner.parameters import Piece
+from tasks.learner.parameters import Piece, TrainedParameters
+from tasks.learner.ranks import Ranks
+from tasks.learner.reports import MadeUpdate, skip_reason
 
 
 class AdamWConfig(BaseModel):
@@ -127,4 +133,62 @@ class ShardedAdamW:
             weight_decay=weight_decay,
             eps=self._config.epsilon,
             maximize=False,
+        )
+
+
+_CHUNK = 1 << 20  # elements; the double precision copy that torch makes of them stays in the cache
+
+
+def squared_norm(gradient: Tensor) -> float:
+    """Sum of the squares of all elements.
+
+    Chunk by chunk: asked for the norm of the whole in another precision, torch on a CPU converts
+    all of it first, into memory that is fresh every time.
+    """
+    norms = [
+        torch.linalg.vector_norm(chunk, dtype=torch.float64)
+        for chunk in torch.split(gradient, _CHUNK)
+    ]
+    return float(torch.stack(norms).square().sum().item())
+
+
+class Updater:
+    """Moves trained parameters by the sums of their gradients."""
+
+    def __init__(
+        self,
+        max_grad_norm: float,
+        parameters: TrainedParameters,
+        optimizer: ShardedAdamW,
+        ranks: Ranks,
+    ) -> None:
+        """The optimizer is that of the parameters' pieces."""
+        self._max_grad_norm, self._ranks = max_grad_norm, ranks
+        self._parameters, self._optimizer = parameters, optimizer
+
+    def make(self, normaliser: float, loss_sum: float, rate: float) -> MadeUpdate:
+        """Apply the accumulated gradients, given this rank's divisor and loss, unless `skip_reason`
+        gives a reason; the gradients are zero afterwards. Collective."""
+        started = time.time()
+        normaliser, loss_sum = self._ranks.sum([normaliser, loss_sum])
+        loss = loss_sum / normaliser if normaliser else 0.0
+        gradients = self._parameters.reduced()
+        for gradient in gradients:
+            gradient.div_(normaliser or 1.0)
+        squares = sum(squared_norm(gradient) for gradient in gradients)
+        grad_norm = math.sqrt(self._ranks.sum([squares])[0])
+        skipped = skip_reason(normaliser, loss, grad_norm)
+        if skipped is None:
+            if grad_norm > self._max_grad_norm:
+                for gradient in gradients:
+                    gradient.mul_(self._max_grad_norm / grad_norm)
+            self._optimizer.step(gradients, rate)
+            self._parameters.publish()
+        self._parameters.discard()
+        return MadeUpdate(
+            skipped=skipped,
+            normaliser=normaliser,
+            loss=loss,
+            grad_norm=grad_norm,
+            busy=(started, time.time()),
         )

@@ -10,10 +10,10 @@ from record_factories import make_request
 from artifacts.new_tokens import NewTokens, split_news
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import EngineLost
-from tasks.engines.response_mux import EngineClient, ResponseMux
-from tasks.engines.simulation.lengths import LengthModel
+from tasks.engines.remote import EngineClient, ResponseMux
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
+from tasks.engines.simulation.writers import LengthModel
 
 CONFIG = SimulatedEngineConfig(lengths=LengthModel(median_tokens=100, sigma=1.0))
 WEIGHTS = WeightsRef(version=0, path="", digest="")

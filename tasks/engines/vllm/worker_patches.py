@@ -1,0 +1,210 @@
+"""Changes to vLLM's workers: the noise that they draw with, log-probabilities without ranks, and on
+processors with AMX the permission to use tile registers.
+
+**Draws.** The noise of a token is a function of the response's seed and the token's position alone:
+
+    seed of the response ──┐
+                           ├──▶ row_seeds ──▶ Gumbel noise of every token ──▶ argmax
+    position of the token ─┘
+
+A position is the index of the drawn token in the whole sequence, prompt included. It is counted,
+not remembered, so that a response that is computed again (in another batch, after a preemption, on
+another engine, from its partial tokens) meets the noise that it would have met. vLLM has two model
+runners, and the worker's config names the one that runs:
+
+* the second one, the default on GPUs, hashes (seed of the request, position, token) in its
+  sampling kernel: a request carries its seed as `SamplingParams.seed`, and that is all;
+* the first one, which the CPU backend runs, keeps a generator per request. It has to rewind it
+  after a part of a prefill, which a CPU generator cannot, and a continued response would begin
+  with its first noise. So requests carry their seed in `extra_args`, vLLM makes no generator, and
+  `ResponseDraws` takes the place of the method with which vLLM's sampler chooses tokens.
+
+Relied on, in vLLM 0.32, and guarded by `tests/engine/test_vllm_draws.py`: `TopKTopPSampler.forward`
+is looked up on the instance; row i of the logits is request i of the runner's input batch, whose
+state counts its tokens; `fused_gumbel_argmax` adds to row i Gumbel noise of (seed i, token) alone.
+
+**Ranks.** vLLM counts for every token how many others are likelier. Nothing here reads the count,
+and on a CPU the pass over the vocabulary is a kernel which torch's inductor compiles in every
+process: seconds before the first token, and a compiler that must be there. Relied on, and guarded
+by `tests/engine/test_unranked.py`: the sampler's `gather_logprobs` is looked up on the instance,
+and the function that counts ranks is one that it calls.
+
+**Tiles.** On a processor with AMX (Intel since Sapphire Rapids) bfloat16 attention multiplies in
+tile registers. Linux gives them to a process that has asked for them, by
+arch_prctl(ARCH_REQ_XCOMP_PERM), and ends every other one with SIGILL at its first tile instruction.
+vLLM's attention does not ask. A larger matrix product of oneDNN asks on the side, so that a process
+lives when its first batch is long or its model large, and dies when both are small: `allow_tiles`
+asks before the first batch. The permission is the process's: all its threads have it, and a forked
+child inherits it; a program started anew does not. So every rank of a tensor-parallel replica asks.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Answer = TypeVar("Answer")
+
+
+class VllmWorkers(Protocol):
+    """vLLM's `LLM` or `LLMEngine`, as far as it reaches the worker in the process of every rank."""
+
+    def collective_rpc(self, method: Callable[[Any], Answer]) -> list[Answer]:  # Any: vLLM's worker
+        """Call a function on every worker; the results by rank."""
+        ...
+
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def attention_path(machine: str = "", cpuinfo: Path = CPUINFO) -> str:
+    """vLLM's name for the kernel of bfloat16 attention on these cores; empty for an unknown
+    processor.
+
+    Reads what the operating system says and imports neither torch nor vLLM: a report costs nothing.
+    """
+    machine = machine or platform.machine()
+    if machine in ("x86_64", "AMD64"):
+        flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
+        return "amx" if {"amx_tile", "amx_bf16"} <= set(flags) else "vec"
+    return "neon" if machine in ("aarch64", "arm64") else ""
+
+
+def may_use_tiles(worker: Any = None) -> bool:  # Any: vLLM's worker
+    """Ask for this process; True as well where the processor has no tiles."""
+    import torch
+
+    return not torch.cpu._is_amx_tile_supported() or torch.cpu._init_amx()
+
+
+def allow_tiles(workers: VllmWorkers, dtype: str) -> None:
+    """Ask in every process of a CPU engine. Raises ValueError where the tiles are needed and
+    refused."""
+    granted = workers.collective_rpc(may_use_tiles)
+    if dtype == "bfloat16" and not all(granted):
+        raise ValueError(
+            "bfloat16 attention on a processor with AMX needs its tile registers, "
+            "and the operating system refuses them; "
+            "allow arch_prctl(ARCH_REQ_XCOMP_PERM) in the container, or set dtype float32"
+        )
+
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+
+
+def row_seeds(
+    seeds: npt.NDArray[np.uint64],
+    positions: npt.NDArray[np.uint64],
+) -> npt.NDArray[np.int64]:
+    """The seed of the next token's noise for each row of a batch: 64 bits, as a signed number."""
+    mixed = seeds + (positions + np.uint64(1)) * _STEP  # arrays of uint64 wrap around
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
+    drawn: npt.NDArray[np.int64] = (mixed ^ (mixed >> np.uint64(31))).view(np.int64)
+    return drawn
+
+
+SEED = "draw_seed"  # the name of a request's seed among its extra_args
+
+SeedArguments = Callable[[int], dict[str, Any]]  # Any: SamplingParams' arguments are of many types
+
+
+def own_draws(workers: VllmWorkers) -> SeedArguments:
+    """Make every worker draw from the noise of the response.
+
+    Returns a function from a seed to the arguments of SamplingParams that carry it.
+    """
+    if all(workers.collective_rpc(_take_draws)):
+        return lambda seed: {"extra_args": {SEED: seed}}
+    return lambda seed: {"seed": seed}
+
+
+def _take_draws(worker: Any) -> bool:  # Any: vLLM's worker
+    """True if the draws are ours now; False where vLLM's own belong to the response already."""
+    if worker.vllm_config.use_v2_model_runner:
+        return False
+    runner = worker.model_runner
+    if runner.device.type != "cpu":
+        raise ValueError(
+            "draws that belong to the response need vLLM's second model runner on a "
+            f"{runner.device.type} device, and vLLM chose the first; "
+            "install triton and unset VLLM_USE_V2_MODEL_RUNNER"
+        )
+    runner.sampler.topk_topp_sampler.forward = ResponseDraws(runner)
+    return True
+
+
+class ResponseDraws:
+    """Chooses a token for each row of a batch, as vLLM's `TopKTopPSampler.forward_cpu` does."""
+
+    def __init__(self, runner: Any) -> None:
+        """runner: vLLM's model runner, which knows the request of each row."""
+        import torch
+        from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+        self._runner = runner
+        self._bound = apply_top_k_top_p
+        self._choose = torch.ops._C.fused_gumbel_argmax
+
+    def __call__(self, logits: Any, generators: Any, k: Any, p: Any) -> tuple[Any, Any]:
+        """The tokens, and the log-probabilities of the distribution that they were drawn from.
+
+        logits: R x V floats, divided by the temperature. generators: vLLM's, none here. k, p: R
+        bounds each or None. Any: tensors; torch is imported only where an engine runs.
+        """
+        import torch
+
+        logits = self._bound(logits, k, p)
+        noise_seeds = torch.from_numpy(self._row_seeds(len(logits)))
+        return self._choose(logits, noise_seeds), logits.log_softmax(dim=-1, dtype=torch.float32)
+
+    def _row_seeds(self, num_rows: int) -> Any:  # Any: an array of int64
+        names = self._runner.input_batch.req_ids
+        if len(names) != num_rows:
+            raise RuntimeError(
+                f"a step must draw one token for each request, got {num_rows} rows of logits "
+                f"and {len(names)} requests; turn speculative decoding off"
+            )
+        states = [self._runner.requests[name] for name in names]
+        seeds: list[int] = []
+        for params in (state.sampling_params for state in states):
+            is_greedy = params.extra_args is None and params.temperature == 0
+            seeds.append(0 if is_greedy else params.extra_args[SEED])  # a greedy draw is not used
+        positions = [state.num_tokens for state in states]
+        return row_seeds(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+
+
+def leave_out_ranks(workers: VllmWorkers) -> None:
+    """Have no worker count the ranks of log-probabilities, which are 0 from now on. For workers on
+    CPUs, which run vLLM's first model runner."""
+    workers.collective_rpc(_take_gathering)
+
+
+def _take_gathering(worker: Any) -> None:  # Any: vLLM's worker
+    worker.model_runner.sampler.gather_logprobs = gather_unranked
+
+
+def gather_unranked(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
+    """Of each token and the likeliest ones in its place: vLLM's `LogprobsTensors`, with
+    R x (1 + num_logprobs) entries.
+
+    logprobs: R x V floats. token_ids: R integers. Any: tensors; torch is imported only where an
+    engine runs.
+    """
+    import torch
+    from vllm.v1.outputs import LogprobsTensors
+
+    tokens = token_ids.unsqueeze(-1)
+    likeliest = torch.topk(logprobs, num_logprobs, dim=-1)
+    return LogprobsTensors(
+        torch.cat((tokens, likeliest.indices), dim=1).to(torch.int32),
+        torch.cat((logprobs.gather(-1, tokens), likeliest.values), dim=1),
+        torch.zeros_like(token_ids),
+    )

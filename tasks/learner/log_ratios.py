@@ -1,0 +1,81 @@
+"""Ratios and divergences of two policies at single tokens, finite however far apart they are.
+
+exp(88.8) is infinite in single precision, and 0 times infinity is no number, nor is its gradient.
+Numbers that are finite without the bounds here have the very same bits with them; beyond them a
+token has a finite loss, and a gradient only from its other terms. A record without a finite
+log-probability keeps an infinite ratio, and sums over it are no number.
+
+With d = logp - reference, of tokens that the policy sampled, three estimators of
+KL(policy || reference) (J. Schulman, Approximating KL Divergence, 2020):
+
+    k1 = d                  unbiased, of any sign, noisy
+    k2 = d^2 / 2            biased, small, never negative
+    k3 = exp(-d) + d - 1    unbiased, never negative; explodes where the reference is much likelier
+
+As losses they differ otherwise: the gradient of k1 is zero on average, that of k2 is the gradient
+of the divergence, that of k3 is so to first order (arXiv 2510.01555).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LARGEST_LOG_RATIO = 88.0  # float32 ends between exp(88) and exp(89)
+LEAST_LOGP = -1e6  # in the place of -inf, of a token that a policy never samples
+LARGEST_WEIGHT = 1e30  # of a log-probability in a loss
+LARGEST_PENALTY = 1e12  # on the reward of a token: squares of its sums are finite
+
+
+def floored(logp: Tensor) -> Tensor:
+    """Log-probabilities, -inf as the least of them and without a gradient."""
+    return logp.clamp(min=LEAST_LOGP)
+
+
+def bounded_exp(exponent: Tensor) -> Tensor:
+    """exp, for finite exponents of LARGEST_LOG_RATIO at most; beyond it without a gradient."""
+    bounded = torch.exp(exponent.clamp(max=LARGEST_LOG_RATIO))
+    return bounded.masked_fill(exponent == math.inf, math.inf)
+
+
+def ratio(logp: Tensor, other: Tensor) -> Tensor:
+    """How much likelier one policy finds a token than another one, which sampled it."""
+    return bounded_exp(floored(logp) - other)
+
+
+def finite(values: Tensor, given: Tensor) -> Tensor:
+    """Values; those of finite given ones are no larger than their type can hold, and have no
+    gradient there."""
+    largest = torch.finfo(values.dtype).max
+    return torch.where(given.isfinite(), values.clamp(-largest, largest), values)
+
+
+def weighted_logp(weight: Tensor, logp: Tensor) -> Tensor:
+    """-weight * logp, the loss whose gradient is the constant weight."""
+    return -weight.clamp(-LARGEST_WEIGHT, LARGEST_WEIGHT) * floored(logp)
+
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def k1(logp: Tensor, reference: Tensor) -> Tensor:
+    """Per token: the difference of log-probabilities."""
+    return floored(logp) - floored(reference)
+
+
+def k2(logp: Tensor, reference: Tensor) -> Tensor:
+    """Per token: half the difference squared."""
+    return k1(logp, reference).square() / 2
+
+
+def k3(logp: Tensor, reference: Tensor) -> Tensor:
+    """Per token: the difference with a term of mean zero that makes it non-negative."""
+    difference = k1(reference, logp).clamp(max=LARGEST_LOG_RATIO)
+    return torch.expm1(difference) - difference
+
+
+ESTIMATORS: Mapping[Estimator, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
