@@ -13,7 +13,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test research-test unit lint doctor explain clean
+.PHONY: help demo ui test recovery-test research-test unit lint doctor explain clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,7 +51,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist 
 	--durations=12
 
 test: lint ## ruff, mypy and the tests of the product
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not recovery" $(ARGS)
+
+recovery-test: $(READY) ## the tests of the product that kill, lose and join parts of runs
+	$(PYTEST) -m recovery $(ARGS)
 
 research-test: $(READY) ## the tests of research/: benchmarks, ablations, the papers' experiments
 	$(PYTEST) tests/research $(ARGS)

@@ -16,32 +16,41 @@ settings.load_profile("rollflow")
 
 TESTS = Path(__file__).parent
 NEEDED_BYTES = 1_000_000_000  # models and runs of the whole suite: 0.9 GB where nothing is cached
-# a minute or more each, so that none is begun last
-SLOW = (
+# runs whose processes are killed, lost or joined by others: `make recovery-test` has them
+RECOVERY = (
     "flows/test_recovery.py",
     "flows/test_episode_injections.py",
-    "engine/test_attention.py",
     "flows/test_joined_cluster.py",
     "flows/test_elastic_worker_runs.py",
     "flows/test_kills.py",
-    "flows/test_simulated_run.py",
     "flows/test_asynchronous_recovery.py",
     "flows/test_elastic_injections.py",
-    "flows/test_asynchronous_run.py",
-    "flows/test_episode_schedules.py",
     "flows/test_far_environments.py",
     "flows/test_token_recovery.py",
     "flows/test_episode_recovery.py",
-    "flows/test_seeded_runs.py",
+    "flows/test_actor_deaths.py",
+    "flows/test_damaged_runs.py",
+    "flows/test_stopped_runs.py",
     "flows/test_environment_workers.py",
-    "flows/test_run.py",
     "flows/test_relayout.py",
+    "sandbox/test_environment_process_deaths.py",
+    "sandbox/test_environment_workers_die.py",
+    "sandbox/test_killed_engine.py",
+)
+# a minute or more each of the others, so that none is begun last
+SLOW = (
+    "flows/test_simulated_run.py",
+    "engine/test_attention.py",
+    "flows/test_asynchronous_run.py",
+    "flows/test_episode_schedules.py",
+    "flows/test_seeded_runs.py",
+    "flows/test_run.py",
     "engine/test_vllm_draws.py",
     "engine/test_vllm_engine.py",
     "flows/test_judged_run.py",
 )
-PLACES = {TESTS / name: place for place, name in enumerate(SLOW)}
-assert all(path.is_file() for path in PLACES), "SLOW names a file that is not there"
+PLACES = {TESTS / name: place for place, name in enumerate(RECOVERY + SLOW)}
+assert all(path.is_file() for path in PLACES), "RECOVERY or SLOW names a file that is not there"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -63,6 +72,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One of several processes (pytest-xdist) that take whole files in this order."""
-    if hasattr(config, "workerinput"):
+    """Tests of recovery are marked; processes that share the files take them in this order."""
+    for item in items:
+        if PLACES.get(item.path, len(PLACES)) < len(RECOVERY):
+            item.add_marker(pytest.mark.recovery)
+    if hasattr(config, "workerinput"):  # one of several processes (pytest-xdist)
         items.sort(key=lambda item: PLACES.get(item.path, len(PLACES)))
