@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.catalogue import COMMANDS
 from flows.commands.command_line import assemble
+from flows.commands.rollflow import COMMANDS
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 

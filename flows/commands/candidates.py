@@ -1,10 +1,10 @@
-"""What `rollflow recommend` tries, as what each candidate changes of a configuration. Pure.
+"""The candidates of `rollflow recommend`: the settings that each changes of a configuration. Pure.
 
     engine sizes, plain ─▶ best size ─▶ learner on devices of its own
                                      └▶ tail batching, rounds of more levels, stream trainer, both;
                                         if asked asynchronous, apart and in turn
 
-Leaves out which of them a configuration refuses (`RunConfig`), and what they take (`expected`).
+Leaves out the rules that refuse a candidate (`RunConfig`) and their step times (`expected`).
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from dataclasses import dataclass, replace
 from flows.config.overlay import Values
 from tasks.scheduling.policies.multilevel import LEVEL_ETA
 
-# over-provisioning of prompts and of responses; the last one gives up no response of a group
+# over-provisioning of prompts and of responses; the last pair gives up no response of a group
 ETAS = ((1.125, 1.125), (1.25, 1.25), (1.5, 1.5), (1.25, 1.0))
-LEVEL_ETAS = (LEVEL_ETA, 2.0)  # over-provisioning of prompts, in all rounds but the last level's
-LEARNER_SHARES = (0.25, 0.5)  # of the devices, where learner and engines have their own
+LEVEL_ETAS = (LEVEL_ETA, 2.0)  # over-provisioning of prompts in all levels but the last
+LEARNER_SHARES = (0.25, 0.5)  # of the devices, if the learner has its own
 ASYNC_RATIO = 1.0  # steps that generation may be ahead
-EXTRA_LAGS = (0, 4)  # steps more for what takes long, where devices generate and train in turn
+EXTRA_LAGS = (0, 4)  # extra steps for long responses, if devices generate and train in turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What may be recommended; the defaults are plain synchronous steps, colocated."""
+    """Policy and placement to try; the defaults are plain synchronous steps, colocated."""
 
     size: int  # devices of an engine
     num_learners: int = 0  # devices that train alone, the last ones; 0: all generate and train
     prompt_eta: float = 1.0
     response_eta: float = 1.0
-    num_levels: int = 0  # of rounds, where there are more than tail batching's two
-    streams: bool = False  # whether the stream trainer frees devices
+    num_levels: int = 0  # of rounds, if more than the two of tail batching
+    streams: bool = False  # the stream trainer frees devices
     async_ratio: float = 0.0
     extra_lag: int = 0
-    pauses: bool = False  # whether an asynchronous policy has devices generate and train in turn
+    pauses: bool = False  # devices of an asynchronous policy generate and train in turn
 
     @property
     def is_plain(self) -> bool:
-        """Whether it differs from other plain ones in the size of its engines alone."""
+        """True for plain synchronous steps, whatever the size of the engines."""
         return self == Candidate(size=self.size)
 
     @property
     def scheduling(self) -> Values:
-        """Of the configuration."""
+        """Values of the setting `scheduling`."""
         if self.async_ratio:
             return {
                 "kind": "asynchronous",
@@ -67,7 +67,7 @@ class Candidate:
         }
 
     def values(self, num_devices: int) -> Values:
-        """What it sets of a configuration with so many devices."""
+        """The settings of this candidate on `num_devices` devices."""
         return {
             "scheduling": self.scheduling,
             "engine": {"tensor_parallel_size": self.size},
@@ -76,14 +76,14 @@ class Candidate:
         }
 
     def roles(self, num_devices: int) -> str:
-        """As `cluster.roles` has them."""
+        """Value of the setting `cluster.roles`."""
         first = num_devices - self.num_learners
         learner = _span(first, num_devices) if self.num_learners else _span(0, num_devices)
         return f"rollout: {_span(0, first)}, learner: {learner}"
 
     @property
     def policy(self) -> str:
-        """In a few words."""
+        """Describe the scheduling policy in a few words."""
         if self.async_ratio:
             late = f", {self.extra_lag} steps more for what takes long" if self.extra_lag else ""
             how = "partial rollouts" if self.pauses else "asynchronous"
@@ -97,13 +97,13 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """With all that it is."""
+        """Describe policy, stream trainer, engine size and placement."""
         streams = ", stream trainer" if self.streams else ""
         apart = f", {self.num_learners} devices train alone" if self.num_learners else ""
         return f"{self.policy}{streams}, engines of {self.size}{apart}"
 
     def placement(self, num_devices: int) -> str:
-        """In a few words."""
+        """Describe the roles of the devices in a few words."""
         if not self.num_learners:
             return f"{num_devices} do both"
         return f"{num_devices - self.num_learners} generate, {self.num_learners} train"
@@ -117,8 +117,8 @@ def plain(sizes: Sequence[int]) -> Iterator[Candidate]:
 def others(
     best: Candidate, num_devices: int, group_size: int, num_levels: int, *, is_off_policy: bool
 ) -> Iterator[Candidate]:
-    """Every policy and placement with engines of the best plain one's size; `group_size` devices
-    of a learner work together, and rounds have two levels or so many."""
+    """Every policy and placement, with the engine size of the best plain candidate. group_size:
+    devices of a learner that work together; num_levels: levels of rounds beside two."""
     apart = [*_apart(best.size, num_devices, group_size)]
     for num_learners in apart:
         yield replace(best, num_learners=num_learners)
@@ -138,7 +138,7 @@ def others(
 
 
 def _apart(size: int, num_devices: int, group_size: int) -> Iterator[int]:
-    """Numbers of devices that a learner may have for itself, whole groups and whole engines."""
+    """Possible numbers of devices that only train; groups and engines stay whole."""
     wanted = (group_size * round(share * num_devices / group_size) for share in LEARNER_SHARES)
     for num_learners in dict.fromkeys(wanted):
         num_rollout = num_devices - num_learners

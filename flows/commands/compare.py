@@ -1,14 +1,16 @@
-"""Compare two training runs by what MLflow has of them: time per stage, speed-up, reward curves,
-cost.
+"""rollflow compare: two training runs side by side, from the metrics that MLflow has of both.
+
+Prints the time per stage, the speed-up, the rewards and the cost; draws curves on request.
 
     rollflow compare sync-20260101 rollpacker-20260101 --plot compare.png
 
-RUN is an MLflow run id or a run name; of several runs of one name the latest counts. Reads MLflow
-only, so it works from any machine that reaches the tracking server.
+RUN is an MLflow run id or a run name; of several runs of one name the latest counts. Only MLflow is
+read, so the command works on any machine that reaches the tracking server.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +24,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from artifacts.prices import gain
 from artifacts.reports.canvas import png
 from artifacts.reports.command_plots import RunCurves, comparison
+from artifacts.reports.device_cost import IDLE, LENT_USES, USES
 from artifacts.reports.mlflow_client import open_client, sqlite_file
 from artifacts.urls import TRACKING
-from flows.commands.compared_costs import cost_totals, cost_verdict
-from flows.commands.compared_uses import use_lines
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -36,13 +38,15 @@ STEP_TIME = "time/step_s"
 REWARD = "reward/mean"
 LONG_ROUND = "round/is_long"
 TRAINED = "ledger/trained_tokens"
+DOLLARS, SECONDS = "cost/dollars", "cost/added_s"
+WORKER_TIME = re.compile(r"cost/(.+)_worker_s")  # of a price class
 DEFAULT_URI = "sqlite:///runs/mlflow.db"
 REWARD_TAIL_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """A run as MLflow has it."""
+    """The name and the metrics of one run in MLflow."""
 
     name: str  # run name
     run_id: str  # MLflow run id
@@ -71,8 +75,8 @@ class TrackedRuns:
         self._client = open_client(uri)
 
     def history(self, run: str) -> RunHistory:
-        """Everything logged under a run id or a run name. Raises ValueError when there is no such
-        run, or no step in it."""
+        """Return all metrics of the run with this id or name. ValueError if there is no such run
+        or no step in it."""
         found = self._find(run)
         names = found.data.metrics
         metrics = {
@@ -116,7 +120,8 @@ class TrackedRuns:
 
 @contextmanager
 def answered(uri: str) -> Iterator[None]:
-    """ValueError for a server that cannot be reached, or what is no database of MLflow."""
+    """Turn a server that does not answer, or a file that is no MLflow database, into a
+    ValueError."""
     from mlflow.exceptions import MlflowException  # MLflow takes seconds to import
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -130,7 +135,8 @@ def answered(uri: str) -> Iterator[None]:
 
 
 def stages(first: RunHistory, second: RunHistory) -> list[str]:
-    """The timed stages of either run, the slowest of the first one on top; the step itself last."""
+    """Names of the timed stages of either run, the slowest of the first run on top; the whole step
+    is last."""
     names = {
         name
         for run in (first, second)
@@ -141,8 +147,8 @@ def stages(first: RunHistory, second: RunHistory) -> list[str]:
 
 
 def stage_table(first: RunHistory, second: RunHistory) -> Table:
-    """Median and mean seconds per stage; speed-ups are of means, as medians hide the long rounds,
-    which pay for the short."""
+    """Median and mean seconds per stage. Speed-ups are ratios of means: a median would hide the
+    long rounds, which pay for the short ones."""
     title = "\n".join(
         f"{letter} = {escape(run.name)} ({len(run.steps)} steps)"
         for letter, run in (("A", first), ("B", second))
@@ -164,7 +170,7 @@ def stage_table(first: RunHistory, second: RunHistory) -> Table:
 
 
 def verdict(first: RunHistory, second: RunHistory) -> list[str]:
-    """What the comparison says, in sentences, with what may make it unfair."""
+    """The result in sentences, with warnings about differences that make the comparison unfair."""
     before, after = mean(first.values(STEP_TIME)), mean(second.values(STEP_TIME))
     word = "faster" if after <= before else "slower"
     ratio = max(before, after) / min(before, after)
@@ -196,6 +202,75 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
         lines.append(
             "The runs differ in length. Answers get shorter as a model learns, and a drain's last"
             " round is smaller: compare equal lengths."
+        )
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTotals:
+    """Sums over the steps of a run that have a cost."""
+
+    name: str  # name of the run
+    dollars: float  # paid for these steps
+    seconds: float  # that these steps added to the run
+    trained_tokens: float  # response tokens trained in these steps
+
+    @property
+    def is_known(self) -> bool:
+        return min(self.dollars, self.seconds, self.trained_tokens) > 0
+
+
+def cost_totals(name: str, metrics: Mapping[str, Mapping[int, float]]) -> CostTotals:
+    """Sum dollars, seconds and trained tokens over the steps with a cost. metrics: name -> step ->
+    value."""
+    steps = metrics.get(DOLLARS, {}).keys()
+
+    def total(metric: str) -> float:
+        return sum(metrics.get(metric, {}).get(step, 0.0) for step in steps)
+
+    return CostTotals(
+        name=name, dollars=total(DOLLARS), seconds=total(SECONDS), trained_tokens=total(TRAINED)
+    )
+
+
+def cost_verdict(first: CostTotals, second: CostTotals) -> list[str]:
+    """Sentences on the cost of a trained token in both runs, and on the gain of the second run;
+    empty if neither has prices."""
+    known = [run for run in (first, second) if run.is_known]
+    lines = [
+        f"{run.name}: {1e6 * run.dollars / run.trained_tokens:.4g} dollars a million trained"
+        f" tokens, {run.trained_tokens / run.dollars:,.0f} tokens a dollar."
+        for run in known
+    ]
+    if len(known) < 2:
+        return lines
+    throughput_ratio = (second.trained_tokens / second.seconds) / (
+        first.trained_tokens / first.seconds
+    )
+    cost_ratio = (second.dollars / second.seconds) / (first.dollars / first.seconds)
+    lines.append(
+        f"{second.name} has R = {throughput_ratio:.3f} times the throughput of {first.name} at"
+        f" 1 + N*c/C = {cost_ratio:.3f} times its dollars an hour: gain R/(1 + N*c/C) ="
+        f" {gain(throughput_ratio, cost_ratio):.3f} in tokens per dollar."
+    )
+    return lines
+
+
+def use_lines(name: str, metrics: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """One sentence per price class of devices: the seconds they were held and the share of each
+    use; a class without recorded uses is left out. metrics: name -> step -> value."""
+    lines = []
+    for price_class in sorted(found[1] for key in metrics if (found := WORKER_TIME.fullmatch(key))):
+        used_s = {
+            use: sum(metrics.get(f"cost/{price_class}_{use}_s", {}).values())
+            for use in (*USES, *LENT_USES, IDLE)
+        }
+        total_s = sum(used_s.values())
+        if not total_s:
+            continue
+        shares = [f"{seconds / total_s:.1%} {use}" for use, seconds in used_s.items() if seconds]
+        lines.append(
+            f"{name}: {price_class} devices were held for {total_s:,.0f} s: {', '.join(shares)}."
         )
     return lines
 
@@ -235,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(first: RunHistory, second: RunHistory, plot: Path | None) -> None:
-    """Print the comparison, and draw it where a file is named."""
+    """Print the comparison, and draw the curves into the file `plot` if there is one."""
     console = Console(soft_wrap=True)
     console.print(stage_table(first, second))
     for line in verdict(first, second):

@@ -14,7 +14,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 
-from flows.commands.catalogue import COMMANDS
+from flows.commands.rollflow import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def whole_parser() -> ArgumentParser:
-    """Every command as a sub-command of one parser."""
+    """Build one parser that has every command as a sub-command."""
     whole = ArgumentParser(prog="rollflow")
     commands = whole.add_subparsers()
     for command in COMMANDS:
-        theirs = import_module(command.module).parser()
+        options = import_module(f"flows.commands.{command.name}").parser()
         commands.add_parser(
-            command.name, parents=[theirs], conflict_handler="resolve", help=command.purpose
+            command.name, parents=[options], conflict_handler="resolve", help=command.purpose
         )
     return whole
 

@@ -1,18 +1,20 @@
-"""`rollflow episodes`: what was said in a run's episodes, turn by turn.
+"""rollflow episodes: show the messages of a run's episodes, turn by turn.
 
     RUN                     the first few of the last step with recorded responses
     RUN --step 3 --longest  those of a step, the longest first
     RUN --heldout --best    those of the last evaluation; with --step 0 of the one before training
 
-Everything is read from the run's Parquet tables, and from the journal of a step that still runs.
+Episodes are read from the run's Parquet tables and from the journal of a step that still runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from typing import get_args
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from rich.console import Console
 from rich.text import Text
@@ -22,14 +24,22 @@ from artifacts.commit import read_manifest
 from artifacts.episodes import Ending
 from artifacts.journal import Journal
 from artifacts.records import Outcome
-from artifacts.reports.episode_figures import played
-from artifacts.reports.transcript import STOPPED, UNSCORED, Transcript, Voice, transcript_of
+from artifacts.reports.episode_figures import PlayedResponse, played
+from artifacts.reports.transcript import (
+    STOPPED,
+    UNSCORED,
+    Transcript,
+    Voice,
+    ending_of,
+    outcome_of,
+    transcript_of,
+)
 from artifacts.tables import ResponseRow
-from flows.commands.episode_choice import EpisodeChoice, Order, outcome_counts
-from flows.commands.named_run import run_store
+from flows.commands.runs import run_store
 
 OUTCOMES = (*map(str, Outcome), UNSCORED)
 ENDINGS = (*map(str, Ending), STOPPED)
+Order = Literal["recorded", "longest", "shortest", "best", "worst"]
 STYLES = {Voice.ENVIRONMENT: "", Voice.MODEL: "cyan", Voice.NOTE: "dim"}
 
 
@@ -65,7 +75,8 @@ def show(options: argparse.Namespace, console: Console) -> None:
 
 
 def step_of(journal: Journal, options: argparse.Namespace, run_id: str) -> int:
-    """The step that is asked for, else the last one. ValueError if nothing is recorded of it."""
+    """The step of --step, or the last recorded one. ValueError if nothing is recorded of that
+    step."""
     steps = journal.steps()
     what = "evaluation" if options.heldout else "step"
     if not steps:
@@ -85,8 +96,8 @@ def step_of(journal: Journal, options: argparse.Namespace, run_id: str) -> int:
 
 
 def recorded(journal: Journal, step: int) -> list[ResponseRow]:
-    """What is recorded of the step. A step that is closed meanwhile loses its parts; then its table
-    is there."""
+    """Read the recorded responses of a step. If the step closes meanwhile, its parts vanish and the
+    second attempt reads its table."""
     try:
         return journal.read(step)
     except FileNotFoundError:
@@ -94,7 +105,8 @@ def recorded(journal: Journal, step: int) -> list[ResponseRow]:
 
 
 def matching(rows: Sequence[ResponseRow], choice: EpisodeChoice, where: str) -> list[ResponseRow]:
-    """At least one. ValueError if there is none, saying what there is instead."""
+    """The chosen episodes, at least one. ValueError, with counts of those that exist, if none
+    matches."""
     if not played(rows):
         raise ValueError(
             f"the responses must be episodes to be shown, those in {where} are not"
@@ -121,8 +133,74 @@ def choice_of(options: argparse.Namespace) -> EpisodeChoice:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeChoice:
+    """Conditions on episodes and their order; an empty text or None sets no condition."""
+
+    outcome: str = ""  # as `outcome_of` names it
+    ending: str = ""  # as `ending_of` names it
+    least_reward: float | None = None  # excludes episodes without a verdict
+    order: Order = "recorded"
+
+    def chosen(self, rows: Iterable[ResponseRow]) -> list[ResponseRow]:
+        """The episodes among these responses that match, in order."""
+        found = [episode for episode in played(rows) if self._matches(episode)]
+        return [episode.row for episode in sorted(found, key=SORT_KEYS[self.order])]
+
+    def _matches(self, found: PlayedResponse) -> bool:
+        reward = reward_of(found)
+        return (
+            self.outcome in ("", outcome_of(found.row))
+            and self.ending in ("", ending_of(found.episode))
+            and (self.least_reward is None or (reward is not None and reward >= self.least_reward))
+        )
+
+
+def reward_of(found: PlayedResponse) -> float | None:
+    """The reward of an episode; None without a verdict."""
+    score = found.row.response.score
+    return None if score is None else score.reward
+
+
+def outcome_counts(rows: Sequence[ResponseRow]) -> str:
+    """Numbers of episodes by outcome and by ending, as text."""
+    episodes = played(rows)
+    outcomes = Counter(outcome_of(found.row) for found in episodes)
+    endings = Counter(ending_of(found.episode) for found in episodes)
+    return f"{_counts(outcomes)}; ended {_counts(endings)}"
+
+
+def _counts(counted: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counted.most_common())
+
+
+def _length(found: PlayedResponse) -> tuple[int, int]:
+    """Sort key: turns, then sampled tokens."""
+    return found.num_turns, found.row.response.generated.num_sampled
+
+
+def _by_reward(sign: int) -> Callable[[PlayedResponse], tuple[bool, float]]:
+    """Sort key: the reward times `sign`; episodes without a verdict come last."""
+
+    def sort_key(found: PlayedResponse) -> tuple[bool, float]:
+        reward = reward_of(found)
+        return reward is None, sign * (reward or 0.0)
+
+    return sort_key
+
+
+# the episode with the smallest key comes first
+SORT_KEYS: dict[Order, Callable[[PlayedResponse], tuple[float, ...]]] = {
+    "recorded": lambda found: (),
+    "longest": lambda found: tuple(-length for length in _length(found)),
+    "shortest": _length,
+    "best": _by_reward(-1),
+    "worst": _by_reward(1),
+}
+
+
 def printed(transcript: Transcript) -> Iterator[Text]:
-    """A transcript for a terminal."""
+    """Format a transcript for a terminal."""
     yield Text(f"{transcript.response_id}  {transcript.about}", style="bold")
     yield Text(transcript.headline)
     for line in transcript.lines:

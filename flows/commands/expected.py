@@ -1,40 +1,139 @@
-"""What a candidate of `rollflow recommend` takes: its very configuration, played in virtual time.
+"""Expected step times of the candidates of `rollflow recommend`, from simulated steps.
 
     situation + candidate ─▶ RunConfig ─▶ a period of steps for each draw ─▶ Expected
 
-Every candidate is played with the same draws, so that two differ in nothing but themselves, and
-differences are taken draw by draw. What is played is what is written: policy, batch, stream trainer
-and placement come from the configuration. Leaves out the limits of its engines (batch, memory),
-which are the machine's, and a judge's share of a device.
+All candidates see the same draws of lengths, in as many processes as there are cores, so that two
+candidates are compared draw by draw. Policy, batch, stream trainer and placement come from the very
+configuration that is written. Leaves out the engines' limits (batch, memory), which belong to the
+machine, and a judge's share of a device.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 import sys
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import get_context
 from statistics import fmean, stdev
 
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from flows.commands.candidates import Candidate, others, plain
-from flows.commands.draws import Drawn, draw_all, players
 from flows.commands.situation import Situation
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
+from flows.played_config import played_run
 from tasks.cluster.devices import num_environment_workers, parse_role_map
+from tasks.cluster.parent import end_with
 from tasks.scheduling.policies.multilevel import levels_within
+from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.steps import play
+
+MIN_STEPS = 3  # of a draw: a single step is one sample of its longest response
+MAX_STEPS = 200  # of a draw: many levels with a small eta have endless periods
+WARM_UP_STEPS = 2  # in which overlapping steps fill their pipeline
+Draw = tuple[RunConfig, int]  # a configuration and the number of the draw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawResult:
+    """Seconds and throughput of the planned steps of one draw."""
+
+    step_s: float  # mean of a step
+    rollout_s: float  # sum over the steps
+    total_s: float  # sum over the steps
+    tokens_per_s: float  # trained tokens in a second
+
+
+@contextmanager
+def simulation_pool(situation: Situation) -> Iterator[ProcessPoolExecutor]:
+    """Start processes that simulate draws in a situation. They are forked, because the functions of
+    a situation cannot be pickled."""
+    pool = ProcessPoolExecutor(
+        os.cpu_count() or 1,
+        get_context("fork"),
+        initializer=_initialize,
+        initargs=(situation, os.getpid()),
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def simulate_all(pool: ProcessPoolExecutor, what: str, draws: Sequence[Draw]) -> list[DrawResult]:
+    """Simulate all draws and return their results in order. what: label of the progress bar.
+    ValueError for a configuration that cannot be simulated."""
+    futures = [pool.submit(_simulate, draw) for draw in draws]
+    _show_progress(what, futures)
+    return [future.result() for future in futures]
+
+
+def _show_progress(what: str, futures: Sequence[Future[DrawResult]]) -> None:
+    """Show a progress bar until all futures are done, if standard error is a terminal."""
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        for _ in progress.track(as_completed(futures), total=len(futures), description=what):
+            pass
+
+
+_situations: list[Situation] = []  # one in a process of the pool, none elsewhere
+
+
+def _initialize(situation: Situation, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once, without a traceback
+    end_with(parent)
+    _situations.append(situation)
+
+
+def _simulate(draw: Draw) -> DrawResult:
+    """Simulate one draw, without the steps that fill the pipeline and those that drain the
+    queue."""
+    run = simulated_run(*draw, _situations[-1])
+    is_off_policy = run.policy.algebra(run.batch).is_off_policy
+    played = play(run).planned.after(is_off_policy * WARM_UP_STEPS)
+    return DrawResult(
+        step_s=played.mean("step_s"),
+        rollout_s=played.total("rollout_s"),
+        total_s=played.total("step_s"),
+        tokens_per_s=played.tokens_per_s,
+    )
+
+
+def simulated_run(config: RunConfig, draw: int, situation: Situation) -> SimulatedRun:
+    """A run of at least MIN_STEPS in whole periods of the policy, cut at MAX_STEPS."""
+    algebra = config.scheduling.algebra(config.batch)
+    periods = math.ceil(MIN_STEPS / algebra.period_steps)
+    num_steps = min(periods * algebra.period_steps, MAX_STEPS)
+    return played_run(
+        config,
+        situation.machine,
+        situation.work(draw),
+        num_steps + algebra.is_off_policy * WARM_UP_STEPS,
+        devices_per_rank=situation.group_size,
+        seed=draw + 1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a configuration takes, over the draws."""
+    """Step time and throughput of a configuration over all draws."""
 
     candidate: Candidate | None  # None: the recorded run itself
     config: RunConfig
     step_s: tuple[float, ...]  # mean step of each draw
-    rollout_share: float
+    rollout_share: float  # of the seconds of all steps
     tokens_per_s: float
 
     @property
@@ -43,100 +142,106 @@ class Expected:
 
     @property
     def spread_s(self) -> float:
-        """Standard deviation over the draws; 0 of a single one."""
+        """Standard deviation over the draws; 0 of a single draw."""
         return _spread(self.step_s)
 
     def lost_s(self, best: Expected) -> tuple[float, float]:
-        """Seconds of a step that it takes longer than the best, with their standard deviation over
-        the draws, which both share."""
+        """Seconds of a step beyond the best candidate's: mean and standard deviation over the
+        draws, which both share."""
         lost = [own - other for own, other in zip(self.step_s, best.step_s, strict=True)]
         return fmean(lost), _spread(lost)
 
 
-def compared(place: Situation, num_draws: int, is_off_policy: bool = False) -> tuple[Expected, ...]:
-    """All that were played, the shortest step first. ValueError where none can be."""
-    with players(place) as pool:
-        sizes = _played(pool, "sizes of engines", _accepted(plain(place.sizes), place), num_draws)
+def compare_candidates(
+    situation: Situation, num_draws: int, is_off_policy: bool = False
+) -> tuple[Expected, ...]:
+    """Simulate all candidates and sort them, the shortest step first. ValueError if none can be
+    simulated."""
+    with simulation_pool(situation) as pool:
+        sizes = _simulated(
+            pool, "sizes of engines", _accepted(plain(situation.sizes), situation), num_draws
+        )
         best = min(sizes, key=lambda each: each.mean_s)
         assert best.candidate is not None, "it was played as a candidate"
         more = others(
             best.candidate,
-            place.machine.num_devices,
-            place.group_size,
+            situation.machine.num_devices,
+            situation.group_size,
             levels_within(best.config.sampling.max_response_tokens),
             is_off_policy=is_off_policy,
         )
-        accepted = _accepted(more, place, known=(best.config,))
-        found = _played(pool, "policies and placements", accepted, num_draws)
+        accepted = _accepted(more, situation, known=(best.config,))
+        found = _simulated(pool, "policies and placements", accepted, num_draws)
     return tuple(sorted((*sizes, *found), key=lambda each: each.mean_s))
 
 
-def expect(config: RunConfig, place: Situation, num_draws: int) -> Expected:
-    """What a configuration takes in so many draws."""
-    with players(place) as pool:
-        return _played(pool, "the recorded run", [(None, config)], num_draws)[0]
+def expect(config: RunConfig, situation: Situation, num_draws: int) -> Expected:
+    """Simulate a configuration in `num_draws` draws."""
+    with simulation_pool(situation) as pool:
+        return _simulated(pool, "the recorded run", [(None, config)], num_draws)[0]
 
 
 def _accepted(
-    candidates: Iterable[Candidate], place: Situation, known: Sequence[RunConfig] = ()
+    candidates: Iterable[Candidate], situation: Situation, known: Sequence[RunConfig] = ()
 ) -> list[tuple[Candidate, RunConfig]]:
-    """Those that a configuration accepts, each kind of steps once; what it says of others goes to
-    standard error."""
-    seen = [_steps_of(config) for config in known]
+    """Candidates that make a valid configuration, one of each kind of steps; the errors of others
+    go to standard error."""
+    seen = [_kind_of_steps(config) for config in known]
     found: list[tuple[Candidate, RunConfig]] = []
     for candidate in candidates:
         try:
-            config = config_of(candidate, place)
+            config = config_of(candidate, situation)
         except ValueError as error:
             if candidate.is_plain:
                 raise
             print(f"not tried: {candidate.label}: {sentence(error)}", file=sys.stderr)
             continue
-        if _steps_of(config) not in seen:
-            seen.append(_steps_of(config))
+        if _kind_of_steps(config) not in seen:
+            seen.append(_kind_of_steps(config))
             found.append((candidate, config))
     return found
 
 
-def _played(
+def _simulated(
     pool: ProcessPoolExecutor,
     what: str,
     configs: Sequence[tuple[Candidate | None, RunConfig]],
     num_draws: int,
 ) -> list[Expected]:
-    """What each of these takes in the same draws."""
+    """Simulate each configuration with the same draws."""
     draws = range(num_draws)
-    played = iter(draw_all(pool, what, [(config, draw) for _, config in configs for draw in draws]))
-    return [
-        _expected(candidate, config, list(islice(played, num_draws)))
-        for candidate, config in configs
-    ]
-
-
-def _expected(candidate: Candidate | None, config: RunConfig, draws: Sequence[Drawn]) -> Expected:
-    return Expected(
-        candidate=candidate,
-        config=config,
-        step_s=tuple(drawn.step_s for drawn in draws),
-        rollout_share=sum(drawn.rollout_s for drawn in draws)
-        / sum(drawn.total_s for drawn in draws),
-        tokens_per_s=fmean(drawn.tokens_per_s for drawn in draws),
+    results = iter(
+        simulate_all(pool, what, [(config, draw) for _, config in configs for draw in draws])
     )
+    found = []
+    for candidate, config in configs:
+        own = list(islice(results, num_draws))
+        rollout_s, total_s = sum(each.rollout_s for each in own), sum(each.total_s for each in own)
+        found.append(
+            Expected(
+                candidate=candidate,
+                config=config,
+                step_s=tuple(each.step_s for each in own),
+                rollout_share=rollout_s / total_s,
+                tokens_per_s=fmean(each.tokens_per_s for each in own),
+            )
+        )
+    return found
 
 
-def config_of(candidate: Candidate, place: Situation) -> RunConfig:
-    """The configuration that a candidate makes. ValueError for what RunConfig refuses."""
-    values = candidate.values(place.machine.num_devices)
-    roles = place.base.get("cluster", {}).get("roles", "")
-    values["cluster"]["roles"] += _other_roles(roles)
-    sampling = place.base.get("scheduling", {}).get("dynamic_sampling")
+def config_of(candidate: Candidate, situation: Situation) -> RunConfig:
+    """The configuration of a candidate. ValueError for one that RunConfig refuses."""
+    values = candidate.values(situation.machine.num_devices)
+    roles = situation.base.get("cluster", {}).get("roles", "")
+    values["cluster"]["roles"] += _other_roles(roles) if roles else ""
+    sampling = situation.base.get("scheduling", {}).get("dynamic_sampling")
     if sampling is not None:
         values["scheduling"]["dynamic_sampling"] = sampling
-    return RunConfig.model_validate(overlay(place.base, values))
+    return RunConfig.model_validate(overlay(situation.base, values))
 
 
-def _steps_of(config: RunConfig) -> tuple[object, ...]:
-    """What its steps consist of: of a small batch, neighbouring etas launch the same."""
+def _kind_of_steps(config: RunConfig) -> tuple[object, ...]:
+    """A key that is equal for equal steps: in a small batch neighbouring etas launch the same."""
     algebra = config.scheduling.algebra(config.batch)
     size, roles = config.engine.tensor_parallel_size, config.cluster.roles
     return algebra, size, roles, config.stream_trainer.enabled
@@ -147,9 +252,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _other_roles(roles: str) -> str:
-    """What a role map has beside rollout and learner, to be appended to another one."""
-    if not roles:
-        return ""
+    """The roles of a map beside rollout and learner, as text to append to another map."""
     judges = parse_role_map(roles).get("judge", ())
     judge = f", judge: {','.join(map(str, judges))}" if judges else ""
     workers = num_environment_workers(roles)

@@ -1,11 +1,12 @@
-"""rollflow recommend: how a model should be trained on some devices, by playing the candidates on
-simulated ones: which policy, eta, engine size, and which devices do what.
+"""rollflow recommend: choose policy, eta, engine size and placement for a model on some devices, by
+simulating the steps of all candidates.
 
     situation ─▶ engine sizes, plain ─▶ best size ─▶ policies and placements ─▶ table, settings
 
-Candidates are played by the real driver and policies on the machine of `tasks.simulation`; every
-one with the same draws of lengths. Leaves out a judge's devices, the learner's own settings, and,
-unless asked for, policies that are off-policy: what their staleness costs is no matter of seconds.
+The real driver and policies play every candidate on the machine of `tasks.simulation`, with the
+same draws of lengths. Leaves out a judge's devices, the learner's own settings and, unless
+--off-policy is given, off-policy candidates: the seconds of a step do not show the cost of
+staleness.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ and how sure that is. --write keeps the answer for rollflow train --settings.
 Nothing is started.
 """
 WIDTH = 130  # characters of the table
-SHORT_S = 10.0  # seconds below which two digits are shown
-FIGURES = ("step s", "loses s", "rollout", "tokens/s")
+SHORT_S = 10.0  # shorter times are shown with two digits
+COLUMNS = ("step s", "loses s", "rollout", "tokens/s")
 
 
 def parser() -> ArgumentParser:
@@ -89,20 +90,20 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, 2 with one sentence where nothing can be recommended, 130 when interrupted."""
-    from flows.commands.expected import compared
-    from flows.commands.situation import situation
+    """Exit status 0; 2 with one sentence if nothing can be recommended, 130 if interrupted."""
+    from flows.commands.expected import compare_candidates
+    from flows.commands.situation import build_situation
     from flows.config.sentence import sentence
 
     options = parser().parse_args(argv)
     try:
-        place = situation(options)
-        found = compared(place, options.seeds, options.off_policy)
-        show(found, place)
+        situation = build_situation(options)
+        found = compare_candidates(situation, options.seeds, options.off_policy)
+        show(found, situation)
         if options.json is not None:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps([row(each) for each in found], indent=1))
-        write_settings(found[0], options.write)
+        write_best(found[0], options.write)
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
@@ -112,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def settings(expected: Expected) -> Values:
-    """For a run: what differs from the preset, and all that was chosen, whatever the preset says of
-    it."""
+    """Settings for a run with this candidate: all differences from the preset and all chosen
+    values."""
     from flows.config.overlay import overlay
     from flows.config.settings_file import settings_of
 
@@ -125,7 +126,7 @@ def settings(expected: Expected) -> Values:
 
 
 def row(expected: Expected) -> dict[str, object]:
-    """As JSON has it."""
+    """One candidate as a row of --json."""
     return {
         "settings": settings(expected),
         "step_s": list(expected.step_s),
@@ -134,16 +135,16 @@ def row(expected: Expected) -> dict[str, object]:
     }
 
 
-def show(found: tuple[Expected, ...], place: Situation) -> None:
-    """All of them, the best one, and how much it is to be believed."""
+def show(found: tuple[Expected, ...], situation: Situation) -> None:
+    """Print the table of all candidates, the best one, and how reliable the answer is."""
     best = found[0]
-    table = Table(Column("policy", no_wrap=True), "streams", "devices", "engine", *FIGURES)
+    table = Table(Column("policy", no_wrap=True), "streams", "devices", "engine", *COLUMNS)
     for each in found:
         assert each.candidate is not None, "only candidates are shown"
         table.add_row(
             each.candidate.policy,
             "on" if each.candidate.streams else "",
-            each.candidate.placement(place.machine.num_devices),
+            each.candidate.placement(situation.machine.num_devices),
             f"of {each.candidate.size}",
             _with_spread(each.mean_s, each.spread_s),
             "" if each is best else _with_spread(*each.lost_s(best)),
@@ -152,12 +153,16 @@ def show(found: tuple[Expected, ...], place: Situation) -> None:
         )
     console = Console(width=WIDTH, highlight=False)
     console.print(table)
-    for words in (place.about, *why(found), *check(place, len(best.step_s))):
+    for words in (
+        situation.about,
+        *explanation(found),
+        *calibration_check(situation, len(best.step_s)),
+    ):
         console.print(words, markup=False)
 
 
-def why(found: tuple[Expected, ...]) -> Iterator[str]:
-    """What speaks for the best one, and what against relying on it."""
+def explanation(found: tuple[Expected, ...]) -> Iterator[str]:
+    """Sentences on the lead of the best candidate and on the doubts about it."""
     best, *rest = found
     assert best.candidate is not None
     plain = next(each for each in found if each.candidate and each.candidate.is_plain)
@@ -182,19 +187,20 @@ def why(found: tuple[Expected, ...]) -> Iterator[str]:
         yield "it is off-policy: what its staleness costs in reward is not in these seconds"
 
 
-def check(place: Situation, num_draws: int) -> Iterator[str]:
-    """The recorded run itself, played and measured, where that can be compared."""
+def calibration_check(situation: Situation, num_draws: int) -> Iterator[str]:
+    """Compare the recorded run's simulated step time with the measured one, if there is such a
+    run."""
     from artifacts.commit import seconds_added
     from flows.commands.expected import expect
     from flows.config.run_config import RunConfig
     from tasks.simulation.calibration import counted
 
-    if place.recorder is None:
+    if situation.recorder is None:
         return
-    seconds = seconds_added([step.commit for step in place.recorder.steps])
-    measured = seconds[-len(counted(place.recorder)) :]
+    seconds = seconds_added([step.commit for step in situation.recorder.steps])
+    measured = seconds[-len(counted(situation.recorder)) :]
     try:
-        itself = expect(RunConfig.model_validate(place.recorder.config), place, num_draws)
+        itself = expect(RunConfig.model_validate(situation.recorder.config), situation, num_draws)
     except ValueError as error:
         yield f"the recorded run itself cannot be played: {error}"
         return
@@ -204,8 +210,8 @@ def check(place: Situation, num_draws: int) -> Iterator[str]:
     )
 
 
-def write_settings(best: Expected, path: Path | None) -> None:
-    """How to train with it, in a file if there is one."""
+def write_best(best: Expected, path: Path | None) -> None:
+    """Print the command that trains with the best candidate; its settings go to `path` if given."""
     from flows.config.settings_file import write_settings
 
     values = settings(best)

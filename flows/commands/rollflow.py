@@ -1,6 +1,8 @@
 """The console script: `rollflow COMMAND ...` is `python -m flows.commands.COMMAND ...`.
 
-Only the module of the chosen command is imported, so that help is there at once.
+A new command is a file `flows/commands/NAME.py` and a line in COMMANDS. The file has `parser()`,
+which returns the command's ArgumentParser, and `main(argv)`, which returns the exit status. Only
+the module of the chosen command is imported, so that the help page appears at once.
 """
 
 from __future__ import annotations
@@ -13,31 +15,67 @@ from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
+from typing import Final, NamedTuple
 
-from flows.commands.catalogue import COMMANDS, CatalogueEntry
+TRAIN: Final = "Train"
+LEND: Final = "Lend machines to a run"
+PREPARE: Final = "Before a run"
+INSPECT: Final = "After a run"
+SHELL: Final = "Shell"
+
+
+class Command(NamedTuple):
+    """One command with its line on the help page."""
+
+    name: str  # as it is called, and the name of its module in this package
+    group: str  # heading under which the help page lists it
+    purpose: str  # what it does, in a few words
+    example: str  # arguments that make sense to a newcomer
+
+
+COMMANDS = (
+    Command("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
+    Command("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
+    Command("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
+    Command("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
+    Command("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
+    Command("doctor", PREPARE, "check this machine, say what to do", ""),
+    Command("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
+    Command("recommend", PREPARE, "say which policy suits a cluster", "--devices 16"),
+    Command("environment", PREPARE, "play an environment, say what fails", "check guess"),
+    Command("runs", INSPECT, "list runs: state, steps, reward", ""),
+    Command("ask", INSPECT, "ask the model that a run trained", "RUN --task"),
+    Command("episodes", INSPECT, "show what was said in episodes", "RUN --heldout"),
+    Command("track", INSPECT, "tell MLflow what it missed of a run", "RUN"),
+    Command("compare", INSPECT, "put two runs side by side", "RUN RUN"),
+    Command("ui", INSPECT, "serve Prefect, MLflow and the reports", ""),
+    Command("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),
+)
+
 
 HELP = ("-h", "--help", "help")
-INTERRUPTED, UNREAD = 130, 141  # as shells have them: 128 and the number of the signal
+INTERRUPTED, PIPE_CLOSED = 130, 141  # as shells have them: 128 and the number of the signal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status of the command; 130 after Ctrl-C, 141 where nobody reads on (`| head`)."""
+    """Run the command and return its exit status; 130 after Ctrl-C, 141 if the reader of its output
+    has gone (`| head`)."""
     import_ours_first()
     try:
-        status = called(list(sys.argv[1:] if argv is None else argv))
+        status = run_command(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # what is left in the buffer would be refused once more when the process ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+        return PIPE_CLOSED
     return status
 
 
 def import_ours_first() -> None:
-    """Import these sources before what PYTHONPATH names, and nothing from the working directory,
-    here and in whatever process this one starts."""
+    """Put this checkout before PYTHONPATH and take the working directory off the import path, in
+    this process and in all processes that this one starts."""
     sources = str(Path(__file__).parents[2])
     if sources not in sys.path[:1]:
         sys.path.insert(0, sources)
@@ -46,8 +84,8 @@ def import_ours_first() -> None:
     os.environ.update(python_path())
 
 
-def called(words: Sequence[str]) -> int:
-    """The exit status of the command that these words call; 2 for one that does not exist."""
+def run_command(words: Sequence[str]) -> int:
+    """Run the command that `words` name and return its exit status; 2 for an unknown command."""
     if not words or words[0] in HELP:
         print(help_page())
         return 0
@@ -57,32 +95,30 @@ def called(words: Sequence[str]) -> int:
     name, *rest = words
     command = next((command for command in COMMANDS if command.name == name), None)
     if command is None:
-        print(f"error: {unknown(name)}", file=sys.stderr)
+        print(f"error: {unknown_command(name)}", file=sys.stderr)
         return 2
-    status: int = import_module(command.module).main(rest)
+    status: int = import_module(f"flows.commands.{command.name}").main(rest)
     return status
 
 
 def help_page() -> str:
-    """All commands by group, with an example each."""
+    """The text of `rollflow --help`: all commands by group, each with an example."""
     lines = [
         "usage: rollflow COMMAND [OPTIONS]",
         "",
         "Reinforcement-learning post-training of language models, as Prefect flows.",
     ]
     for group, commands in groupby(COMMANDS, key=lambda command: command.group):
-        lines += ["", f"{group}:", *(_line(command) for command in commands)]
+        lines += ["", f"{group}:"]
+        for command in commands:
+            example = f"rollflow {command.name} {command.example}"
+            lines.append(f"  {example:<38}{command.purpose}")
     end = "rollflow COMMAND --help lists its options, rollflow explain --list the presets."
     return "\n".join((*lines, "", end))
 
 
-def _line(command: CatalogueEntry) -> str:
-    example = f"rollflow {command.name} {command.example}"
-    return f"  {example:<38}{command.purpose}"
-
-
-def unknown(name: str) -> str:
-    """What is said of a command that does not exist."""
+def unknown_command(name: str) -> str:
+    """The error message for a command that does not exist."""
     names = [command.name for command in COMMANDS]
     near = get_close_matches(name, names, n=1)
     cure = f"did you mean 'rollflow {near[0]}'?" if near else "'rollflow --help' lists them"

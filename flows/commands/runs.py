@@ -1,9 +1,9 @@
-"""`rollflow runs`: the runs under an artifact root, with state, steps and reward.
+"""rollflow runs: list the runs of an artifact root with state, steps and reward.
 
     manifest.json + status.json + report/figures.json + names in steps/ -> a line per run
 
-A few small files of every run are read, so that any fsspec URL is listed in seconds. A run counts
-as running only while its process shows signs of life (`artifacts.status`).
+Only a few small files of every run are read, so that any fsspec URL is listed in seconds. A run
+counts as running only while its process renews its status (`artifacts.status`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -41,11 +42,11 @@ COLOURS: dict[State, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
-    """What the list tells of a run."""
+    """One run in the list."""
 
     run_id: str  # its folder
-    preset: str  # what it was configured from
-    state: State  # what is known of its process
+    preset: str  # preset it was configured from
+    state: State  # state of its process
     why: str  # reason of a failure or an interruption
     steps: int  # committed steps
     num_steps: int  # steps it was asked to make
@@ -59,27 +60,29 @@ class RunLine:
 
 
 def list_runs(root: Store, now: datetime) -> list[RunLine]:
-    """Every run under the root, the latest last."""
+    """All readable runs under the root, the latest last."""
+    folders = [name for name in root.list("") if not name.startswith(".")]
     with ThreadPoolExecutor(NUM_READERS) as readers:
-        found = readers.map(lambda name: read_line(root.child(name), name, now), _folders(root))
+        found = readers.map(lambda name: read_line(root.child(name), name, now), folders)
         lines = [line for line in found if line is not None]
     return sorted(lines, key=lambda line: (line.created, line.run_id))
 
 
 def read_line(store: Store, run_id: str, now: datetime) -> RunLine | None:
-    """The line of one run, or None where the folder holds none that this version can read."""
+    """Read one run; None if the folder holds no run that this version can read."""
     try:
-        return _line(store, run_id, now) if store.exists(layout.MANIFEST) else None
+        if not store.exists(layout.MANIFEST):
+            return None
+        return _read_line(store, run_id, now)
     # damaged, of another version, or another user's
     except (ValueError, TypeError, AttributeError, PermissionError) as error:
         logger.warning("run=%s left out reason=%s", run_id, error)
         return None
 
 
-def _line(store: Store, run_id: str, now: datetime) -> RunLine:
+def _read_line(store: Store, run_id: str, now: datetime) -> RunLine:
     manifest = read_manifest(store)
     num_commits = sum(layout.step_of_commit(name) is not None for name in store.list(layout.STEPS))
-    asked = int(manifest.config.get("num_steps", 0))
     figures = read_figures(store)
     columns = figures.columns if figures else {}
     state, why = state_of(store)
@@ -89,7 +92,7 @@ def _line(store: Store, run_id: str, now: datetime) -> RunLine:
         state=state,
         why=why,
         steps=num_commits,
-        num_steps=asked,
+        num_steps=int(manifest.config.get("num_steps", 0)),
         created=manifest.created,
         age_s=(now - datetime.fromisoformat(manifest.created)).total_seconds(),
         reward_before=columns.get("reward_before"),
@@ -101,8 +104,8 @@ def _line(store: Store, run_id: str, now: datetime) -> RunLine:
 
 
 def state_of(store: Store) -> tuple[State, str]:
-    """State and reason. A run of a version that left no status is finished if its model is
-    there."""
+    """State of a run and the reason for it. A run without a status file counts as finished if its
+    model is there."""
     status = read_status(store)
     if status is not None:
         return status.state, status.why
@@ -111,8 +114,23 @@ def state_of(store: Store) -> tuple[State, str]:
     return "interrupted", "it left no sign of how it ended"
 
 
+def run_store(run: str, root: str) -> Store:
+    """Open the store of one run. run: its name under the root, or the path or URL of its folder.
+    ValueError, with some names that exist, if there is no such run."""
+    if "/" in run or run == ".." or Path(run, layout.MANIFEST).is_file():
+        return Store.open(run.rstrip("/"))
+    opened_root = Store.open(root)
+    store = opened_root.child(run)
+    if not store.exists(layout.MANIFEST):
+        known = [name for name in opened_root.list("") if not name.startswith(".")]
+        known = [name for name in known if opened_root.exists(f"{name}/{layout.MANIFEST}")]
+        there = f"some of those there: {', '.join(known[-5:])}" if known else "there is none"
+        raise ValueError(f"RUN must be a run under {opened_root.url}, got {run!r}; {there}")
+    return store
+
+
 def table_of(lines: Sequence[RunLine]) -> Table:
-    """The list for a terminal."""
+    """Lay out the list for a terminal."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("run", "state", "steps", "held-out reward", "training", "s/step", "age"):
         is_number = title in ("steps", "training", "s/step", "age")
@@ -125,13 +143,13 @@ def table_of(lines: Sequence[RunLine]) -> Table:
             _change(line),
             _number(line.reward_training, ".2f"),
             _number(line.step_s, ".1f"),
-            age(line.age_s),
+            age_text(line.age_s),
         )
     return table
 
 
-def age(seconds: float) -> str:
-    """How long ago, in the largest unit that fits."""
+def age_text(seconds: float) -> str:
+    """Format an age in its largest unit: "3 d", "2 h", "5 min", "9 s"."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
@@ -156,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(table_of(lines), highlight=False)
     for line in lines:
         if line.state in ("failed", "interrupted"):
-            told = f"{line.run_id} {line.state}: {line.why}" if line.why else ""
-            console.print(told, markup=False, highlight=False, end="\n" if told else "")
+            reason = f"{line.run_id} {line.state}: {line.why}" if line.why else ""
+            console.print(reason, markup=False, highlight=False, end="\n" if reason else "")
     return 0
 
 
@@ -174,10 +192,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     return made
-
-
-def _folders(root: Store) -> list[str]:
-    return [name for name in root.list("") if not name.startswith(".")]
 
 
 def _change(line: RunLine) -> str:

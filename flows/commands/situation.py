@@ -1,9 +1,9 @@
-"""What `rollflow recommend` plays its candidates on: a machine, lengths, and a configuration.
+"""The situation in which `rollflow recommend` compares candidates: machine, lengths, configuration.
 
     names of a model and a device ─▶ roofline, law of lengths, preset for such devices ┐
     a recorded run ─▶ its lengths and its configuration; calibrated on it, or roofline ┴▶ Situation
 
-Leaves out which candidates there are (`candidates`) and who plays them (`expected`).
+Leaves out the candidates (`candidates`) and the simulation of their steps (`expected`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from artifacts.layout import MODEL
 from artifacts.store import Store
-from flows.commands.named_run import run_store
+from flows.commands.runs import run_store
 from flows.config.kept_config import kept_config
 from flows.config.overlay import Values, overlay
 from flows.config.presets import preset_values
@@ -33,10 +33,10 @@ from tasks.simulation.recorded import RecordedRun, read_run, recorded_work, resa
 from tasks.simulation.shapes import MODELS, ModelShape
 from tasks.simulation.workloads import workload
 
-LARGEST = 8  # devices of an engine
+MAX_ENGINE_DEVICES = 8
 RECORDED = "recorded"  # the device of a run: the machine that recorded it
 NUMBERS = ("devices", "prompts", "responses", "cap")
-DEFAULTS = {  # where no run says
+DEFAULTS = {  # without a recorded run
     "model": "qwen2.5-7b",
     "device": "h800",
     "devices": 16,
@@ -48,26 +48,26 @@ DEFAULTS = {  # where no run says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Where candidates are compared."""
+    """Machine, lengths and base configuration that all candidates share."""
 
     machine: Machine | PlainMachine
-    base: Values  # the configuration that candidates change
-    sizes: tuple[int, ...]  # devices of an engine that are possible
+    base: Values  # configuration that candidates change
+    sizes: tuple[int, ...]  # possible numbers of devices of an engine
     group_size: int  # devices of a learner that work together
-    work: Callable[[int], RunWork]  # what is asked in a draw, and how long it is answered
+    work: Callable[[int], RunWork]  # draw -> prompts with the lengths of their responses
     about: str  # machine and lengths, in a sentence
-    # the run, where all is as it was recorded: how well it plays says how well others do
+    # the run, if the machine is as it was recorded: its own error bounds those of the candidates
     recorder: RecordedRun | None = None
 
 
-def situation(options: Namespace) -> Situation:
-    """What is asked for. ValueError where the model, the devices, the batch or the run cannot
-    be."""
+def build_situation(options: Namespace) -> Situation:
+    """Build the situation that the options describe. ValueError for an unknown model, device or
+    run, and for numbers that do not fit together."""
     store = run_store(options.run, options.root) if options.run else None
     run = read_run(store) if store is not None else None
     if run is not None:
-        kept_config(run.config)  # one of another version is told as that
-    asked = _asked(options, run)
+        kept_config(run.config)  # refuses a run of another version
+    asked = _completed(options, run)
     work, lengths = _lengths(asked, run)
     if run is not None and asked.device == RECORDED:
         return Situation(
@@ -92,9 +92,9 @@ def situation(options: Namespace) -> Situation:
     )
 
 
-def _asked(options: Namespace, run: RecordedRun | None) -> Namespace:
-    """The options, with what the run or the defaults say of those that were left out."""
-    known = DEFAULTS if run is None else _of_run(run.config)
+def _completed(options: Namespace, run: RecordedRun | None) -> Namespace:
+    """Complete the options from the run, or from DEFAULTS without one."""
+    known = DEFAULTS if run is None else _options_of(run.config)
     given = {name: value for name, value in vars(options).items() if value is not None}
     asked = Namespace(**{**vars(options), **known, **given})
     for name, value in {name: getattr(asked, name) for name in (*NUMBERS, "seeds")}.items():
@@ -103,7 +103,7 @@ def _asked(options: Namespace, run: RecordedRun | None) -> Namespace:
     return asked
 
 
-def _of_run(config: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON values
+def _options_of(config: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON values
     placed = parse_role_map(config["cluster"]["roles"])
     return {
         "model": "",
@@ -116,12 +116,12 @@ def _of_run(config: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON values
 
 
 def _is_as_recorded(asked: Namespace, run: RecordedRun) -> bool:
-    known = _of_run(run.config)
+    known = _options_of(run.config)
     return all(getattr(asked, name) == known[name] for name in ("devices", "cap"))
 
 
 def _lengths(asked: Namespace, run: RecordedRun | None) -> tuple[Callable[[int], RunWork], str]:
-    """The work of every draw, and what it is in words."""
+    """The work by draw, and a description of its lengths."""
     if run is None:
         made = workload(asked.workload, asked.cap)
         return lambda draw: made, f"lengths of the workload {asked.workload!r} by a law"
@@ -131,7 +131,7 @@ def _lengths(asked: Namespace, run: RecordedRun | None) -> tuple[Callable[[int],
 
 
 def _calibrated(run: RecordedRun, asked: Namespace) -> PlainMachine:
-    """The machine that recorded the run, with so many devices."""
+    """The machine that recorded the run, with `asked.devices` devices."""
     if asked.model:
         raise ValueError(
             "--model must be left out on the machine that recorded --run, which knows nothing of"
@@ -142,8 +142,8 @@ def _calibrated(run: RecordedRun, asked: Namespace) -> PlainMachine:
 
 
 def _roofline(asked: Namespace, store: Store | None) -> Machine:
-    """The devices with the model on them; the learner as RollPacker has it for models of its
-    size."""
+    """A roofline of the devices with the model. The training cost is RollPacker's where it has this
+    model."""
     if asked.device not in DEVICES:
         known = ", ".join(DEVICES)
         raise ValueError(f"--device must be one of {known}, got {asked.device!r}; choose one")
@@ -159,7 +159,7 @@ def _roofline(asked: Namespace, store: Store | None) -> Machine:
 
 
 def _shape(model: str, store: Store | None) -> ModelShape:
-    """Of a model by name, by its config.json, or of the one that a run has trained."""
+    """The shape of a model by its name or config.json, or of the model that the run has trained."""
     if model in MODELS:
         return MODELS[model]
     path = Path(model)
@@ -176,7 +176,7 @@ def _shape(model: str, store: Store | None) -> ModelShape:
 
 
 def _read_shape(name: str, text: str, where: str) -> ModelShape:
-    """ValueError for what is no config.json, or of a kind that is not modelled."""
+    """Parse a config.json. ValueError for another file, or a kind of model without a shape."""
     try:
         return ModelShape.from_config(name, dict(json.loads(text)))
     except (json.JSONDecodeError, KeyError, TypeError, ZeroDivisionError) as error:
@@ -186,28 +186,29 @@ def _read_shape(name: str, text: str, where: str) -> ModelShape:
 
 
 def _sizes(machine: Machine) -> tuple[int, ...]:
-    """ValueError where the weights fit no engine."""
-    sizes = machine.sizes(machine.num_devices, LARGEST)
+    """Possible numbers of devices of an engine. ValueError if the weights fit none."""
+    sizes = machine.sizes(machine.num_devices, MAX_ENGINE_DEVICES)
     if not sizes:
-        most = min(LARGEST, machine.num_devices)
+        bound = min(MAX_ENGINE_DEVICES, machine.num_devices)
         raise ValueError(
-            f"{machine.model.name} must fit an engine of up to {most} {machine.device.name}, its"
+            f"{machine.model.name} must fit an engine of up to {bound} {machine.device.name}, its"
             " weights do not; give more or larger devices, or another model"
         )
     return sizes
 
 
 def _base(asked: Namespace, run: RecordedRun | None) -> Values:
-    """The run's configuration or a preset, with the batch and the bound that are asked for; the
-    room for prompts stays what it was."""
+    """The configuration of the run or of a preset, with the batch and the response bound of the
+    options; the room for prompts stays."""
     if run is not None and asked.preset:
         raise ValueError(
             f"--preset must be left out beside --run, whose settings are changed, got"
             f" {asked.preset!r}; leave one of them out"
         )
     if run is None:
-        preset = asked.preset or _preset(asked)
-        values = preset_values(preset)
+        for_devices = "one-gpu" if asked.devices == 1 else "eight-gpu"
+        default = "smollm2" if asked.device == CORE.name else for_devices
+        values = preset_values(asked.preset or default)
         if Path(asked.model).is_file():
             path = str(Path(asked.model).parent)
             values = overlay(values, {"model": {"kind": "path", "path": path}})
@@ -227,10 +228,3 @@ def _base(asked: Namespace, run: RecordedRun | None) -> Values:
             "cluster": {"device_kind": kind},
         },
     )
-
-
-def _preset(asked: Namespace) -> str:
-    """For such devices."""
-    if asked.device == CORE.name:
-        return "smollm2"
-    return "one-gpu" if asked.devices == 1 else "eight-gpu"

@@ -1,22 +1,31 @@
-"""rollflow workers: several rollout workers of this machine, which come and go by a schedule.
+"""rollflow workers: lend several rollout workers of this machine, which come and go by a schedule.
 
     schedule ──moves──▶ start: rollflow worker ADDRESS --name NAME-SLOT ...
                         retire: kill -9, or SIGTERM, which drains
 
-The schedule is `flows.commands.worker_schedule`; this keeps the clock and the processes.
+    step, --most 4   +1 +1 +1 +1 -1 +1 -1 +1 ...    one change an interval, for ever
+    trace            changes from a CSV file: seconds, +1 or -1
+
+A start takes the lowest free slot; a retirement takes the oldest worker. `step` is the schedule of
+PolyRL's launch script: the workers grow to the maximum; from then on the oldest is retired and its
+place is taken again an interval later.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, cycle, islice
 from pathlib import Path
+from typing import Literal
 
 from artifacts.private_files import private_files
 from flows.commands.worker import (
@@ -25,14 +34,6 @@ from flows.commands.worker import (
     check_elastic_worker,
     given_words,
     host_name,
-)
-from flows.commands.worker_schedule import (
-    WorkerCountChange,
-    WorkerMove,
-    first_moves,
-    moves,
-    step_changes,
-    trace_changes,
 )
 from tasks.cluster.process_environment import python_path
 
@@ -52,14 +53,15 @@ examples:
 Ctrl-C drains all of them, a second one ends them at once. --plan prints the
 beginning of the schedule and starts nothing.
 """
-REFUSED = 2
-SHOWN = 12  # moves of a plan
+REFUSED = 2  # exit status of a worker that the run does not take
+PLANNED_MOVES = 12  # that --plan prints
 SHARED = (  # options that all of them are started with
     *("token_file", "price_class", "drain_s", "lease_s", "grace_s"),
     *("spot_notice", "host", "local_directory", *CERTIFICATES),
 )
 CLOSES_WITHIN_S = 10.0  # a worker that has drained is gone by then
-LOOK_S = 0.5  # between two looks at the workers
+POLL_S = 0.5  # between two checks of the workers
+STEPS: Mapping[str, Literal[1, -1]] = {"1": 1, "+1": 1, "-1": -1}  # as a trace writes them
 SIGNAL_OF = {"kill": signal.SIGKILL, "drain": signal.SIGTERM}
 
 
@@ -108,8 +110,8 @@ def parser() -> ArgumentParser:
 
 @private_files()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Follows the schedule until Ctrl-C; 2, with a sentence, where it cannot or a worker was
-    refused."""
+    """Follow the schedule until Ctrl-C; exit status 2, with a sentence on standard error, for wrong
+    options or when the run refuses a worker."""
     options = parser().parse_args(argv)
     try:
         check_elastic_worker(options)
@@ -118,23 +120,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.plan:
-        for move in first_moves(changes, SHOWN):
+        for move in islice(moves(changes), PLANNED_MOVES):
             print(move_line(move))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    crew = Crew(lambda slot: command_of(options, slot), lambda slot: gpus_of(options, slot))
+    workers = WorkerProcesses(
+        lambda slot: command_of(options, slot), lambda slot: gpus_of(options, slot)
+    )
     try:
-        return follow(moves(changes), crew, SIGNAL_OF[options.retire])
+        return follow(moves(changes), workers, SIGNAL_OF[options.retire])
     except KeyboardInterrupt:
         with suppress(KeyboardInterrupt):
-            crew.drain(options.drain_s)
+            workers.drain(options.drain_s)
         return 0
     finally:
-        crew.kill()
+        workers.kill()
 
 
 def changes_of(options: Namespace) -> Iterable[WorkerCountChange]:
-    """The schedule that was asked for."""
+    """The changes of the schedule that the options choose. ValueError for options that do not fit
+    together."""
     if min(options.cores_each, options.gpus_each) < 0:
         raise ValueError(
             "--cores-each and --gpus-each must be >= 0, got"
@@ -153,7 +158,7 @@ def changes_of(options: Namespace) -> Iterable[WorkerCountChange]:
 
 
 def command_of(options: Namespace, slot: int) -> tuple[str, ...]:
-    """How the worker of a slot is started."""
+    """The command line of the worker in a slot."""
     name = f"{options.name or host_name()}-{slot}"
     first, last = slot * options.cores_each, (slot + 1) * options.cores_each - 1
     return (
@@ -164,26 +169,102 @@ def command_of(options: Namespace, slot: int) -> tuple[str, ...]:
 
 
 def gpus_of(options: Namespace, slot: int) -> dict[str, str]:
-    """The environment's part of it."""
+    """The environment variable that gives the worker in a slot its GPUs."""
     gpus = range(slot * options.gpus_each, (slot + 1) * options.gpus_each)
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
 
 
-class Crew:
-    """The workers that were started, by slot."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCountChange:
+    """One worker more or one less at a moment."""
+
+    at_s: float  # seconds since the schedule began
+    by: Literal[1, -1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMove:
+    """The start or the retirement of the worker in one slot."""
+
+    at_s: float  # seconds since the schedule began
+    kind: Literal["start", "retire"]
+    slot: int  # number of the worker on this machine, from 0
+    present: int  # number of workers after the move
+
+
+def step_changes(interval_s: float, max_workers: int) -> Iterator[WorkerCountChange]:
+    """Add a worker every interval up to `max_workers`, then remove one and add one in turn, for
+    ever."""
+    turns: cycle[Literal[1, -1]] = cycle((-1, 1))
+    for number in count():
+        by = 1 if number < max_workers else next(turns)
+        yield WorkerCountChange(at_s=number * interval_s, by=by)
+
+
+def trace_changes(lines: Iterable[str]) -> tuple[WorkerCountChange, ...]:
+    """Read the changes of a CSV file with the columns seconds and +1 or -1; a heading and lines
+    that begin with # are skipped. ValueError for a line that has another form, is out of order, or
+    retires a worker when none is left."""
+    changes: list[WorkerCountChange] = []
+    present = 0
+    rows = csv.reader(line for line in lines if line.strip() and not line.startswith("#"))
+    for number, row in enumerate(rows):
+        if number == 0 and not _is_number(row[0]) and row[-1].strip() not in STEPS:
+            continue
+        if len(row) != 2 or not _is_number(row[0]) or row[1].strip() not in STEPS:
+            raise ValueError(
+                f"a line of a trace must read SECONDS,+1 or SECONDS,-1, got {','.join(row)!r};"
+                " correct it"
+            )
+        change = WorkerCountChange(at_s=float(row[0]), by=STEPS[row[1].strip()])
+        present += change.by
+        if present < 0 or (changes and change.at_s < changes[-1].at_s):
+            raise ValueError(
+                "a trace must be in order of time and retire only workers that are there, got"
+                f" {','.join(row)!r} after {len(changes)} changes; sort it, or drop the line"
+            )
+        changes.append(change)
+    if not changes:
+        raise ValueError("a trace must have a change, it has none; write lines like '0,+1'")
+    return tuple(changes)
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().replace(".", "", 1).isdecimal()
+
+
+def moves(changes: Iterable[WorkerCountChange]) -> Iterator[WorkerMove]:
+    """Assign a slot to every change: the lowest free one starts, the oldest worker is retired."""
+    present: list[int] = []  # slots, the oldest worker first
+    for change in changes:
+        if change.by > 0:
+            slot = next(slot for slot in count() if slot not in present)
+            present.append(slot)
+        else:
+            slot = present.pop(0)
+        yield WorkerMove(
+            at_s=change.at_s,
+            kind="start" if change.by > 0 else "retire",
+            slot=slot,
+            present=len(present),
+        )
+
+
+class WorkerProcesses:
+    """The processes of the workers that this command has started, by slot."""
 
     def __init__(
         self,
         command: Callable[[int], Sequence[str]],
         environment: Callable[[int], Mapping[str, str]] = lambda slot: {},
     ) -> None:
-        """command, environment: of the worker of a slot."""
+        """command, environment: return the command line and added variables for a slot."""
         self._command = command
         self._environment = environment
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, slot: int) -> None:
-        """Start a worker; one that still drains there has had its time."""
+        """Start the worker of a slot; a worker that still drains there is killed."""
         if slot in self._processes:
             self._processes[slot].kill()
             self._processes[slot].wait()
@@ -194,19 +275,19 @@ class Crew:
         self._processes[slot].send_signal(number)
 
     def present(self) -> tuple[int, ...]:
-        """The slots whose worker has not ended."""
+        """Slots whose worker is still running."""
         return tuple(slot for slot, process in self._processes.items() if process.poll() is None)
 
     def was_refused(self) -> bool:
         return any(process.poll() == REFUSED for process in self._processes.values())
 
     def drain(self, drain_s: float) -> None:
-        """Have all leave and wait until they have."""
+        """Drain all workers and wait until they have ended, for at most `drain_s` and a margin."""
         for slot in self.present():
             self.retire(slot, signal.SIGTERM)
         ends = time.monotonic() + drain_s + CLOSES_WITHIN_S
         while self.present() and time.monotonic() < ends:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def kill(self) -> None:
         for process in self._processes.values():
@@ -214,27 +295,27 @@ class Crew:
             process.wait()
 
 
-def follow(planned: Iterable[WorkerMove], crew: Crew, retire: signal.Signals) -> int:
-    """Make each move at its time, then wait until the last worker has ended; 2 as soon as one was
-    refused, because the others would be."""
+def follow(planned: Iterable[WorkerMove], workers: WorkerProcesses, retire: signal.Signals) -> int:
+    """Make each move at its time and wait until the last worker has ended. Returns 0, or REFUSED as
+    soon as the run refuses one worker, because it would refuse the others too."""
     began_s = time.monotonic()
     for move in planned:
         while (left_s := began_s + move.at_s - time.monotonic()) > 0:
-            if crew.was_refused():
+            if workers.was_refused():
                 return REFUSED
-            time.sleep(min(LOOK_S, left_s))
+            time.sleep(min(POLL_S, left_s))
         print(move_line(move), file=sys.stderr, flush=True)
         if move.kind == "start":
-            crew.start(move.slot)
+            workers.start(move.slot)
         else:
-            crew.retire(move.slot, retire)
-    while crew.present():
-        time.sleep(LOOK_S)
-    return REFUSED if crew.was_refused() else 0
+            workers.retire(move.slot, retire)
+    while workers.present():
+        time.sleep(POLL_S)
+    return REFUSED if workers.was_refused() else 0
 
 
 def move_line(move: WorkerMove) -> str:
-    """A move as a line."""
+    """Format a move as one line of output."""
     return f"{move.at_s:8.0f} s  {move.kind:<7}worker {move.slot}, {move.present} there"
 
 

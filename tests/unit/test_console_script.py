@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.commands import rollflow
-from flows.commands.catalogue import COMMANDS
 from flows.commands.completion import SHELLS, whole_parser
-from flows.commands.rollflow import help_page, main
+from flows.commands.rollflow import COMMANDS, help_page, main
 
 HEAVY = ("torch", "vllm", "prefect", "pydantic", "distributed", "mlflow", "pyarrow", "rich")
 

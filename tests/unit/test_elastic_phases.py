@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.records import Span
 from artifacts.reports.device_cost import IDLE, Window, used_seconds
-from flows.commands.compared_uses import use_lines
+from flows.commands.compare import use_lines
 from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.worker_events import (
     AdmittedWorker,

@@ -13,7 +13,7 @@ from artifacts.commit import StepCommit
 from artifacts.prices import PriceConfig, gain
 from artifacts.records import Fate
 from artifacts.reports.device_cost import run_cost
-from flows.commands.compared_costs import cost_totals, cost_verdict
+from flows.commands.compare import cost_totals, cost_verdict
 from flows.config.run_config import RunConfig
 from tasks.metrics.report import StepReport
 from tasks.metrics.step_cost import cost_metrics

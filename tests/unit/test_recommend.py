@@ -15,10 +15,15 @@ from artifacts.commit import read_manifest, write_manifest
 from artifacts.store import Store
 from flows.commands.candidates import Candidate, others
 from flows.commands.command_line import assemble
-from flows.commands.draws import FEWEST_STEPS, MOST_STEPS, _run
-from flows.commands.expected import Expected, compared
-from flows.commands.recommend import main, parser, why
-from flows.commands.situation import situation
+from flows.commands.expected import (
+    MAX_STEPS,
+    MIN_STEPS,
+    Expected,
+    compare_candidates,
+    simulated_run,
+)
+from flows.commands.recommend import explanation, main, parser
+from flows.commands.situation import build_situation
 from flows.config.run_config import RunConfig
 from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 from tasks.simulation.workloads import WORKLOADS
@@ -86,7 +91,7 @@ def test_without_a_file_the_settings_are_told_as_train_takes_them(
 def test_tail_batching_pays_where_there_is_a_tail(has_tail: bool, tmp_path: Path) -> None:
     run = keep_run(tmp_path / "recorded", has_tail)
     options = parser().parse_args(["--run", str(run)])
-    found = compared(situation(options), 2)
+    found = compare_candidates(build_situation(options), 2)
     step_s = {each.candidate: each.mean_s for each in found}
     batched = step_s[Candidate(size=1, prompt_eta=1.5, response_eta=1.5)]
     assert (batched < step_s[Candidate(size=1)]) == has_tail
@@ -167,9 +172,11 @@ def test_a_model_may_be_a_config_file(tmp_path: Path) -> None:
             }
         )
     )
-    place = situation(parser().parse_args([*MATH, "--model", str(tmp_path / "config.json")]))
-    assert place.sizes == (1, 2, 4)
-    assert place.base["model"] == {"kind": "path", "path": str(tmp_path)}
+    situation = build_situation(
+        parser().parse_args([*MATH, "--model", str(tmp_path / "config.json")])
+    )
+    assert situation.sizes == (1, 2, 4)
+    assert situation.base["model"] == {"kind": "path", "path": str(tmp_path)}
 
 
 def test_a_run_says_what_is_not_given_and_how_fast_its_machine_is(
@@ -201,7 +208,9 @@ def test_what_takes_as_long_in_every_draw_is_not_to_be_told_from_the_best() -> N
         )
         for size, seconds in ((1, 2.0), (2, 2.0), (4, 3.0))
     )
-    assert "not to be told from it: synchronous, engines of 2" in list(why((best, equal, slower)))
+    assert "not to be told from it: synchronous, engines of 2" in list(
+        explanation((best, equal, slower))
+    )
 
 
 def test_draws_of_a_run_differ_and_are_the_same_for_all(tmp_path: Path) -> None:
@@ -211,30 +220,32 @@ def test_draws_of_a_run_differ_and_are_the_same_for_all(tmp_path: Path) -> None:
             str(keep_run(tmp_path / "recorded")),
         ]
     )
-    found = compared(situation(options), 2)
+    found = compare_candidates(build_situation(options), 2)
     assert all(len(set(each.step_s)) == 2 for each in found)
-    again = compared(situation(options), 2)
+    again = compare_candidates(build_situation(options), 2)
     assert [each.step_s for each in again] == [each.step_s for each in found]
 
 
 def test_lengths_of_a_run_may_be_played_on_other_devices(tmp_path: Path) -> None:
     run = keep_run(tmp_path / "recorded")
     words = ["--run", str(run), "--model", "qwen2.5-7b", "--device", "h100", "--devices", "4"]
-    place = situation(parser().parse_args(words))
-    assert place.sizes == (1, 2, 4)
-    assert place.recorder is None
-    assert place.base["cluster"]["device_kind"] == "cuda"
-    assert place.work(0).longest_tokens == 128
+    situation = build_situation(parser().parse_args(words))
+    assert situation.sizes == (1, 2, 4)
+    assert situation.recorder is None
+    assert situation.base["cluster"]["device_kind"] == "cuda"
+    assert situation.work(0).longest_tokens == 128
 
 
 def test_a_draw_of_a_period_without_end_is_bounded(tmp_path: Path) -> None:
     """Eight levels with an eta of 1.25 take more rounds than anybody would wait for."""
-    place = situation(parser().parse_args(["--run", str(keep_run(tmp_path / "recorded"))]))
+    situation = build_situation(
+        parser().parse_args(["--run", str(keep_run(tmp_path / "recorded"))])
+    )
     endless = MultilevelBatchingConfig(num_levels=8, prompt_overprovision=1.25)
     assert endless.algebra(CONFIG.batch).period_steps > 10_000
     config = CONFIG.model_copy(update={"scheduling": endless})
-    assert _run(config, 0, place).num_steps == MOST_STEPS
-    assert _run(CONFIG, 0, place).num_steps == FEWEST_STEPS
+    assert simulated_run(config, 0, situation).num_steps == MAX_STEPS
+    assert simulated_run(CONFIG, 0, situation).num_steps == MIN_STEPS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.catalogue import COMMANDS
+from flows.commands.rollflow import COMMANDS
 from tasks.cluster.dask_cluster import SETTINGS
 from tasks.cluster.process_environment import SAFE_PATH, python_path
 from tasks.isolation.interpreter import own

@@ -6,19 +6,24 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from flows.commands.worker_schedule import (
+from flows.commands.workers import (
     WorkerCountChange,
     WorkerMove,
-    first_moves,
+    WorkerProcesses,
+    command_of,
+    follow,
+    gpus_of,
+    main,
     moves,
+    parser,
     step_changes,
     trace_changes,
 )
-from flows.commands.workers import Crew, command_of, follow, gpus_of, main, parser
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
 
@@ -29,7 +34,7 @@ def ended_with(code: int) -> Callable[[int], Sequence[str]]:
 
 
 def test_the_schedule_step_is_that_of_polyrls_launch_script() -> None:
-    planned = first_moves(step_changes(1800.0, 4), 12)
+    planned = tuple(islice(moves(step_changes(1800.0, 4)), 12))
     table = [(move.at_s, move.kind, move.slot, move.present) for move in planned]
     assert table == [
         (0, "start", 0, 1),
@@ -81,28 +86,28 @@ def test_processes_follow_a_schedule() -> None:
         WorkerMove(at_s=0.1, kind="retire", slot=0, present=1),
         WorkerMove(at_s=0.15, kind="retire", slot=1, present=0),
     ]
-    crew = Crew(lambda slot: SLEEPS)
-    assert follow(planned, crew, signal.SIGKILL) == 0
-    assert crew.present() == ()
+    workers = WorkerProcesses(lambda slot: SLEEPS)
+    assert follow(planned, workers, signal.SIGKILL) == 0
+    assert workers.present() == ()
 
 
 def test_a_worker_that_still_drains_makes_room_for_the_next_of_its_place() -> None:
-    crew = Crew(lambda slot: SLEEPS)
-    crew.start(0)
-    crew.start(0)
-    assert crew.present() == (0,)
-    crew.drain(drain_s=60.0)
-    assert crew.present() == ()
+    workers = WorkerProcesses(lambda slot: SLEEPS)
+    workers.start(0)
+    workers.start(0)
+    assert workers.present() == (0,)
+    workers.drain(drain_s=60.0)
+    assert workers.present() == ()
 
 
 def test_a_refused_worker_ends_the_schedule() -> None:
     planned = moves([WorkerCountChange(at_s=0.0, by=1), WorkerCountChange(at_s=3600.0, by=1)])
-    assert follow(planned, Crew(ended_with(2)), signal.SIGKILL) == 2
+    assert follow(planned, WorkerProcesses(ended_with(2)), signal.SIGKILL) == 2
 
 
 def test_a_worker_that_ends_by_itself_is_started_again_in_its_turn() -> None:
-    planned = first_moves(step_changes(0.05, 1), 3)
-    assert follow(planned, Crew(ended_with(3)), signal.SIGKILL) == 0
+    planned = islice(moves(step_changes(0.05, 1)), 3)
+    assert follow(planned, WorkerProcesses(ended_with(3)), signal.SIGKILL) == 0
 
 
 def test_every_worker_has_a_name_and_devices_of_its_own() -> None:
