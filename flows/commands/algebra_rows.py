@@ -1,4 +1,4 @@
-"""What `rollflow explain` says of a step, in numbers.
+"""The rows of `rollflow explain`: one training step in numbers.
 
 prompts -> responses -> micro-batches -> optimizer updates -> largest staleness
 """
@@ -34,21 +34,27 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _episode_rows(config)
     yield from _group_rows(algebra)
     yield from _load_rows(config, algebra)
-    yield "rewards", _scored(algebra, config.reward_workers)
+    yield (
+        "rewards",
+        "when nothing generates any more"
+        if algebra.scores_last
+        else f"as each response finishes, up to {config.reward_workers} side by side",
+    )
     yield from _judge_rows(config)
     yield from _update_rows(config)
     yield "steps", f"{config.num_steps}{_pace(algebra)}"
     yield "prompts trained", f"about {config.num_steps * algebra.ordinary.accept_prompts}"
     evaluation = config.evaluation
+    every = f", every {evaluation.every_steps} steps," if evaluation.every_steps else ""
     yield (
         "evaluation",
         f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"
-        f" responses, {_evaluated(evaluation.every_steps)}",
+        f" responses, before{every} and after",
     )
 
 
 def _launch_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
-    """What is asked in a step."""
+    """Prompts and responses that are launched in a step."""
     rounds = algebra.rounds
     yield (
         "prompts launched per step",
@@ -68,7 +74,7 @@ def _launch_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str
 
 
 def _episode_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What a response is where an environment answers."""
+    """Bounds of an episode, in domains with an environment."""
     for domain, settings in config.environments.items():
         yield (
             f"an episode of {domain}",
@@ -84,7 +90,7 @@ def _episode_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
-    """What is trained of it."""
+    """Groups that are trained, lost or replaced in a step."""
     ordinary = algebra.ordinary
     kept, launched = ordinary.accept_per_prompt, ordinary.launch_per_prompt
     yield (
@@ -93,8 +99,8 @@ def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
         f" = {ordinary.accept_prompts * kept} responses",
     )
     if launched > kept:
-        told = "short answers are favoured, not so where none is launched in vain"
-        yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {told}"
+        bias = "short answers are favoured, not so where none is launched in vain"
+        yield "acceptance within a prompt", f"the first {kept} verdicts of {launched}: {bias}"
     if algebra.dropped_prompts:
         yield (
             "prompts lost per step",
@@ -110,7 +116,7 @@ def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
 
 
 def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
-    """What that is for an engine, and for a rank of the learner."""
+    """Load of an engine and of a rank of the learner."""
     engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
     ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
     share = algebra.under_way * (1 + algebra.mean_lag)
@@ -130,7 +136,7 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
 
 
 def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """When gradients are computed, and what the update is."""
+    """Time of the gradients, the update, the loss, and the age of the weights."""
     yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", _updates(config)
     yield "learning rate", _learning_rate(config)
@@ -153,36 +159,28 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _updates(config: RunConfig) -> str:
-    """In words: how many, and of what."""
+    """Number and size of the optimizer updates in a step."""
     learner = config.learner
-    told = "1 (gradients summed over micro-batches and ranks, divided once)"
+    updates = "1 (gradients summed over micro-batches and ranks, divided once)"
     if learner.num_updates > 1:
         algebra = config.scheduling.algebra(config.batch)
         groups = algebra.ordinary.accept_prompts / learner.mini_batches
-        told = (
+        updates = (
             f"{learner.num_updates}: {learner.mini_batches} mini-batches of about {groups:.3g}"
             f" groups, gone over {learner.passes} times"
         )
     if learner.scores_first:
-        return f"{told}; every response is scored once more before the first"
-    return told
+        return f"{updates}; every response is scored once more before the first"
+    return updates
 
 
 def _learning_rate(config: RunConfig) -> str:
-    """In words: how it goes, and where a run is too short for that."""
+    """The learning-rate schedule, with a remark if the run ends before the warm-up."""
     optimizer, last = config.learner.optimizer, config.num_steps
-    told = optimizer.explain()
+    schedule = optimizer.explain()
     if optimizer.warmup_steps > last:
-        return f"{told}; the run ends before, at {optimizer.rate(last):g}"
-    return told
-
-
-def _scored(algebra: BatchAlgebra, reward_workers: int) -> str:
-    return (
-        "when nothing generates any more"
-        if algebra.scores_last
-        else f"as each response finishes, up to {reward_workers} side by side"
-    )
+        return f"{schedule}; the run ends before, at {optimizer.rate(last):g}"
+    return schedule
 
 
 def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -216,23 +214,19 @@ def _streams(config: RunConfig) -> str:
     )
 
 
-def _evaluated(every_steps: int) -> str:
-    return f"before, every {every_steps} steps, and after" if every_steps else "before and after"
-
-
 def _launched(counts: Sequence[tuple[str, int, int]]) -> str:
-    """In words: what every kind of round launches and keeps."""
+    """Numbers that every kind of round launches and keeps."""
     if len({number for _, *numbers in counts for number in numbers}) == 1:
         return f"{counts[0][1]}"
     return ", ".join(
-        f"{launched} in {'an' if kind[0] in 'aeiou' else 'a'} {kind} {'one' if place else 'round'}"
+        f"{launched} in {'an' if kind[0] in 'aeiou' else 'a'} {kind} {'one' if index else 'round'}"
         + (f" ({kept} kept)" if kept != launched else "")
-        for place, (kind, launched, kept) in enumerate(counts)
+        for index, (kind, launched, kept) in enumerate(counts)
     )
 
 
 def _staleness(algebra: BatchAlgebra) -> str:
-    """In words: how old the weights may be that sampled a trained token."""
+    """Largest and mean age of the weights that sampled a trained token."""
     if not algebra.is_off_policy:
         return "0 steps: every trained token was sampled by the weights that the update starts from"
     bound = "without a bound" if algebra.max_lag is None else f"{algebra.max_lag} steps"
@@ -243,7 +237,7 @@ def _staleness(algebra: BatchAlgebra) -> str:
 
 
 def _pace(algebra: BatchAlgebra) -> str:
-    """In words: how often each kind of round is played, and what follows the last step."""
+    """Frequency of each kind of round, and the steps after the last one."""
     rarest = min(algebra.rounds, key=lambda shape: shape.frequency)
     others = [
         f"{shape.frequency:g} {shape.kind} rounds"
@@ -257,8 +251,8 @@ def _pace(algebra: BatchAlgebra) -> str:
 
 
 def _memory_rows(config: RunConfig, num_ranks: int) -> Iterator[tuple[str, str]]:
-    """What the learner holds, as configured and in the other way, and what that means for the model
-    if it is here already."""
+    """Memory of a rank for sharded and for replicated parameters; in bytes too if the model is on
+    this machine."""
     found = present_model(config.model, Path(config.keep.model_cache))
     size = None if found is None else model_size(found)
     learner = config.learner
@@ -272,10 +266,10 @@ def _memory_rows(config: RunConfig, num_ranks: int) -> Iterator[tuple[str, str]]
 def _memory(learner: LearnerConfig, num_ranks: int, size: ModelSize | None) -> str:
     each = bytes_per_parameter(learner, num_ranks)
     room = f"10 GB hold {10 / each:.2g} billion"
-    told = f"{learner.parameters} over {num_ranks}: {each:.3g} bytes a parameter on each, {room}"
+    rate = f"{learner.parameters} over {num_ranks}: {each:.3g} bytes a parameter on each, {room}"
     if size is None:
-        return f"{told}; activations come on top"
+        return f"{rate}; activations come on top"
     whole = whole_bytes(learner, size)
     moment = f" and {whole / 1e9:.2g} GB for a moment" if whole else ""
     held = each * size.num_parameters / 1e9
-    return f"{told}; here {held:.2g} GB{moment}; activations come on top"
+    return f"{rate}; here {held:.2g} GB{moment}; activations come on top"

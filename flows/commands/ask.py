@@ -1,11 +1,11 @@
-"""`rollflow ask`: ask the model that a run has trained.
+"""rollflow ask: ask the model that a run has trained.
 
     RUN "question"     one answer; --before adds that of the model it started from
     RUN --task         a held-out question of the run's own task, and what the answer is worth
     RUN                a question a line, from the terminal or a pipe, until its end
 
-Every question stands alone: nothing is remembered of the one before. A question of one's own is
-given to the model as it is; those of the task come with whatever the task says before them.
+Every question stands alone: the model sees no earlier question. A typed question is given to the
+model as it is; a question of the task comes with the task's own system prompt and template.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from tasks.tiny_models.models import resolve_model
 if TYPE_CHECKING:
     from tasks.engines.plain import PlainModel
 
-OWN_DOMAIN = "question"  # domain of a question that is not the task's
+OWN_DOMAIN = "question"  # domain of a typed question
 ANY_ROW = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedQuestion:
-    """A question to put to every model."""
+    """A question for every model."""
 
-    row: Row  # the question with what comes before it
-    number: int | None  # its place among the held-out ones; None for one's own
+    row: Row  # the question with its system prompt
+    number: int | None  # its number among the held-out questions; None for a typed one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskLimits:
-    """How long question and answer may be, and how freely the answer is drawn."""
+    """Bounds on the lengths of question and answer, and the sampling temperature."""
 
-    prompt_tokens: int  # most tokens of a question
-    new_tokens: int  # most tokens of an answer
+    prompt_tokens: int  # maximum of a question
+    new_tokens: int  # maximum of an answer
     temperature: float  # 0 takes the likeliest token each time
 
 
@@ -72,46 +72,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ExitStack() as stack:
             store = run_store(options.run, options.root)
             config = trained_config(store)
-            bounds = bounds_of(options, config)
+            limits = limits_of(options, config)
             first = next_questions(options, config, console)
             models = [
-                stack.enter_context(opened(name, store, config)) for name in _names(options.before)
+                stack.enter_context(opened_model(name, store, config))
+                for name in ("before", "after")
+                if options.before or name == "after"
             ]
             for asked in first:
-                put(asked, models, config, bounds, console)
+                ask_models(asked, models, config, limits, console)
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"error: {sentence(error)}", markup=False, highlight=False
-        )
+        print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
     return 0
 
 
 def trained_config(store: Store) -> RunConfig:
-    """What the run was configured with. ValueError if it has no trained model yet."""
+    """The configuration of a run. ValueError if the run has no trained model yet."""
     manifest = read_manifest(store)
     if not store.exists(f"{layout.MODEL}/config.json"):
         made = len(store.list(layout.STEPS))
         raise ValueError(
             f"a run must be over to be asked, {manifest.run_id} has made {made} of"
             f" {manifest.config.get('num_steps')} steps; wait for it, or resume it with"
-            f" '{_resuming(store.url)}'"
+            f" '{_resume_command(store.url)}'"
         )
     return kept_config(manifest.config)
 
 
-def _resuming(url: str) -> str:
-    """The command that goes on with the run that lies there."""
+def _resume_command(url: str) -> str:
+    """The command that resumes the run at this URL."""
     root, _, run_id = url.rpartition("/")
     if "://" in root:
         return f"rollflow train --set keep.artifact_root={shlex.quote(root)} --resume {run_id}"
     return f"rollflow demo --root {shlex.quote(root)} --resume {run_id}"
 
 
-def bounds_of(options: argparse.Namespace, config: RunConfig) -> AskLimits:
-    """The run's own bounds, or those given. ValueError for one that leaves no room."""
+def limits_of(options: argparse.Namespace, config: RunConfig) -> AskLimits:
+    """The bounds of the options, or those of the run. ValueError if no room is left for a
+    question."""
     new_tokens = options.max_tokens
     if new_tokens is None:
         new_tokens = config.sampling.max_response_tokens
@@ -135,45 +136,46 @@ def bounds_of(options: argparse.Namespace, config: RunConfig) -> AskLimits:
 def next_questions(
     options: argparse.Namespace, config: RunConfig, console: Console
 ) -> Iterator[AskedQuestion]:
-    """What is to be asked. ValueError, before any model is loaded, for a row that the task does not
-    have."""
+    """The questions of the options or of the terminal. ValueError, before any model is loaded, for
+    a row that the task does not have."""
     if options.task is not None:
-        return iter([drawn(config, options.task)])
+        return iter([heldout_question(config, options.task)])
     if options.question:
         return iter([own_question(options.question)])
-    return _lines(console)
+    return _typed_questions(console)
 
 
-def drawn(config: RunConfig, number: int) -> AskedQuestion:
-    """A held-out question of the run's task: the one of this number, or any."""
+def heldout_question(config: RunConfig, number: int) -> AskedQuestion:
+    """The held-out question with this number, or a random one for ANY_ROW. ValueError for a number
+    that the task does not have, and for episodes."""
     heldout = load_dataset(config.task, config.seed).heldout
-    place = random.randrange(len(heldout)) if number == ANY_ROW else number
-    if not 0 <= place < len(heldout):
+    chosen = random.randrange(len(heldout)) if number == ANY_ROW else number
+    if not 0 <= chosen < len(heldout):
         raise ValueError(
             f"--task must be the number of a held-out question, 0 to {len(heldout) - 1}, got"
-            f" {place}; leave the number out to draw one"
+            f" {chosen}; leave the number out to draw one"
         )
-    if not heldout[place].messages:
+    if not heldout[chosen].messages:
         raise ValueError(
             "a question of the task must be a text to be asked, those of"
-            f" {heldout[place].domain!r} are episodes of an environment; 'rollflow episodes RUN"
+            f" {heldout[chosen].domain!r} are episodes of an environment; 'rollflow episodes RUN"
             " --heldout' shows what was said in them"
         )
-    return AskedQuestion(row=heldout[place], number=place)
+    return AskedQuestion(row=heldout[chosen], number=chosen)
 
 
 def own_question(text: str) -> AskedQuestion:
     return AskedQuestion(row=question_row(OWN_DOMAIN, text, gold=""), number=None)
 
 
-def put(
+def ask_models(
     asked: AskedQuestion,
     models: Sequence[PlainModel],
     config: RunConfig,
-    bounds: AskLimits,
+    limits: AskLimits,
     console: Console,
 ) -> None:
-    """Ask every model, and say what the answers are worth where the question is the task's."""
+    """Print the answer of every model, with its score if the question is the task's."""
     if asked.number is not None:
         console.print(f"heldout/{asked.number} ({asked.row.domain})", style="dim")
         console.print(asked.row.conversation)
@@ -181,8 +183,8 @@ def put(
         if len(models) > 1:
             console.print(f"--- {model.name}", style="bold")
         name = "question" if asked.number is None else f"heldout/{asked.number}"
-        prompt = render(asked.row, model.tokenizer, name, bounds.prompt_tokens)
-        generated = model.answer(prompt, bounds.new_tokens, bounds.temperature, _print_on)
+        prompt = render(asked.row, model.tokenizer, name, limits.prompt_tokens)
+        generated = model.answer(prompt, limits.new_tokens, limits.temperature, _print_on)
         print(flush=True)
         console.print(answer_text(asked, prompt, generated, config), style="dim")
 
@@ -190,18 +192,18 @@ def put(
 def answer_text(
     asked: AskedQuestion, prompt: Prompt, generated: Generated, config: RunConfig
 ) -> str:
-    """What there is to say of an answer below it."""
+    """The line below an answer: score and expected answer of a task's question, length and time."""
     seconds = generated.finished_s - generated.submitted_s
     cut = ", cut at the bound" if generated.finish_reason == "length" else ""
     length = f"{generated.num_sampled} tokens in {seconds:.1f} s{cut}"
     if asked.number is None:
         return length
     expected = f"expected {asked.row.gold[:200]}"
-    return f"{worth(prompt, generated, config)}, {expected}; {length}"
+    return f"{score_text(prompt, generated, config)}, {expected}; {length}"
 
 
-def worth(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
-    """The run's own reward of an answer, in words."""
+def score_text(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
+    """Score an answer with the run's reward, and describe the result."""
     reward_config = config_of(config.rewards, prompt.domain)
     if judge_of(reward_config) is not None:
         return "scored by a judge, which is not started here"
@@ -216,9 +218,9 @@ def worth(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
 
 
 @contextmanager
-def opened(name: str, store: Store, config: RunConfig) -> Iterator[PlainModel]:
-    """The trained model, or the one the run started from (`name` "before"); a remote one by way of
-    a copy that lasts as long as the block."""
+def opened_model(name: str, store: Store, config: RunConfig) -> Iterator[PlainModel]:
+    """Load the trained model, or the one that the run started from (`name` "before"). A remote
+    model is copied for the length of the block."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from tasks.engines.plain import PlainModel  # seconds: only when the options are sound
 
@@ -233,12 +235,8 @@ def opened(name: str, store: Store, config: RunConfig) -> Iterator[PlainModel]:
         yield PlainModel(check_model(directory), name)
 
 
-def _names(with_before: bool) -> tuple[str, ...]:
-    return ("before", "after") if with_before else ("after",)
-
-
-def _lines(console: Console) -> Iterator[AskedQuestion]:
-    """A question for every line that is typed or piped in; blank ones are passed over."""
+def _typed_questions(console: Console) -> Iterator[AskedQuestion]:
+    """One question per line from the terminal or a pipe, without blank lines."""
     is_typed = sys.stdin.isatty()
     if is_typed:
         console.print("a question a line; Ctrl-D ends", style="dim")

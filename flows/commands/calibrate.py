@@ -1,5 +1,5 @@
-"""rollflow calibrate: what the engines of a model are worth at every size, batch
-and length, for the parallelism planner.
+"""rollflow calibrate: measure the throughput of a model's engines at every size, batch and length,
+for the parallelism planner.
 
 each size in a fresh process on the devices of a run's replica -> prefill, decode tokens/s ->
 profile.json + profile.png -> planner.profile
@@ -37,7 +37,7 @@ from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.tiny_models.models import resolve_model
 
 BATCHES = (1, 8, 32)
-PICTURE = ".png"  # ending of the picture, whose name is the profile's
+PICTURE = ".png"  # ending of the picture beside the profile
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             else resolve_model(config.model, Path(config.keep.model_cache))
         )
         orders = tuple(measuring_orders(config, str(model), options))
-        output = writable(Path(options.output))
-        write(asyncio.run(measure_all(config, orders)), output)
+        output = prepare_output(Path(options.output))
+        write_profile(asyncio.run(measure_all(config, orders)), output)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 2
@@ -118,7 +118,7 @@ def parser() -> ArgumentParser:
 def measuring_orders(
     config: RunConfig, model_path: str, options: Namespace
 ) -> Iterator[MeasuringOrder]:
-    """One order per size. Raises ValueError for what cannot be measured."""
+    """One order per engine size. ValueError for options that cannot be measured."""
     engine = measurable(config.engine)
     possible = sizes_of(config, model_path)
     bound = engine.max_model_len
@@ -162,7 +162,7 @@ def measuring_orders(
 
 
 async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> ThroughputProfile:
-    """Every size in a process of its own, one after the other; every point is shown as it comes."""
+    """Measure the sizes one after the other, each in a fresh process, and print every point."""
     points: list[ThroughputPoint] = []
     kv_tokens: dict[int, int] = {}
     for number, order in enumerate(orders, start=1):
@@ -172,14 +172,20 @@ async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> Th
             " minutes on a GPU",
             flush=True,
         )
-        async for answer in answers(order, config.deadlines.start_s):
-            if "kv_tokens" in answer:
-                kv_tokens[size] = answer["kv_tokens"]
-            elif "skipped" in answer:
-                print(f"  {answer['skipped']}", flush=True)
+        async for message in measurements(order, config.deadlines.start_s):
+            if "kv_tokens" in message:
+                kv_tokens[size] = message["kv_tokens"]
+            elif "skipped" in message:
+                print(f"  {message['skipped']}", flush=True)
             else:
-                points.append(ThroughputPoint(**answer))
-                print(f"  {line_of(points[-1])}", flush=True)
+                point = ThroughputPoint(**message)
+                points.append(point)
+                print(
+                    f"  size={point.size} batch={point.batch} length={point.length}"
+                    f" prefill={point.prefill_tokens_per_s:.0f}"
+                    f" decode={point.decode_tokens_per_s:.0f} tokens/s",
+                    flush=True,
+                )
     if not points:
         raise ValueError(
             "a profile must have a point, got none because no batch fitted the KV cache; use"
@@ -191,19 +197,11 @@ async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> Th
     return ThroughputProfile(model=model, device=device, kv_tokens=kv_tokens, points=tuple(points))
 
 
-def line_of(point: ThroughputPoint) -> str:
-    """A point for the terminal."""
-    rates = (
-        f"prefill={point.prefill_tokens_per_s:.0f} decode={point.decode_tokens_per_s:.0f} tokens/s"
-    )
-    return f"size={point.size} batch={point.batch} length={point.length} {rates}"
-
-
-async def answers(
+async def measurements(
     order: MeasuringOrder, silence_s: float
 ) -> AsyncIterator[dict[str, Any]]:  # Any: parsed JSON
-    """What the measuring process says. Raises RuntimeError with its last words if it fails,
-    TimeoutError if it is silent for so long."""
+    """Yield the messages of the measuring process. RuntimeError, with its last output, if it fails;
+    TimeoutError if it sends nothing for `silence_s` seconds."""
     with tempfile.TemporaryFile() as errors:
         command = bound_command("tasks.engines.vllm.measuring", order.to_json())
         process = await asyncio.create_subprocess_exec(
@@ -212,7 +210,7 @@ async def answers(
             stderr=errors,
             env=os.environ | python_path(),
         )
-        assert process.stdout is not None, "it was asked for"
+        assert process.stdout is not None, "stdout is a pipe"
         try:
             while line := await asyncio.wait_for(process.stdout.readline(), silence_s):
                 if line.startswith(MARK.encode()):
@@ -234,9 +232,9 @@ async def answers(
             raise RuntimeError(f"the measuring process {manner(code)}: {words[-2000:]}")
 
 
-def writable(path: Path) -> Path:
-    """The path again, its folder made: nobody measures for minutes to be told then that there is
-    none. ValueError or OSError where no file can be."""
+def prepare_output(path: Path) -> Path:
+    """Make the folder of the output before minutes of measuring, and return the path. ValueError or
+    OSError if no file can be written there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise ValueError(f"--output must be a file, got the folder {path}; name a file in it")
@@ -248,8 +246,8 @@ def writable(path: Path) -> Path:
     return path
 
 
-def write(profile: ThroughputProfile, path: Path) -> None:
-    """The profile, its picture beside it, and both on the terminal."""
+def write_profile(profile: ThroughputProfile, path: Path) -> None:
+    """Write the profile and its picture, and print the profile as a table."""
     path.write_text(profile.to_json())
     picture = path.with_suffix(PICTURE)
     curves = {

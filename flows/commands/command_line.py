@@ -1,4 +1,4 @@
-"""What the commands share: presets and --set assignments made into one mapping."""
+"""Merge a preset, a settings file and --set assignments into the values for RunConfig."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flows.config.settings_file import read_settings
 def assemble(
     preset: str, resume: str, assignments: Sequence[str], settings: str = ""
 ) -> dict[str, Any]:  # Any: parsed JSON
-    """The values for RunConfig. "learner.lr=1e-5" sets a nested field; values are JSON, or text
-    where they are not or the field is one. An empty `preset` names none. `settings` is a file of
-    values below the assignments, whose preset counts. ValueError where another one is asked for,
-    too."""
+    """Merge the options of a command into the values for RunConfig. An assignment like
+    "learner.lr=1e-5" sets a nested field to JSON, or to text where the field holds text or the
+    value is no JSON. settings: a file of values below the assignments; its preset counts, and
+    ValueError if `preset` names another one. Empty texts stand for options that are not given."""
     given = {"preset": preset, "resume": resume}
     values: dict[str, Any] = {field: text for field, text in given.items() if text}
     assign(values, assignments, takes_text_only)
@@ -40,8 +40,8 @@ def assign(
     assignments: Sequence[str],
     is_text: Callable[[Sequence[str]], bool] = lambda path: False,
 ) -> None:
-    """Put assignments into a mapping; `is_text` says of which fields the value is text, whatever
-    it looks like."""
+    """Apply assignments to a mapping. is_text: true for the path of a field whose value is text,
+    even if it looks like JSON."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
@@ -50,13 +50,19 @@ def assign(
             )
         *parents, last = path.split(".")
         takes_text = is_text(new_path([*parents, last]))
-        if text.startswith(("{", "[")) and not takes_text and not _is_json(text):
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        if text.startswith(("{", "[")) and value is text and not takes_text:
             raise ValueError(
                 f"--set {path} must be JSON where it begins with {text[0]}, got {text!r} (a shell"
                 " takes away quotes that are not quoted themselves); set the fields below it one"
                 f" by one: --set {path}.FIELD=VALUE"
             )
-        _mapping_at(values, parents, assignment)[last] = _value(text, takes_text)
+        if takes_text and isinstance(value, bool | int | float | list | dict):
+            value = text  # run_name=2026 is a name
+        _mapping_at(values, parents, assignment)[last] = value
 
 
 def _mapping_at(
@@ -72,20 +78,3 @@ def _mapping_at(
             )
     mapping: dict[str, Any] = below
     return mapping
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except json.JSONDecodeError:
-        return False
-    return True
-
-
-def _value(text: str, is_text: bool) -> Any:  # Any: parsed JSON
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    # run_name=2026 is a name
-    return text if is_text and isinstance(value, bool | int | float | list | dict) else value

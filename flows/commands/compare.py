@@ -304,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             second = runs.history(arguments.second)
         show(first, second, arguments.plot)
     except (ValueError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,4 +1,4 @@
-"""rollflow demo: one command from nothing to a report (what `make demo` does).
+"""rollflow demo: train from nothing to a report in one command, as `make demo` does.
 
     Prefect server up    -> rollflow train (progress in this terminal) -> Prefect server down
     its imports meanwhile -'
@@ -39,8 +39,8 @@ from tasks.cluster.process_environment import python_path
 
 ROOT = Path("runs")
 STOP_S = 60.0  # how long a run may take to stop after Ctrl-C
-LOOK_S = 1.0  # between two looks at what the run needs
-FILE_TIME_S = 1.0  # the times of files may be so much behind the clock
+POLL_S = 1.0  # between two checks of the run and its server
+FILE_TIME_S = 1.0  # a file's time may lag the clock by this much
 
 
 def parser() -> ArgumentParser:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             stopping = partial(stopping_line, partial(flow_log, options.root, began_s))
             code = attended(
-                child, STOP_S, partial(started_line, server, child), stopping, server.keep
+                child, STOP_S, partial(announce_server, server, child), stopping, server.keep
             )
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
@@ -101,16 +101,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def started_line(server: StartingServer, child: Popen[bytes]) -> None:
-    """Wait for the server and say where it is; a run that has ended, as by a wrong setting, needs
-    none."""
+def announce_server(server: StartingServer, child: Popen[bytes]) -> None:
+    """Wait for the server and print its address; stop waiting when the run has ended, for example
+    because of a wrong setting."""
     server.wait(lambda: child.poll() is not None)
     if child.poll() is None:
         print(f"Prefect: {server.url}", flush=True)
 
 
 def training_command(options: Namespace) -> list[str]:
-    """The command line of the child."""
+    """The command line of the training process."""
     command = [sys.executable, "-m", "flows.commands.train", "--server-starts"]
     command += ["--parent", str(os.getpid())]
     command += ["--preset", options.preset] if options.preset else []
@@ -121,15 +121,15 @@ def training_command(options: Namespace) -> list[str]:
 
 
 def flow_log(root: Path, began_s: float) -> Path | None:
-    """The log of the run that was begun after this time; None where it got no folder yet."""
+    """The log of the run that began after `began_s` (Unix time); None before it has a folder."""
     begun = began_s - FILE_TIME_S
     logs = [log for log in root.glob(f"*/log/{FLOW_LOG}") if log.stat().st_mtime >= begun]
     return max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
 @contextmanager
-def patient() -> Iterator[None]:
-    """SIGTERM and SIGHUP do nothing in the block."""
+def ignored_signals() -> Iterator[None]:
+    """Ignore SIGTERM and SIGHUP in the block."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -140,7 +140,7 @@ def patient() -> Iterator[None]:
 
 
 def stopping_line(log: Callable[[], Path | None]) -> str:
-    """What is said when the run whose log this is is to stop."""
+    """The line that tells how far a run is when it is asked to stop. log: finds its log."""
     begun = log()
     steps = [] if begun is None else list((begun.parents[1] / STEPS).glob("*.json"))
     return stop_message(len(steps))
@@ -151,24 +151,24 @@ def attended(
     stop_s: float,
     prepare: Callable[[], None] = lambda: None,
     stopping: Callable[[], str] = lambda: "stopping; Ctrl-C again ends at once",
-    look: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
-    """The exit code of a child that has a session of its own. It is killed, with all that it has
-    started, if `prepare`, which runs beside it at first, fails, or `look`, which does so later on.
+    """Wait for a child that has a session of its own, and return its exit code. `prepare` runs once
+    and `check` again and again meanwhile; if one raises, the child and its descendants are killed.
 
-    Ctrl-C, or SIGTERM where `interrupt` handles it, reaches the child as SIGTERM and is raised as
-    KeyboardInterrupt, after what `stopping` says. The child is killed when it has not stopped after
-    stop_s, or at another Ctrl-C; another SIGTERM, of whoever sends it to each process, is patient.
-    """
+    Ctrl-C, or SIGTERM where `interrupt` handles it, reaches the child as SIGTERM, prints the line
+    of `stopping` and is raised as KeyboardInterrupt. The child is killed if it has not stopped
+    after `stop_s` seconds, or at another Ctrl-C; another SIGTERM is ignored, as it is often sent to
+    every process."""
     try:
         prepare()
         while child.poll() is None:
-            look()
+            check()
             with suppress(TimeoutExpired):
-                child.wait(timeout=LOOK_S)
+                child.wait(timeout=POLL_S)
         return child.wait()
     except KeyboardInterrupt:
-        with patient():
+        with ignored_signals():
             child.terminate()
             with suppress(OSError):  # the terminal may be gone
                 print(f"\n{stopping()}", file=sys.stderr, flush=True)

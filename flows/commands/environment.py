@@ -1,8 +1,8 @@
-"""rollflow environment check NAME: play an environment and say whether it keeps the protocol.
+"""rollflow environment check NAME: check an environment against the protocol by playing episodes.
 
-    a kind, or the import path of a class -> episodes by players of every sort -> a rule a line
+    a kind, or the import path of a class -> episodes by players of every sort -> one line per rule
 
-The exit status is 1 where a rule is broken, 2 where there is no environment to play.
+The exit status is 1 if a rule is broken, 2 if there is no environment to play.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tasks.environments.conformance.playing import ConformanceReport
 from tasks.environments.conformance.suite import check_environment
 from tasks.environments.registry import EnvironmentConfig
 
-LONGEST_S = 1e6  # that a check may take
+MAX_TIMEOUT_S = 1e6
 COLOURS = {"holds": "green", "broken": "red", "unknown": "yellow"}
 
 
@@ -78,13 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.seeds < 2:
             raise ValueError(f"--seeds must be >= 2, got {options.seeds}; raise it")
-        if not 0 < options.timeout <= LONGEST_S:
+        if not 0 < options.timeout <= MAX_TIMEOUT_S:
             raise ValueError(
-                f"--timeout must be > 0 and at most {LONGEST_S:g}, got {options.timeout:g}; choose"
-                " such a number of seconds"
+                f"--timeout must be > 0 and at most {MAX_TIMEOUT_S:g}, got {options.timeout:g};"
+                " choose such a number of seconds"
             )
         settings = settings_of(options.name, options.set)
-        with at_most(options.timeout):
+        with time_limit(options.timeout):
             report = check_environment(settings, actions=options.action, num_seeds=options.seeds)
     except (ValueError, TimeoutError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def settings_of(name: str, assignments: Sequence[str]) -> EnvironmentSettings:
-    """The configuration of a kind, or of a class by its import path. ValueError for what is
-    neither."""
+    """The configuration of a kind, or of a class by its import path. ValueError for any other
+    name."""
     adapter: TypeAdapter[EnvironmentConfig] = TypeAdapter(EnvironmentConfig)
     kinds = list(adapter.json_schema()["discriminator"]["mapping"])
     if ":" not in name and name not in kinds:
@@ -110,12 +110,13 @@ def settings_of(name: str, assignments: Sequence[str]) -> EnvironmentSettings:
 
 
 class PlayTimeout(BaseException):
-    """The time is up. No Exception: an environment that catches those would swallow it."""
+    """Raised when the time is up. Not an Exception, so that no environment catches it by
+    mistake."""
 
 
 @contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """TimeoutError if the block takes longer, also inside code that never returns to ours."""
+def time_limit(seconds: float) -> Iterator[None]:
+    """TimeoutError if the block takes longer, even if the environment's code never returns."""
 
     def give_up(*_: object) -> None:
         raise PlayTimeout
@@ -135,7 +136,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def show(report: ConformanceReport, name: str) -> None:
-    """The rules, what broke them, the times and an episode."""
+    """Print the rules, the reasons of broken rules, the times and one episode."""
     console = Console(highlight=False)
     rules = Table(box=None, title=escape(name), title_justify="left", show_header=False)
     for check in report.checks:
@@ -146,8 +147,8 @@ def show(report: ConformanceReport, name: str) -> None:
             console.print(f"[red]broken[/]: {escape(printable(check.why))}", "", sep="\n")
     console.print(
         f"{report.num_episodes} episodes, {report.num_steps} steps",
-        f"reset {times(report.reset_s)}",
-        f"step  {times(report.step_s)}",
+        f"reset {times_text(report.reset_s)}",
+        f"step  {times_text(report.step_s)}",
         sep="\n",
     )
     if report.transcript:
@@ -157,8 +158,8 @@ def show(report: ConformanceReport, name: str) -> None:
         console.print("", episode)
 
 
-def times(seconds: tuple[float, float]) -> str:
-    """Median and 99th percentile."""
+def times_text(seconds: tuple[float, float]) -> str:
+    """Format median and 99th percentile."""
     return f"p50 {1e3 * seconds[0]:.3g} ms, p99 {1e3 * seconds[1]:.3g} ms"
 
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         show(options, Console(soft_wrap=True, highlight=False, markup=False, emoji=False))
     except (ValueError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

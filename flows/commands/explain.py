@@ -1,5 +1,8 @@
-"""rollflow explain: what a configuration means, before anything is started: a step in numbers
-(`algebra_rows`), and which process works on which device.
+"""rollflow explain: describe a configuration before a run: a step in numbers (`algebra_rows`), the
+process on every device, and with --fields the settings with type, default and sentence.
+
+Of a union --fields lists the fields of all alternatives; a field of several alternatives stands
+once. A `*` in a path is a key of a mapping or an index of a list.
 """
 
 from __future__ import annotations
@@ -7,23 +10,51 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
-from flows.commands.field_rows import COMMON, field_rows
 from flows.commands.options import add_configuration
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 from tasks.cluster.devices import worker_specs
 
+COMMON = (  # the settings that --fields lists without --all
+    "preset", "run_name", "resume", "seed", "num_steps", "model.kind", "model.path",
+    "model.repository", "model.revision", "task.kind", "task.path", "task.repository",
+    "task.split", "task.num_prompts", "task.prompt_field", "task.messages_field",
+    "task.answer_field", "task.domain_field", "task.prompt_template", "task.system_prompt",
+    "task.filter", "task.limit", "task.heldout_path", "task.heldout_fraction", "rewards.*.kind",
+    "rewards.*.path", "rewards.*.url", "rewards.*.rubric", "environments.*.kind",
+    "environments.*.path", "environments.*.max_turns", "episodes.max_turn_tokens",
+    "batch.prompts_per_step", "batch.responses_per_prompt", "scheduling.kind",
+    "scheduling.dynamic_sampling", "scheduling.async_ratio", "stream_trainer.enabled",
+    "elastic.enabled", "sampling.temperature", "sampling.max_response_tokens",
+    "engine.max_model_len", "engine.max_num_seqs", "engine.tensor_parallel_size",
+    "engine.kv_cache_gb", "engine.gpu_memory_utilization", "engine.enforce_eager",
+    "engine.sleep_mode", "learner.loss.kind", "learner.loss.clip_low", "learner.loss.clip_high",
+    "learner.advantage.kind", "learner.aggregation.kind", "learner.kl_coefficient",
+    "learner.entropy_coefficient", "learner.optimizer.learning_rate",
+    "learner.optimizer.warmup_steps", "learner.optimizer.decay_steps",
+    "learner.max_tokens_per_microbatch", "learner.recompute_layers", "learner.parameters",
+    "cluster.device_kind", "cluster.num_devices", "cluster.roles", "cluster.scheduler_address",
+    "evaluation.num_prompts", "evaluation.responses_per_prompt", "evaluation.every_steps",
+    "keep.artifact_root", "keep.tracking_uri", "keep.experiment", "keep.checkpoint_every_steps",
+)  # fmt: skip
+TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", NoneType: "null"}
+
 
 def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
-    """Every worker process: name, device, cores, threads and slots."""
+    """Name, device, cores and slots of every worker process."""
     for spec in worker_specs(config.cluster):
         cores = ",".join(map(str, spec.core_ids)) or "any"
         slots = ", ".join(f"{name}={amount:g}" for name, amount in spec.resources)
@@ -31,7 +62,7 @@ def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
 
 
 def show(config: RunConfig, console: Console) -> None:
-    """Print algebra and placement."""
+    """Print the step in numbers and the placement of the processes."""
     algebra = Table(
         title=f"{config.preset}: a step in numbers",
         box=None,
@@ -52,6 +83,80 @@ def show(config: RunConfig, console: Console) -> None:
     for row in placement_rows(config):
         placement.add_row(*row)
     console.print(algebra, "", placement)
+
+
+class FieldRow(NamedTuple):
+    """A setting in the list of --fields."""
+
+    path: str  # dotted, as `--set` takes it
+    type: str  # in words
+    default: str  # as JSON; empty for a group of settings and for a required one
+    description: str
+
+
+def field_rows(part: type[BaseModel] = RunConfig, prefix: str = "") -> list[FieldRow]:
+    """All settings below a configuration class, in the order of its fields. prefix: their path."""
+    rows: dict[str, FieldRow] = {}
+    for row in _rows(part, prefix):
+        rows.setdefault(row.path, row)
+    return list(rows.values())
+
+
+def _rows(part: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
+    for name, field in part.model_fields.items():
+        if field.exclude:
+            continue
+        path = f"{prefix}{name}"
+        below = list(_parts(field.annotation, f"{path}."))
+        kinds = [kind for inner, _ in below if (kind := _kind(inner))]
+        yield FieldRow(path, _type(field, below), _default(field, below), field.description or "")
+        if kinds:
+            described = "The kind, which decides on the fields beside it."
+            yield FieldRow(f"{below[0][1]}kind", " | ".join(kinds), "", described)
+        for inner, at in below:
+            yield from _rows(inner, at)
+
+
+def _kind(part: type[BaseModel]) -> str:
+    """The kind of an alternative of a union; empty for another class."""
+    field = part.model_fields.get("kind")
+    return str(get_args(field.annotation)[0]) if field else ""
+
+
+def _parts(annotation: Any, prefix: str) -> Iterator[tuple[type[BaseModel], str]]:  # Any: types
+    """The configuration classes that a field may hold, each with the path of its fields."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, prefix
+    inside = get_origin(annotation)
+    is_many = isinstance(inside, type) and issubclass(inside, Mapping | Sequence)
+    for inner in get_args(annotation):
+        yield from _parts(inner, f"{prefix}*." if is_many else prefix)
+
+
+def _type(field: FieldInfo, below: Sequence[tuple[type[BaseModel], str]]) -> str:
+    return "a part" if below else " | ".join(dict.fromkeys(_names(field.annotation)))
+
+
+def _names(annotation: Any) -> Iterator[str]:  # Any: types
+    inside, inner = get_origin(annotation), get_args(annotation)
+    if annotation in TYPES:
+        yield TYPES[annotation]
+    elif inside is Literal:
+        yield from map(str, inner)
+    elif isinstance(inside, type) and issubclass(inside, Mapping):
+        yield "mapping"
+    elif isinstance(inside, type) and issubclass(inside, Sequence):
+        yield "list"
+    else:
+        for each in inner:
+            yield from _names(each)
+
+
+def _default(field: FieldInfo, below: Sequence[object]) -> str:
+    if below or field.is_required():
+        return ""
+    value = field.get_default(call_default_factory=True)
+    return json.dumps(to_jsonable_python(value), ensure_ascii=False)
 
 
 def parser() -> ArgumentParser:

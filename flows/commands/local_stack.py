@@ -1,8 +1,8 @@
-"""Servers on this machine for the length of a block: Prefect's on SQLite, and any other process
+"""Start servers on this machine for the length of a block: Prefect on SQLite, and any other process
 that answers a URL.
 
-Nothing is left running, and no user profile is touched: Prefect's home is inside the artifact root.
-Leaves out which servers a command needs (flows.commands.demo, flows.commands.ui).
+No process stays behind, and no user profile is touched: Prefect's home is inside the artifact root.
+Leaves out the choice of servers (`flows.commands.demo`, `flows.commands.ui`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tasks.cluster.process_environment import python_path
 AUTHORITY = "authority.pem"  # in Prefect's home
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 DATABASE = "PREFECT_API_DATABASE_CONNECTION_URL"
-LOG_TAIL = 4000  # characters of a server's log that are looked at for its last words
-# what they are called, and their usual ports, by the name of their option
+LOG_TAIL = 4000  # characters of a server's log that are searched for its last words
+# name of the option -> name of the server and its usual port
 SERVERS = {
     "prefect": ("the Prefect server", 4200),
     "mlflow": ("MLflow", 5000),
@@ -39,15 +39,15 @@ SERVERS = {
 }
 SERVER_LOG = Path(".prefect") / "server.log"  # below the artifact root
 POLL_S = 0.2
-LASTS_S = 5.0  # a server that ends sooner would do so again
-STARTS_WITHIN_S = 90.0  # a server that was started answers by then
+MIN_UPTIME_S = 5.0  # a server that ends sooner would do so again
+START_TIMEOUT_S = 90.0  # for the first answer of a server
 
 
 def prefect_environment(home: Path, port: int) -> dict[str, str]:
-    """Settings of server and clients: one home, no telemetry, the task-run recorder in batches
-    (SQLite answers 503 without), and clients that prepare for nothing which this server, on plain
-    HTTP, does not ask of them."""
-    # imported when asked for: a command that only shows its help does without pydantic
+    """Environment of server and clients: one home, no telemetry, the task-run recorder in batches
+    (otherwise SQLite answers 503), and no CSRF or TLS work in the clients of this plain-HTTP
+    server."""
+    # imported here, so that the help of a command needs no pydantic
     from artifacts.reports.mlflow_client import sqlite_uri
 
     return {
@@ -74,9 +74,9 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
 
 
 def keep_one_authority(home: Path) -> None:
-    """Write a single certificate for clients that check none: each reads its file of authorities
-    before anything else, and all that there are take 20 ms of a core. Every task run through Dask
-    makes two clients."""
+    """Write a file with a single certificate for the clients of a plain-HTTP server. Each client
+    parses its file of authorities first, which takes 20 ms for the full file, and every task run
+    through Dask makes two clients."""
     home.mkdir(parents=True, exist_ok=True)
     text = Path(certifi.where()).read_text()
     begin, end = text.index(CERTIFICATE_BEGINS), text.index(CERTIFICATE_ENDS)
@@ -84,14 +84,14 @@ def keep_one_authority(home: Path) -> None:
 
 
 def wish_of(name: str, named: int | None) -> Wish:
-    """The port that one of SERVERS shall have, where its option names this one or none."""
+    """The wanted port of one of SERVERS. named: the port that its option names, if any."""
     what, usual = SERVERS[name]
     port = usual if named is None else named
     return Wish(what=what, port=port, is_named=named is not None, cure=f"with --{name}-port")
 
 
 def add_ports(parser: ArgumentParser, names: Iterable[str]) -> None:
-    """--NAME-port for each of these of SERVERS."""
+    """Add the option --NAME-port for each of these SERVERS."""
     for name in names:
         usual = SERVERS[name][1]
         parser.add_argument(
@@ -106,18 +106,19 @@ def add_ports(parser: ArgumentParser, names: Iterable[str]) -> None:
 class StartingServer:
     """A Prefect server that has been started and may not answer yet."""
 
-    url: str  # of its pages
-    environment: dict[str, str]  # what its clients need
-    # returns when it answers, or nobody needs it any more; raises what `wait_until_served` does
+    url: str  # address of its pages
+    environment: dict[str, str]  # variables for its clients
+    # returns when it answers, or when the callable says that nobody needs it any more; raises like
+    # `wait_until_served`
     wait: Callable[[Callable[[], bool]], None]
-    # starts it again if it has ended; raises RuntimeError where it ended soon after its start
+    # restarts it if it has ended; RuntimeError if that was soon after its start
     keep: Callable[[], None] = lambda: None
 
 
 @contextmanager
 def prefect_server(root: Path, port: int) -> Iterator[dict[str, str]]:
-    """A Prefect server with its home under root, on a port that is free, for the length of the
-    block; yields the environment its clients need."""
+    """Run a Prefect server with its home under `root` for the length of the block. `port` must be
+    free. Yields the environment of its clients."""
     with starting_prefect_server(root, port) as server:
         server.wait(lambda: False)
         yield server.environment
@@ -125,7 +126,7 @@ def prefect_server(root: Path, port: int) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def starting_prefect_server(root: Path, port: int) -> Iterator[StartingServer]:
-    """The same, without waiting until it answers."""
+    """Run a Prefect server like `prefect_server`, without waiting for its first answer."""
     name, url, log = "the Prefect server", f"http://{LOOPBACK}:{port}", root / SERVER_LOG
     home = (root / ".prefect").resolve()
     keep_one_authority(home)
@@ -135,31 +136,31 @@ def starting_prefect_server(root: Path, port: int) -> Iterator[StartingServer]:
     with ExitStack() as stack:
         start = partial(server_process, command, environment, log)
         server = KeptServer(name, log, lambda: stack.enter_context(start()))
-        told = f"{name} (log: {log})"
-        wait = partial(wait_until_served, f"{url}/api/health", told, server.check)
+        name_and_log = f"{name} (log: {log})"
+        wait = partial(wait_until_served, f"{url}/api/health", name_and_log, server.check)
         yield StartingServer(url=url, environment=environment, wait=wait, keep=server.keep)
         server.check()
 
 
 class KeptServer:
-    """A server that is started again when it has ended."""
+    """A server that can be restarted when it has ended."""
 
     def __init__(self, name: str, log: Path, start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self._name, self._log, self._start = name, log, start
         self._begin()
 
     def check(self) -> None:
-        """RuntimeError where it has ended."""
+        """RuntimeError if the server has ended."""
         check_running(self._process, self._name, self._log)
 
     def keep(self) -> None:
-        """Start it again where it has ended. RuntimeError where that was soon after its start."""
+        """Restart the server if it has ended. RuntimeError if that was soon after its start."""
         if (code := self._process.poll()) is None:
             return
-        if time.monotonic() - self._began_s < LASTS_S:
+        if time.monotonic() - self._began_s < MIN_UPTIME_S:
             self.check()
-        told = f"{self._name} {manner(code)}: it is started again, and the run waits for it"
-        print(f"{told}; its log is {self._log}", file=sys.stderr, flush=True)
+        news = f"{self._name} {manner(code)}: it is started again, and the run waits for it"
+        print(f"{news}; its log is {self._log}", file=sys.stderr, flush=True)
         self._begin()
 
     def _begin(self) -> None:
@@ -170,8 +171,9 @@ class KeptServer:
 def server_process(
     command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child in a session of its own, so that Ctrl-C reaches only us; ended by terminate, then
-    kill. Its command is one of `bound_command`, or it would stay where we are killed."""
+    """Run a child in a session of its own, which Ctrl-C does not reach; at the end of the block it
+    gets SIGTERM, then SIGKILL. The command must come from `bound_command`, so that the child ends
+    with this process."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -184,17 +186,13 @@ def server_process(
     try:
         yield process
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(timeout=15)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=15)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=15)
 
 
 def wait_until_served(
@@ -203,9 +201,9 @@ def wait_until_served(
     check: Callable[[], None] = lambda: None,
     is_needless: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return when the URL is answered, or nobody needs it any more. Raises what `check` does, which
-    looks whether there is still somebody to wait for, and TimeoutError after STARTS_WITHIN_S."""
-    ends = time.monotonic() + STARTS_WITHIN_S
+    """Return when the URL answers or `is_needless` is true. `check` is called before every try and
+    raises if the server is gone; TimeoutError after START_TIMEOUT_S."""
+    ends = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < ends:
         check()
         if is_needless():
@@ -215,25 +213,25 @@ def wait_until_served(
                 return
         except OSError:
             time.sleep(POLL_S)
-    raise TimeoutError(f"{what} did not answer {url} within {STARTS_WITHIN_S:.0f} s")
+    raise TimeoutError(f"{what} did not answer {url} within {START_TIMEOUT_S:.0f} s")
 
 
 def check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> None:
-    """Raise RuntimeError with how a server ended that should be there."""
+    """RuntimeError, with exit code and last log lines, if a server has ended."""
     if (code := process.poll()) is not None:
         lines = log.read_text(errors="replace")[-LOG_TAIL:].splitlines()
         raise RuntimeError(f"{what} is gone: {account(code, lines, str(log))}")
 
 
 def stop_on_signals() -> None:
-    """SIGTERM, and SIGHUP of a terminal that is closed, end what was started as Ctrl-C does:
-    servers and runs have sessions of their own and would stay."""
+    """Make SIGTERM, and SIGHUP of a closed terminal, act like Ctrl-C. Otherwise servers and runs,
+    which have sessions of their own, would stay behind."""
     signal.signal(signal.SIGTERM, interrupt)
     when_hung_up(interrupt)
 
 
 def when_hung_up(do: Callable[..., None]) -> None:
-    """Do this when the terminal is closed; not where SIGHUP is ignored, as below nohup."""
+    """Call `do` when the terminal is closed, unless SIGHUP is ignored, as under nohup."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, do)
 

@@ -1,4 +1,4 @@
-"""Options that several commands share. Imports nothing heavy: `--help` is there at once."""
+"""Options that several commands share. No heavy imports, so that `--help` appears at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from artifacts.urls import secret_in
 from flows.config.presets import PRESETS
 
-PRESET = "smollm2"  # where none is named
+PRESET = "smollm2"  # the default
 
 
 def folder(text: str) -> Path:
-    """As a user names it; a shell leaves --root=~/runs as it is."""
+    """Parse the path of a folder; `~` is expanded, because shells leave --root=~/runs as it is."""
     if secret_in(text):
         raise ArgumentTypeError("must be a folder, got a URL that holds a secret; name a folder")
     path = Path(text).expanduser()
@@ -22,7 +22,7 @@ def folder(text: str) -> Path:
 
 
 def add_configuration(parser: ArgumentParser) -> None:
-    """--preset, --settings and --set."""
+    """Add --preset, --settings and --set."""
     parser.add_argument(
         "--preset",
         default="",
@@ -48,7 +48,7 @@ def add_configuration(parser: ArgumentParser) -> None:
 
 
 def add_resume(parser: ArgumentParser) -> None:
-    """--resume."""
+    """Add --resume."""
     parser.add_argument(
         "--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted"
     )

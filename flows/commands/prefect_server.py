@@ -1,20 +1,20 @@
-"""Prefect's server, with SQLite transactions that take the write lock when they begin, and one
-server of a home at a time that makes the tables or brings them up to date.
+"""Prefect's server with two changes: SQLite transactions take the write lock when they begin, and
+servers that share a home create or upgrade its tables one after the other.
 
-Prefect begins them without it and takes it at the first write. By then another may have written:
-SQLite gives up at once, however long it may wait ("database is locked"), the server answers 503,
-and the client that asked sleeps for two seconds. Of short steps nearly every one met this. A
-transaction that takes the lock first waits its turn instead, for milliseconds.
+Prefect itself takes the write lock at the first write of a transaction. If another transaction has
+written by then, SQLite gives up at once, whatever its timeout ("database is locked"), the server
+answers 503 and the client sleeps for two seconds; this hit nearly every short step. A transaction
+that takes the lock first waits a few milliseconds instead.
 
     python -m flows.commands.prefect_server server start ...    # as python -m prefect
 
-Two servers that find no tables, as of two first demos at once, both make them, and one ends with
-"duplicate column". So one waits for the other.
+Two servers that start without tables, as in two first demos at once, would both create them, and
+one would end with "duplicate column". So one waits for the other.
 
-Relied on, in Prefect 3.7, and guarded by `tests/unit/test_prefect_server.py`: every transaction of
-the server begins by `AioSqliteConfiguration.begin_transaction`, which knows both ways to begin, the
-tables are made by `PrefectDBInterface.create_db`, and `server start` in the foreground serves in
-its own process.
+Three facts of Prefect 3.7 are relied on and guarded by `tests/unit/test_prefect_server.py`: every
+transaction of the server begins by `AioSqliteConfiguration.begin_transaction`, which knows both
+ways to begin, the tables are made by `PrefectDBInterface.create_db`, and `server start` in the
+foreground serves in its own process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from prefect.settings import PREFECT_HOME
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 UPGRADE_LOCK = "upgrade.lock"  # in Prefect's home
-UPGRADE_S = 120.0  # within which another server has made the tables
+UPGRADE_S = 120.0  # longest wait for the tables of another server
 
 
 def lock_at_begin() -> None:
-    """From now on every transaction of this process takes SQLite's write lock when it begins."""
+    """Make every later transaction of this process take SQLite's write lock when it begins."""
     begin = AioSqliteConfiguration.begin_transaction
 
     def begin_with_lock(
@@ -47,8 +47,8 @@ def lock_at_begin() -> None:
 
 
 def upgrade_in_turn() -> None:
-    """From now on this process makes tables, or brings them up to date, while no other process with
-    the same home does."""
+    """Make this process create or upgrade tables only while no other process with the same home
+    does."""
     create = PrefectDBInterface.create_db
 
     async def create_in_turn(self: PrefectDBInterface) -> None:

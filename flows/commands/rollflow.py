@@ -24,7 +24,7 @@ INSPECT: Final = "After a run"
 SHELL: Final = "Shell"
 
 
-class Command(NamedTuple):
+class ConsoleCommand(NamedTuple):
     """One command with its line on the help page."""
 
     name: str  # as it is called, and the name of its module in this package
@@ -34,22 +34,22 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
-    Command("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
-    Command("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
-    Command("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
-    Command("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
-    Command("doctor", PREPARE, "check this machine, say what to do", ""),
-    Command("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
-    Command("recommend", PREPARE, "say which policy suits a cluster", "--devices 16"),
-    Command("environment", PREPARE, "play an environment, say what fails", "check guess"),
-    Command("runs", INSPECT, "list runs: state, steps, reward", ""),
-    Command("ask", INSPECT, "ask the model that a run trained", "RUN --task"),
-    Command("episodes", INSPECT, "show what was said in episodes", "RUN --heldout"),
-    Command("track", INSPECT, "tell MLflow what it missed of a run", "RUN"),
-    Command("compare", INSPECT, "put two runs side by side", "RUN RUN"),
-    Command("ui", INSPECT, "serve Prefect, MLflow and the reports", ""),
-    Command("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),
+    ConsoleCommand("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
+    ConsoleCommand("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
+    ConsoleCommand("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
+    ConsoleCommand("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
+    ConsoleCommand("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
+    ConsoleCommand("doctor", PREPARE, "check this machine, say what to do", ""),
+    ConsoleCommand("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
+    ConsoleCommand("recommend", PREPARE, "say which policy suits a cluster", "--devices 16"),
+    ConsoleCommand("environment", PREPARE, "play an environment, say what fails", "check guess"),
+    ConsoleCommand("runs", INSPECT, "list runs: state, steps, reward", ""),
+    ConsoleCommand("ask", INSPECT, "ask the model that a run trained", "RUN --task"),
+    ConsoleCommand("episodes", INSPECT, "show what was said in episodes", "RUN --heldout"),
+    ConsoleCommand("track", INSPECT, "tell MLflow what it missed of a run", "RUN"),
+    ConsoleCommand("compare", INSPECT, "put two runs side by side", "RUN RUN"),
+    ConsoleCommand("ui", INSPECT, "serve Prefect, MLflow and the reports", ""),
+    ConsoleCommand("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),
 )
 
 

@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         lines = list_runs(Store.open(options.root), datetime.now(UTC))
     except (ValueError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=1))

@@ -1,9 +1,10 @@
-"""`rollflow track`: bring MLflow up to date with what is kept of a run.
+"""rollflow track: send MLflow everything of a finished run that it lacks.
 
-    manifest, commits, evaluations, report, status ─▶ MLflow: what it lacks, and how the run ended
+    manifest, commits, evaluations, report, status ─▶ MLflow: missing entries, and the run's end
 
-For a run that ended while MLflow was away, or that was killed. What MLflow has stays; asked again,
-nothing is sent twice but the pages of the report. Leaves out the description of its data set.
+For a run that ended while MLflow was away, or that was killed. Entries that MLflow has stay; a
+second call sends nothing twice but the pages of the report. Leaves out the description of the data
+set.
 """
 
 from __future__ import annotations
@@ -45,15 +46,21 @@ ENDED: dict[State, MlflowStatus] = {
     "interrupted": "KILLED",
 }
 SUMMARY = "summary.md"
-PAGES = (".md", ".png")  # of the report, what MLflow gets beside its page
+PAGES = (".md", ".png")  # endings of the files that MLflow gets beside the report's page
 
 
 def track(store: Store, config: RunConfig, uri: str) -> str:
-    """Send what MLflow lacks of a run that is over; what came of it, in a line. ValueError for one
-    that goes on, ConnectionError where MLflow takes nothing."""
+    """Send the entries of a finished run that MLflow lacks, and return one line about the result.
+    ValueError if the run goes on, ConnectionError if MLflow does not take all of it."""
     manifest, commits = read_manifest(store), read_commits(store)
-    status = _ended(store, manifest)
-    _check_answer(uri)
+    status = _final_status(store, manifest)
+    try:
+        open_client(uri).search_experiments(max_results=1)
+    except Exception as error:  # whatever MLflow's client raises
+        raise ConnectionError(
+            f"MLflow must answer at {uri}, got {first_line(error)}; start it, or name another with"
+            " --tracking-uri"
+        ) from error
     tracker = _tracker_of(store, manifest, config, uri)
     _send_steps(tracker, store, commits, config)
     _send_report(tracker, store, len(commits))
@@ -61,9 +68,9 @@ def track(store: Store, config: RunConfig, uri: str) -> str:
     if config.keep.log_model and commits and store.exists(layout.MODEL):
         digest = commits[-1].weights.digest
         refusal = tracker.log_model(store, digest, config.keep.registered_model)
-    is_taken = tracker.end(ENDED[status.state], status.beat_s)
+    is_complete = tracker.end(ENDED[status.state], status.beat_s)
     refused = [*tracker.refused, *([f"the model: {refusal}"] if refusal else [])]
-    if not is_taken or refused:
+    if not is_complete or refused:
         missing = ", ".join(refused) or f"{tracker.num_waiting} entries"
         raise ConnectionError(f"MLflow at {uri} must take all of the run, it lacks {missing}")
     return (
@@ -72,17 +79,7 @@ def track(store: Store, config: RunConfig, uri: str) -> str:
     )
 
 
-def _check_answer(uri: str) -> None:
-    try:
-        open_client(uri).search_experiments(max_results=1)
-    except Exception as error:  # whatever MLflow's client raises
-        raise ConnectionError(
-            f"MLflow must answer at {uri}, got {first_line(error)}; start it, or name another with"
-            " --tracking-uri"
-        ) from error
-
-
-def _ended(store: Store, manifest: RunManifest) -> RunStatus:
+def _final_status(store: Store, manifest: RunManifest) -> RunStatus:
     status = read_status(store)
     if status is None or status.state == "running":
         goes_on = f"process {status.pid} on {status.host} goes on" if status else "it has no status"
@@ -94,7 +91,7 @@ def _ended(store: Store, manifest: RunManifest) -> RunStatus:
 
 
 def _tracker_of(store: Store, manifest: RunManifest, config: RunConfig, uri: str) -> RunTracker:
-    """The run in MLflow, or a new one where that does not have it; the manifest names it."""
+    """Open the run in MLflow, or start a new one and write its id into the manifest."""
     tracker = RunTracker(uri)
     found = tracker.start(
         experiment=config.keep.experiment,
@@ -112,21 +109,21 @@ def _tracker_of(store: Store, manifest: RunManifest, config: RunConfig, uri: str
 def _send_steps(
     tracker: RunTracker, store: Store, commits: Sequence[StepCommit], config: RunConfig
 ) -> None:
-    """Metrics of every step, held-out scores of every evaluation, and what was warned of."""
+    """Send the metrics of every step and evaluation, and the warnings of the monitors."""
     for commit in commits:
         tracker.log_step(commit.step, commit.metrics)
     for step in sorted(evaluated_steps(store)):
         report = kept_evaluation(store.child(layout.EVALUATION), step, step)
         if report is not None:
             tracker.log_metrics(step, report.metrics)
-    alarms = warnings_of(figures_by_step(commits), config.monitors)
-    if alarms:
-        tracker.tag(ALARM_TAG, "\n".join(map(str, alarms)))
+    warnings = warnings_of(figures_by_step(commits), config.monitors)
+    if warnings:
+        tracker.tag(ALARM_TAG, "\n".join(map(str, warnings)))
 
 
 def _send_report(tracker: RunTracker, store: Store, num_steps: int) -> None:
-    """The figures that lists of runs show, the pages of the report, and the summary as the run's
-    description."""
+    """Send the figures for lists of runs, the pages of the report, and the summary as the
+    description of the run."""
     figures = read_figures(store)
     if figures is not None:
         tracker.log_state(num_steps, figures.columns)

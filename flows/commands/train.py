@@ -1,7 +1,7 @@
 """rollflow train: run the training flow in this process, on a Prefect server that is running.
 
-Heavy imports wait until `main`: the workers of a local cluster import this file again, because it
-is the main module.
+Heavy imports stand inside functions: the workers of a local cluster import this file again, because
+it is their main module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flows.output import Output, divert, print_line
 from tasks.cluster.parent import end_with
 from tasks.cluster.process_environment import first_environment, has_begun_with, python_path
 
-PROGRAMS = ("train", "rollflow")  # what this command is called by
+PROGRAMS = ("train", "rollflow")  # names under which this command is started
 
 
 def parser() -> ArgumentParser:
@@ -46,7 +46,8 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the flow; its lines on the terminal, all other output in a log."""
+    """Run the flow with its own lines on the terminal and all other output in a log. Exit status 0,
+    1 after a fault of the program, 2 after one of the user, 130 when interrupted."""
     options = parser().parse_args(argv)
     if "PREFECT_API_URL" not in os.environ:
         print(
@@ -55,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    begin_as_workers_do()
+    restart_with_workers_environment()
     bypass_proxies()
     stop_when_hung_up()
     output = divert()
     try:
-        return trained(options, output)
+        return run_training(options, output)
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     except Exception as error:  # a fault of ours: the log has where, the terminal what
@@ -71,23 +72,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.close()
 
 
-def begin_as_workers_do() -> None:
-    """Begin this command again with what the workers of a run have in their environment, so that
-    they can be forked from it; nothing where that is so already, or where another program calls."""
+def restart_with_workers_environment() -> None:
+    """Restart this command with the environment of a run's workers, so that workers can be forked
+    from this process. Does nothing if the environment is right already or another program calls."""
     wanted = first_environment()
     if Path(sys.argv[0]).stem in PROGRAMS and not has_begun_with(wanted):
         os.execve(sys.executable, sys.orig_argv, os.environ | python_path() | wanted)
 
 
 def stop_when_hung_up() -> None:
-    """A terminal that is closed stops the run as SIGTERM does, which Prefect and MLflow hear of."""
+    """Make a closed terminal stop the run like SIGTERM, so that Prefect and MLflow record the
+    stop."""
     when_hung_up(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
 @private_files()
-def trained(options: Namespace, output: Output) -> int:
-    """The exit status of the run; 2, with one sentence on the terminal, where a user can mend what
-    went wrong."""
+def run_training(options: Namespace, output: Output) -> int:
+    """Run the flow and return the exit status; 2, with one sentence on the terminal, for an error
+    that the user can correct."""
     from flows.commands.command_line import assemble
     from flows.config.run_config import RunConfig
     from flows.config.sentence import sentence

@@ -1,4 +1,4 @@
-"""rollflow ui: the pages of what was run, Prefect, MLflow and the reports (what `make ui` does)."""
+"""rollflow ui: serve the pages of Prefect, MLflow and the reports, as `make ui` does."""
 
 from __future__ import annotations
 
@@ -59,23 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
-    """Serve Prefect, MLflow and the kept reports (each with its Dask page) until interrupted.
-    ports: by the name of the server."""
+    """Serve Prefect, MLflow and the reports (each with its Dask page) until interrupted. ports:
+    name of the server -> port."""
     database = root / "mlflow.db"
     if not database.exists():
         raise ValueError(
             f"there must be a run to look at, {database} does not exist; run 'make demo' first"
         )
-    mlflow = [
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        sqlite_uri(database),
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(ports["mlflow"]),
-    ]
+    mlflow = ["mlflow", "ui", "--backend-store-uri", sqlite_uri(database)]
+    mlflow += ["--host", LOOPBACK, "--port", str(ports["mlflow"])]
     reports = ["http.server", str(ports["reports"]), "--bind", LOOPBACK, "--directory", str(root)]
     with ExitStack() as stack:
         environment = stack.enter_context(prefect_server(root, ports["prefect"]))
@@ -83,23 +75,21 @@ def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
             log = root / f".{name}.log"
             process = stack.enter_context(server_process(bound_command(*command), environment, log))
             check = partial(check_running, process, name, log)
-            wait_until_served(f"{pages_of(ports[name])}/", f"{name} (log: {log})", check)
-        _print_pages(ports, root)
+            wait_until_served(f"{local_url(ports[name])}/", f"{name} (log: {log})", check)
+        print(f"Prefect   {local_url(ports['prefect'])}")
+        # without its kind of workflow the page opens on chat traces
+        page = "#/experiments?workflowType=machine_learning"
+        print(f"MLflow    {local_url(ports['mlflow'])}/{page}")
+        for report in sorted(root.glob("*/report/*.html")):
+            url = f"{local_url(ports['reports'])}/{report.relative_to(root)}"
+            print(f"{report.stem:<9} {url}")
+        print("Ctrl-C ends the servers.", flush=True)
         signal.pause()
 
 
-def pages_of(port: int) -> str:
-    """Where a server of ours has its pages."""
+def local_url(port: int) -> str:
+    """The address of a server on this machine."""
     return f"http://{LOOPBACK}:{port}"
-
-
-def _print_pages(ports: Mapping[str, int], root: Path) -> None:
-    print(f"Prefect   {pages_of(ports['prefect'])}")
-    # without its kind of workflow the page opens on chat traces
-    print(f"MLflow    {pages_of(ports['mlflow'])}/#/experiments?workflowType=machine_learning")
-    for page in sorted(root.glob("*/report/*.html")):
-        print(f"{page.stem:<9} {pages_of(ports['reports'])}/{page.relative_to(root)}")
-    print("Ctrl-C ends the servers.", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""rollflow worker: lend this machine to a run that is going on, as a rollout worker that may leave
-again.
+"""rollflow worker: lend this machine to a running run, as a rollout worker that may leave again.
 
-It becomes `dask worker ...` with the flags that --print shows: same process, no nanny, no children.
-Leaves out several of them by a schedule (`flows.commands.workers`).
+The process becomes `dask worker ...` with the flags that --print shows: no nanny, no children.
+Leaves out schedules of several workers (`flows.commands.workers`).
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ OF_PRELOAD = (
 )
 TLS = ("tls_ca_file", "tls_cert", "tls_key")
 CERTIFICATES = ("certificate", *TLS)
-NUM_THREADS = 2  # as every worker with an engine
+NUM_THREADS = 2  # like every worker with an engine
 FLAGS = (
     *("--no-nanny", "--nworkers", "1", "--nthreads", str(NUM_THREADS), "--no-dashboard"),
     *("--dashboard-address", f"{LOOPBACK}:0", "--memory-limit", "0"),
 )
-# settings of Dask that a worker without a nanny has from its environment alone
+# settings of Dask that a worker without a nanny reads from its environment alone
 DASK_SETTINGS = (
     "distributed.worker.profile.enabled",
     "distributed.admin.low-level-log-length",
@@ -93,7 +92,7 @@ def parser() -> ArgumentParser:
 
 
 def add_elastic_worker_options(parser: ArgumentParser) -> None:
-    """What an elastic worker needs to know that holds for several of one machine, too."""
+    """Add the options that all elastic workers of one machine share."""
     parser.add_argument(
         "--token-file",
         default="",
@@ -145,7 +144,8 @@ def _seconds(parser: ArgumentParser, option: str, default: float, what: str) -> 
 
 @private_files()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Becomes the worker; 2, with one sentence, where it cannot."""
+    """Become the worker, or print its command. Exit status 2, with one sentence, for wrong
+    options."""
     options = parser().parse_args(argv)
     try:
         check_elastic_worker(options)
@@ -159,16 +159,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         environment = os.environ | python_path() | added
         os.execve(sys.executable, (sys.executable, "-m", *command), environment)
-    print(printed(command, added))
+    print(shell_command(command, added))
     return 0
 
 
 def dask_command(options: Namespace, listening: Sequence[str] = ()) -> tuple[str, ...]:
-    """The plain Dask command. listening: the words that say where, if no host was given."""
+    """The plain Dask command. listening: options for the address to listen on, if no host was
+    given."""
     if options.certificate:
         vars(options).update(dict.fromkeys(TLS, options.certificate))
-    name = options.name or name_here()
-    # what the preload does not know stands before it, and what it knows behind
+    name = options.name or unique_name()
+    # options of Dask stand before --preload, those of the preload behind it
     return (
         *("dask", "worker", options.address, "--name", name, *FLAGS),
         *listening,
@@ -179,7 +180,7 @@ def dask_command(options: Namespace, listening: Sequence[str] = ()) -> tuple[str
 
 
 def check_elastic_worker(options: Namespace) -> None:
-    """ValueError for what no elastic worker can be started with."""
+    """ValueError for options that no elastic worker can start with."""
     NETWORK.check(vars(options), "an option")
     if not options.address.startswith(("tcp://", "tls://")):
         raise ValueError(
@@ -200,7 +201,7 @@ def check_elastic_worker(options: Namespace) -> None:
 
 
 def check_certificates(options: Namespace) -> None:
-    """ValueError for files that cannot be those of the address."""
+    """ValueError for certificate options that do not fit each other or the address."""
     given = [name for name in CERTIFICATES if vars(options)[name]]
     if given not in ([], [CERTIFICATES[0]], [*TLS]):
         raise ValueError(
@@ -219,8 +220,8 @@ def check_certificates(options: Namespace) -> None:
 
 
 def listening_words(address: str) -> tuple[str, ...]:
-    """The interface by which this machine reaches the address, for a worker that was told no host;
-    nothing while the address has no meaning here."""
+    """Options that make a worker listen where this machine reaches `address`; none if the address
+    cannot be resolved here."""
     own = address_towards(address)
     if own is None:
         return ()
@@ -229,7 +230,7 @@ def listening_words(address: str) -> tuple[str, ...]:
 
 
 def given_words(options: Namespace, *names: str) -> tuple[str, ...]:
-    """These options as words, those that were not given left out."""
+    """The named options as words of a command line; options that were not given are left out."""
     values = vars(options)
     chosen = ((name, values[name]) for name in names if values[name] not in ("", None))
     return tuple(
@@ -238,7 +239,8 @@ def given_words(options: Namespace, *names: str) -> tuple[str, ...]:
 
 
 def environment_of(cores: str) -> dict[str, str]:
-    """What the process must have in its environment when it begins: a nanny would see to it."""
+    """Environment variables that the worker needs at its start, which a nanny would set
+    otherwise."""
     from tasks.cluster.dask_cluster import SETTINGS
     from tasks.cluster.devices import WorkerSpec, parse_ranges
     from tasks.cluster.process_environment import first_environment
@@ -254,29 +256,27 @@ def environment_of(cores: str) -> dict[str, str]:
         num_threads=NUM_THREADS,
         resources=(),
     )
-    settings = {f"DASK_{_variable(name)}": str(SETTINGS[name]) for name in DASK_SETTINGS}
+    settings = {
+        "DASK_" + name.upper().replace(".", "__").replace("-", "_"): str(SETTINGS[name])
+        for name in DASK_SETTINGS
+    }
     quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
     return first_environment() | spec.environment | settings | quiet
 
 
-def _variable(setting: str) -> str:
-    """A setting of Dask as its environment variables spell it."""
-    return setting.upper().replace(".", "__").replace("-", "_")
-
-
-def printed(command: Sequence[str], added: Mapping[str, str]) -> str:
-    """The command with its environment, for a shell."""
+def shell_command(command: Sequence[str], added: Mapping[str, str]) -> str:
+    """Format the command with its environment for a shell."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
     return " \\\n  ".join((*variables, shlex.join(command)))
 
 
-def name_here() -> str:
-    """A name that no other elastic worker has: the host's, with the process."""
-    return f"{host_name()}-{os.getpid()}"
+def unique_name() -> str:
+    """A unique name of an elastic worker: the machine's, with the process id."""
+    return f"{machine_name()}-{os.getpid()}"
 
 
-def host_name() -> str:
-    """What elastic workers of this machine are called, their numbers left out."""
+def machine_name() -> str:
+    """The common part of the names of all elastic workers of this machine."""
     return "elastic-worker-" + re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])
 
 

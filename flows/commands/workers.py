@@ -33,7 +33,7 @@ from flows.commands.worker import (
     add_elastic_worker_options,
     check_elastic_worker,
     given_words,
-    host_name,
+    machine_name,
 )
 from tasks.cluster.process_environment import python_path
 
@@ -159,7 +159,7 @@ def changes_of(options: Namespace) -> Iterable[WorkerCountChange]:
 
 def command_of(options: Namespace, slot: int) -> tuple[str, ...]:
     """The command line of the worker in a slot."""
-    name = f"{options.name or host_name()}-{slot}"
+    name = f"{options.name or machine_name()}-{slot}"
     first, last = slot * options.cores_each, (slot + 1) * options.cores_each - 1
     return (
         *(sys.executable, "-m", "flows.commands.worker", options.address, "--name", name),

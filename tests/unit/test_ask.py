@@ -60,7 +60,7 @@ def test_the_starting_model_answers_beside_the_trained_one_and_both_are_scored(
 ) -> None:
     assert ask.main(["run", "--task", "3", "--before"]) == 0
     told = capsys.readouterr().out
-    asked = ask.drawn(run.config, 3)
+    asked = ask.heldout_question(run.config, 3)
     assert asked.row.text in told
     assert told.index("--- before") < told.index("--- after")
     assert told.count(f"expected {asked.row.gold}") == 2
@@ -126,7 +126,7 @@ def test_a_model_that_is_cut_off_is_named(run: OpenRun, capsys: pytest.CaptureFi
 def test_an_episode_of_a_task_is_no_question() -> None:
     config = RunConfig.model_validate({"preset": "tiny-agent"})
     with pytest.raises(ValueError, match="those of 'guess' are episodes of an environment"):
-        ask.drawn(config, 0)
+        ask.heldout_question(config, 0)
 
 
 def test_a_run_that_goes_on_has_no_model_to_ask(

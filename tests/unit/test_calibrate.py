@@ -12,7 +12,13 @@ import pytest
 
 from artifacts.records import Generated, Request
 from flows.commands import calibrate
-from flows.commands.calibrate import answers, measuring_orders, parser, writable, write
+from flows.commands.calibrate import (
+    measurements,
+    measuring_orders,
+    parser,
+    prepare_output,
+    write_profile,
+)
 from flows.config.run_config import RunConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.engines.vllm.measuring import MeasuringOrder, measure, random_requests
@@ -138,7 +144,7 @@ def test_where_no_profile_can_be_is_said_before_anything_is_measured(
 
 async def test_a_measuring_process_that_fails_is_quoted() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)exit status 1: .*nowhere lacks config\.json"):
-        _ = [answer async for answer in answers(order(), silence_s=120)]
+        _ = [message async for message in measurements(order(), silence_s=120)]
 
 
 def test_the_profile_lies_beside_its_picture_and_comes_back(
@@ -158,7 +164,7 @@ def test_the_profile_lies_beside_its_picture_and_comes_back(
     profile = ThroughputProfile(
         model="tiny", device="1 CPU core", kv_tokens={1: 5000, 2: 10000}, points=points
     )
-    write(profile, writable(tmp_path / "made" / "profile.json"))
+    write_profile(profile, prepare_output(tmp_path / "made" / "profile.json"))
     assert ThroughputProfile.from_json((tmp_path / "made" / "profile.json").read_text()) == profile
     assert (tmp_path / "made" / "profile.png").read_bytes().startswith(b"\x89PNG")
     assert "10000" in capsys.readouterr().out

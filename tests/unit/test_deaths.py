@@ -190,7 +190,7 @@ def test_nobody_waits_for_the_server_of_a_run_that_has_ended() -> None:
 
     server = StartingServer(url="http://127.0.0.1:9", environment={}, wait=served)
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"]) as child:
-        assert demo.attended(child, 1.0, partial(demo.started_line, server, child)) == 2
+        assert demo.attended(child, 1.0, partial(demo.announce_server, server, child)) == 2
 
 
 def test_a_run_whose_server_does_not_start_is_killed() -> None:

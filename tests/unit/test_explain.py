@@ -9,8 +9,7 @@ from learner_factories import make_model, naive_model
 from round_factories import Ended, plan_round
 
 from flows.commands.algebra_rows import algebra_rows
-from flows.commands.explain import main, placement_rows
-from flows.commands.field_rows import COMMON, field_rows
+from flows.commands.explain import COMMON, field_rows, main, placement_rows
 from flows.config.run_config import RunConfig
 from tasks.learner.memory import model_size
 from tasks.scheduling.queue_state import QueueState, finish_round

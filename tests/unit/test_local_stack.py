@@ -60,7 +60,7 @@ def test_a_server_is_waited_for_until_it_answers() -> None:
 
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_stack, "STARTS_WITHIN_S", 0.1)
+    monkeypatch.setattr(local_stack, "START_TIMEOUT_S", 0.1)
     url = f"http://{LOOPBACK}:{free_port()}"
     with pytest.raises(TimeoutError, match=f"the server did not answer {url} within 0 s"):
         wait_until_served(url, "the server")

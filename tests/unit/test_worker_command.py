@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from flows.commands.worker import dask_command, environment_of, main, name_here, parser
+from flows.commands.worker import dask_command, environment_of, main, parser, unique_name
 from tasks.elastic.worker_card import RESOURCE, TOKEN_VARIABLE
 from tasks.elastic.worker_process import dask_setup
 
@@ -84,8 +84,8 @@ def test_print_shows_the_command_and_no_token(
 
 
 def test_an_elastic_worker_without_a_name_has_one_that_is_its_own() -> None:
-    assert name_here().startswith("elastic-worker-")
-    assert name_here().endswith(f"-{os.getpid()}")
+    assert unique_name().startswith("elastic-worker-")
+    assert unique_name().endswith(f"-{os.getpid()}")
 
 
 @pytest.mark.parametrize(
