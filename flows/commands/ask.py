@@ -31,7 +31,7 @@ from artifacts.datasets.rows import Row, question_row
 from artifacts.models.registry import check_model
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
-from flows.commands.runs import run_store
+from flows.commands.options import run_store
 from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence

@@ -35,7 +35,7 @@ from artifacts.reports.transcript import (
     transcript_of,
 )
 from artifacts.tables import ResponseRow
-from flows.commands.runs import run_store
+from flows.commands.options import run_store
 
 OUTCOMES = (*map(str, Outcome), UNSCORED)
 ENDINGS = (*map(str, Ending), STOPPED)

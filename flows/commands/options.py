@@ -1,10 +1,12 @@
-"""Options that several commands share. No heavy imports, so that `--help` appears at once."""
+"""Options and arguments that several commands share. No heavy imports: `--help` appears at once."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
+from artifacts import layout
+from artifacts.store import Store
 from artifacts.urls import secret_in
 from flows.config.presets import PRESETS
 
@@ -19,6 +21,21 @@ def folder(text: str) -> Path:
     if path.is_file():
         raise ArgumentTypeError(f"must be a folder, {text!r} is a file; name another")
     return path
+
+
+def run_store(run: str, root: str) -> Store:
+    """Open the store of one run. run: its name under the root, or the path or URL of its folder.
+    ValueError, with some names that exist, if there is no such run."""
+    if "/" in run or run == ".." or Path(run, layout.MANIFEST).is_file():
+        return Store.open(run.rstrip("/"))
+    opened_root = Store.open(root)
+    store = opened_root.child(run)
+    if not store.exists(layout.MANIFEST):
+        known = [name for name in opened_root.list("") if not name.startswith(".")]
+        known = [name for name in known if opened_root.exists(f"{name}/{layout.MANIFEST}")]
+        there = f"some of those there: {', '.join(known[-5:])}" if known else "there is none"
+        raise ValueError(f"RUN must be a run under {opened_root.url}, got {run!r}; {there}")
+    return store
 
 
 def add_configuration(parser: ArgumentParser) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -112,21 +111,6 @@ def state_of(store: Store) -> tuple[State, str]:
     if store.exists(layout.MODEL):
         return "finished", ""
     return "interrupted", "it left no sign of how it ended"
-
-
-def run_store(run: str, root: str) -> Store:
-    """Open the store of one run. run: its name under the root, or the path or URL of its folder.
-    ValueError, with some names that exist, if there is no such run."""
-    if "/" in run or run == ".." or Path(run, layout.MANIFEST).is_file():
-        return Store.open(run.rstrip("/"))
-    opened_root = Store.open(root)
-    store = opened_root.child(run)
-    if not store.exists(layout.MANIFEST):
-        known = [name for name in opened_root.list("") if not name.startswith(".")]
-        known = [name for name in known if opened_root.exists(f"{name}/{layout.MANIFEST}")]
-        there = f"some of those there: {', '.join(known[-5:])}" if known else "there is none"
-        raise ValueError(f"RUN must be a run under {opened_root.url}, got {run!r}; {there}")
-    return store
 
 
 def table_of(lines: Sequence[RunLine]) -> Table:

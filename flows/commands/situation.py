@@ -17,7 +17,7 @@ from typing import Any
 
 from artifacts.layout import MODEL
 from artifacts.store import Store
-from flows.commands.runs import run_store
+from flows.commands.options import run_store
 from flows.config.kept_config import kept_config
 from flows.config.overlay import Values, overlay
 from flows.config.presets import preset_values

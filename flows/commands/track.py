@@ -31,7 +31,7 @@ from artifacts.reports.tracking import MlflowStatus, RunTracker
 from artifacts.status import RunStatus, State, read_status
 from artifacts.store import Store
 from artifacts.urls import TRACKING
-from flows.commands.runs import run_store
+from flows.commands.options import run_store
 from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.evaluate import kept_evaluation
