@@ -19,7 +19,7 @@ from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import WeightsRef
 from flows.config.run_config import RunConfig
 from flows.evaluate import evaluation_round
-from flows.run import _fitting, _left_out
+from flows.run import _left_out, _without_unfit
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.engine_config import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
@@ -67,7 +67,7 @@ def fitted(
 ) -> RunContext:
     """What a run makes of its context when it opens."""
     with closing(build_rewards(context.rewards)) as rewards:
-        return _fitting(config, context, commits, rewards)
+        return _without_unfit(config, context, commits, rewards)
 
 
 def context_of(config: RunConfig, model_path: str) -> RunContext:
