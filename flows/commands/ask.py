@@ -31,7 +31,7 @@ from artifacts.datasets.rows import Row, question_row
 from artifacts.models.registry import check_model
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
-from flows.commands.options import run_store
+from flows.commands.options import add_run, run_store
 from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
@@ -259,9 +259,12 @@ def parser() -> argparse.ArgumentParser:
         prog="rollflow ask",
         description="Ask the model that a run has trained.",
     )
-    made.add_argument("run", metavar="RUN", help="name of a run under the root, its path or URL")
+    add_run(made)
     made.add_argument(
-        "question", nargs="?", default="", help="what to ask; without it, every line typed"
+        "question",
+        nargs="?",
+        default="",
+        help="question to ask; without one, every typed line is asked",
     )
     made.add_argument(
         "--before", action="store_true", help="ask the model that the run started from, too"
@@ -282,7 +285,6 @@ def parser() -> argparse.ArgumentParser:
         help="0 takes the likeliest token each time (default: %(default)s)",
     )
     made.add_argument("--max-tokens", type=int, help="bound on an answer (default: the run's own)")
-    made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
     return made
 
 

@@ -105,12 +105,12 @@ def parser() -> ArgumentParser:
         "--repeats",
         type=int,
         default=3,
-        help="how often each is measured; the fastest counts (default: %(default)s)",
+        help="measurements of each point; the fastest counts (default: %(default)s)",
     )
     made.add_argument(
         "--output",
         default="profile.json",
-        help="where the profile goes, its picture beside it (default: %(default)s)",
+        help="file of the profile; its picture lies beside it (default: %(default)s)",
     )
     return made
 

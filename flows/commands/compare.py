@@ -324,7 +324,7 @@ def show(first: RunHistory, second: RunHistory, plot: Path | None) -> None:
 def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="rollflow compare",
-        description="Compare two training runs by what MLflow has of them.",
+        description="Compare two training runs by their metrics in MLflow.",
     )
     made.add_argument(
         "first", metavar="RUN", help="the run to compare with: MLflow run id or run name"

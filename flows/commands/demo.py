@@ -55,7 +55,7 @@ def parser() -> ArgumentParser:
         "--root",
         type=folder,
         default=ROOT,
-        help="artifact root, whatever --settings says of one (default: %(default)s)",
+        help="artifact root; overrides the one of --settings (default: %(default)s)",
     )
     add_ports(made, ["prefect"])
     return made

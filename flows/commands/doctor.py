@@ -220,7 +220,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 def parser() -> ArgumentParser:
     return ArgumentParser(
         prog="rollflow doctor",
-        description="Is this machine fit for a run, and what to do where it is not.",
+        description="Check this machine for a run, and name a cure for everything that is missing.",
     )
 
 

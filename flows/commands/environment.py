@@ -35,10 +35,10 @@ COLOURS = {"holds": "green", "broken": "red", "unknown": "yellow"}
 def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="rollflow environment",
-        description="Play an environment by the rules and against them, and say what fails.",
+        description="Play an environment by the rules and against them, and report what fails.",
         epilog="example: rollflow environment check examples.guess_environment:Guess",
     )
-    made.add_argument("what", choices=("check",), help="check: whether it keeps the protocol")
+    made.add_argument("what", choices=("check",), help="check the environment against the protocol")
     made.add_argument(
         "name",
         help=(
@@ -58,7 +58,7 @@ def parser() -> ArgumentParser:
         action="append",
         default=[],
         metavar="TEXT",
-        help="a valid move; several of them get further than texts that are none",
+        help="a valid action, in addition to invalid texts; may be given several times",
     )
     made.add_argument(
         "--seeds", type=int, default=8, help="episodes of every player (default: %(default)s)"

@@ -35,7 +35,7 @@ from artifacts.reports.transcript import (
     transcript_of,
 )
 from artifacts.tables import ResponseRow
-from flows.commands.options import run_store
+from flows.commands.options import add_run, run_store
 
 OUTCOMES = (*map(str, Outcome), UNSCORED)
 ENDINGS = (*map(str, Ending), STOPPED)
@@ -214,39 +214,47 @@ def parser() -> argparse.ArgumentParser:
         description="Show what was said in a run's episodes, turn by turn.",
         epilog="example: rollflow episodes RUN --heldout --outcome wrong --longest --count 2",
     )
-    made.add_argument("run", metavar="RUN", help="name of a run under the root, its path or URL")
-    made.add_argument("--step", type=int, metavar="N", help="of this step (default: the last)")
+    add_run(made)
+    made.add_argument(
+        "--step", type=int, metavar="N", help="show episodes of this step (default: the last)"
+    )
     made.add_argument(
         "--heldout",
         action="store_true",
-        help="of the last evaluation; with --step of the one after that step, 0 is before training",
+        help="show episodes of the last evaluation, or with --step of the one after that step (0:"
+        " before training)",
     )
     made.add_argument(
         "--outcome",
         default="",
         choices=OUTCOMES,
         metavar="NAME",
-        help=f"only with this outcome: {', '.join(OUTCOMES)}",
+        help=f"only episodes with this outcome: {', '.join(OUTCOMES)}",
     )
     made.add_argument(
         "--ending",
         default="",
         choices=ENDINGS,
         metavar="NAME",
-        help=f"only those that ended so: {', '.join(ENDINGS)}",
+        help=f"only episodes with this ending: {', '.join(ENDINGS)}",
     )
     made.add_argument(
-        "--least-reward", type=float, metavar="X", help="only those with at least this reward"
+        "--least-reward", type=float, metavar="X", help="only episodes with at least this reward"
     )
     first = made.add_mutually_exclusive_group()
-    first.add_argument("--longest", action="store_true", help="those with the most turns first")
-    first.add_argument("--shortest", action="store_true", help="those with the fewest turns first")
-    first.add_argument("--best", action="store_true", help="those with the highest reward first")
-    first.add_argument("--worst", action="store_true", help="those with the lowest reward first")
-    made.add_argument(
-        "--count", type=int, default=3, metavar="N", help="how many (default: %(default)s)"
+    first.add_argument("--longest", action="store_true", help="episodes with the most turns first")
+    first.add_argument(
+        "--shortest", action="store_true", help="episodes with the fewest turns first"
     )
-    made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
+    first.add_argument("--best", action="store_true", help="episodes with the highest reward first")
+    first.add_argument("--worst", action="store_true", help="episodes with the lowest reward first")
+    made.add_argument(
+        "--count",
+        type=int,
+        default=3,
+        metavar="N",
+        help="number of episodes (default: %(default)s)",
+    )
     return made
 
 

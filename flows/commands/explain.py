@@ -162,7 +162,7 @@ def _default(field: FieldInfo, below: Sequence[object]) -> str:
 def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="rollflow explain",
-        description="What a configuration means, before anything is started.",
+        description="Describe a configuration before a run.",
         epilog="example: rollflow explain --preset tiny --set batch.prompts_per_step=32",
     )
     add_configuration(made)

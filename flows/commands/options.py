@@ -51,8 +51,8 @@ def add_configuration(parser: ArgumentParser) -> None:
         "--settings",
         default="",
         metavar="FILE",
-        help="JSON with fields over the preset, of which it may name one itself; --set is laid over"
-        " it ('rollflow recommend --write FILE' makes one)",
+        help="JSON file with fields that override the preset; it may name a preset itself, and"
+        " --set overrides it ('rollflow recommend --write FILE' makes one)",
     )
     parser.add_argument(
         "--set",
@@ -64,8 +64,14 @@ def add_configuration(parser: ArgumentParser) -> None:
     )
 
 
+def add_run(parser: ArgumentParser) -> None:
+    """Add RUN and --root, the arguments of `run_store`."""
+    parser.add_argument("run", metavar="RUN", help="name of a run under the root, its path or URL")
+    parser.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
+
+
 def add_resume(parser: ArgumentParser) -> None:
     """Add --resume."""
     parser.add_argument(
-        "--resume", default="", metavar="RUN_ID", help="go on with a run that was interrupted"
+        "--resume", default="", metavar="RUN_ID", help="resume a run that was interrupted"
     )

@@ -51,41 +51,46 @@ def parser() -> ArgumentParser:
         "--run",
         default="",
         metavar="RUN",
-        help="a recorded run, by name, path or URL: its lengths, and what is not given here",
+        help="a recorded run, by name, path or URL: source of the lengths and of options that"
+        " are not given",
     )
     made.add_argument(
-        "--root", default="runs", help="where runs are, of which --run names one (%(default)s)"
+        "--root", default="runs", help="artifact root of --run (default: %(default)s)"
     )
-    made.add_argument("--model", help="a name, or a config.json (default: qwen2.5-7b)")
+    made.add_argument("--model", help="model by name, or a config.json (default: qwen2.5-7b)")
     made.add_argument(
         "--device",
         help="kind of device (default: h800; with --run the machine that recorded it, whose speed"
         " is measured from the run)",
     )
-    made.add_argument("--devices", type=int, help="how many (default: 16)")
-    made.add_argument("--prompts", type=int, help="of a step, P0 (default: 128)")
-    made.add_argument("--responses", type=int, help="of a prompt, R0 (default: 8)")
-    made.add_argument("--cap", type=int, help="tokens of a response at most (default: 8192)")
+    made.add_argument("--devices", type=int, help="number of devices (default: 16)")
+    made.add_argument("--prompts", type=int, help="prompts of a step, P0 (default: 128)")
+    made.add_argument("--responses", type=int, help="responses of a prompt, R0 (default: 8)")
+    made.add_argument("--cap", type=int, help="maximum tokens of a response (default: 8192)")
     made.add_argument(
         "--workload",
         default="mixed",
         choices=list(WORKLOADS),
-        help="what is asked, with lengths like the published ones, without --run (default:"
+        help="kind of prompts, with the published lengths; only without --run (default:"
         " %(default)s)",
     )
     made.add_argument(
-        "--preset", help="that the settings change, without --run (default: one for such devices)"
+        "--preset",
+        help="preset that the settings change; only without --run (default: one for such devices)",
     )
     made.add_argument(
-        "--seeds", type=int, default=3, help="draws of lengths that each plays (%(default)s)"
+        "--seeds",
+        type=int,
+        default=3,
+        help="draws of lengths for every candidate (default: %(default)s)",
     )
     made.add_argument(
-        "--off-policy", action="store_true", help="try steps that overlap (async ratio 1), too"
+        "--off-policy", action="store_true", help="also try overlapping steps (async ratio 1)"
     )
     made.add_argument(
-        "--write", type=Path, metavar="FILE", help="where to write the best as settings"
+        "--write", type=Path, metavar="FILE", help="write the best candidate as a settings file"
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="where to write all of them")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all candidates as JSON")
     return made
 
 

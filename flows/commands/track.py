@@ -31,7 +31,7 @@ from artifacts.reports.tracking import MlflowStatus, RunTracker
 from artifacts.status import RunStatus, State, read_status
 from artifacts.store import Store
 from artifacts.urls import TRACKING
-from flows.commands.options import run_store
+from flows.commands.options import add_run, run_store
 from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.evaluate import kept_evaluation
@@ -155,16 +155,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="rollflow track",
-        description="Bring MLflow up to date with what is kept of a run that is over.",
+        description="Send MLflow everything of a finished run that it lacks.",
         epilog="example: rollflow track tiny-20260102-030405-a1b2c3",
     )
-    made.add_argument("run", metavar="RUN", help="its name under the root, or its folder")
-    made.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
+    add_run(made)
     made.add_argument(
         "--tracking-uri",
         default="",
         metavar="URI",
-        help="MLflow, in place of the run's own keep.tracking_uri",
+        help="MLflow server or database (default: keep.tracking_uri of the run)",
     )
     return made
 

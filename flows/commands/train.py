@@ -37,7 +37,7 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--server-starts",
         action="store_true",
-        help="the Prefect server is being started, too: wait until it answers",
+        help="wait for the Prefect server, which is being started",
     )
     made.add_argument(
         "--parent", type=int, metavar="PID", help="end when this process, its parent, is gone"

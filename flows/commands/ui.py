@@ -28,7 +28,9 @@ from tasks.cluster.ports import LOOPBACK, held_port
 
 
 def parser() -> ArgumentParser:
-    made = ArgumentParser(prog="rollflow ui", description="Serve the pages of what was run.")
+    made = ArgumentParser(
+        prog="rollflow ui", description="Serve the pages of Prefect, MLflow and the reports."
+    )
     made.add_argument(
         "--root",
         type=folder,

@@ -73,19 +73,19 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("address", help="the run's Dask scheduler: tls://HOST:8786, or tcp://...")
     made.add_argument(
-        "--name", default="", help="what the run calls it (default: host and process)"
+        "--name", default="", help="name of the worker in the run (default: host and process)"
     )
     add_elastic_worker_options(made)
     made.add_argument(
         "--cores",
         default="",
         metavar="RANGES",
-        help="cores to bind it to, like 0-3,6 (default: all of them; CUDA_VISIBLE_DEVICES says"
-        " which GPUs it has)",
+        help="cores of the worker, like 0-3,6 (default: all; CUDA_VISIBLE_DEVICES chooses its"
+        " GPUs)",
     )
     made.add_argument("--worker-port", type=int, metavar="PORT", help="port to listen on")
     made.add_argument(
-        "--parent", type=int, metavar="PID", help="drain it when this process is gone"
+        "--parent", type=int, metavar="PID", help="drain the worker when this process is gone"
     )
     made.add_argument("--print", action="store_true", help="print the Dask command and end")
     return made
@@ -103,11 +103,11 @@ def add_elastic_worker_options(parser: ArgumentParser) -> None:
         "--price-class",
         default=PRICE_CLASS,
         metavar="CLASS",
-        help="by which the run looks up what an hour costs (default: %(default)s)",
+        help="price class, by which the run looks up the cost of an hour (default: %(default)s)",
     )
-    _seconds(parser, "--drain-s", DRAIN_S, "that it takes to leave at most")
-    _seconds(parser, "--lease-s", LEASE_S, "without a word after which it counts as lost")
-    _seconds(parser, "--grace-s", GRACE_S, "without a scheduler after which it ends")
+    _seconds(parser, "--drain-s", DRAIN_S, "that the worker may take to leave")
+    _seconds(parser, "--lease-s", LEASE_S, "of silence after which the worker counts as lost")
+    _seconds(parser, "--grace-s", GRACE_S, "without a scheduler after which the worker ends")
     parser.add_argument(
         "--spot-notice",
         default="",
@@ -117,18 +117,21 @@ def add_elastic_worker_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default="",
-        help="address or name to listen on, and to pass weights on (default: the address by which"
-        " this machine reaches the run, and passes nothing on)",
+        help="address or name to listen on, also for passing weights on (default: the address by"
+        " which this machine reaches the run; no weights are passed on)",
     )
     parser.add_argument(
-        "--local-directory", default="", metavar="DIR", help="for weights and other files"
+        "--local-directory", default="", metavar="DIR", help="folder for weights and other files"
     )
     parser.add_argument(
-        "--certificate", default="", metavar="PEM", help="the file that the run named at its start"
+        "--certificate",
+        default="",
+        metavar="PEM",
+        help="certificate file that the run named at its start",
     )
     for option, what in (("ca-file", "authority"), ("cert", "certificate"), ("key", "private key")):
         parser.add_argument(
-            f"--tls-{option}", default="", metavar="PEM", help=f"{what} where you made your own"
+            f"--tls-{option}", default="", metavar="PEM", help=f"{what}, if you made your own"
         )
 
 

@@ -77,7 +77,7 @@ def parser() -> ArgumentParser:
         "--schedule",
         choices=("step", "trace"),
         default="step",
-        help="who comes and goes when (default: %(default)s)",
+        help="schedule of the workers (default: %(default)s)",
     )
     made.add_argument(
         "--interval",
@@ -87,9 +87,12 @@ def parser() -> ArgumentParser:
         help="seconds between two changes of the schedule step (default: %(default)g)",
     )
     made.add_argument(
-        "--most", type=int, default=4, help="workers at a time at most (default: %(default)s)"
+        "--most",
+        type=int,
+        default=4,
+        help="maximum number of workers at a time (default: %(default)s)",
     )
-    made.add_argument("--trace", default="", metavar="CSV", help="file of the schedule trace")
+    made.add_argument("--trace", default="", metavar="CSV", help="file for --schedule trace")
     made.add_argument(
         "--retire",
         choices=tuple(SIGNAL_OF),
@@ -97,7 +100,9 @@ def parser() -> ArgumentParser:
         help="kill: -9, as a machine is taken away; drain: SIGTERM (default: %(default)s)",
     )
     made.add_argument(
-        "--name", default="", help="its workers are NAME-0, ... (default: the host's)"
+        "--name",
+        default="",
+        help="the workers are NAME-0, NAME-1, ... (default: from the host's name)",
     )
     made.add_argument(
         "--cores-each", type=int, default=0, metavar="N", help="bind each worker to N cores"
