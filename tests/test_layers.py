@@ -60,6 +60,9 @@ ROOMS = (
     "research/benchmarks",
 )
 # rooms within one: the first of a pair knows nothing of the second
+MAX_ROOMS, MAX_ARROWS = 24, 130  # of the product
+MIN_LINES, MAX_LINES = 80, 400  # of a file
+MAX_LONELY = 15  # files of the product below that with a single user
 INNER_ROOMS = (("tasks/environments/processes", "tasks/environments/hosts"),)
 POLICIES_ROOM = ROOT / "tasks" / "scheduling" / "policies"
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=2)
@@ -158,6 +161,35 @@ def test_no_room_imports_one_above_it() -> None:
         return sorted(name_of(other) for other in others if height(other) > height(path))
 
     assert not broken(above, ALL_SOURCES)
+
+
+def test_rooms_of_the_product_know_few_others() -> None:
+    """An arrow from one room to another is a thing to learn; 130 is a product of 21 rooms."""
+    arrows = {
+        (room_of(path), room_of(other))
+        for path in SOURCES
+        for other in imported_files(path)
+        if room_of(path) != room_of(other)
+    }
+    assert len({room_of(path) for path in SOURCES}) <= MAX_ROOMS
+    assert len(arrows) <= MAX_ARROWS
+
+
+def test_files_have_a_readable_size() -> None:
+    """Above the limit a file has two reasons to change. Few files are so small that they could
+    join their only user: programs of their own, and what is light where the user is heavy."""
+    lengths = {path: len(path.read_text().splitlines()) for path in ALL_SOURCES}
+    assert {name_of(path): size for path, size in lengths.items() if size > MAX_LINES} == {}
+    users: dict[Path, int] = dict.fromkeys(SOURCES, 0)
+    for path in SOURCES:
+        for other in imported_files(path) & users.keys():
+            users[other] += 1
+    lonely = [
+        name_of(path)
+        for path, number in users.items()
+        if number == 1 and lengths[path] < MIN_LINES and path.stem != "__init__"
+    ]
+    assert len(lonely) <= MAX_LONELY, lonely
 
 
 @pytest.mark.parametrize(("below", "above"), INNER_ROOMS)

@@ -204,7 +204,7 @@ WHOLE: dict[str, str] = {
     "function that is a number": "solve = 49",
     "function with a trap": "class Trap:\n    def __call__(self, x): return self\n    def __eq__(self, other): return True\nsolve = Trap()",
     "loader replaced": "import builtins\nbuiltins.exec = builtins.compile = print\ndef solve(x): return 'x'",
-    "harness replaced": "import tasks.rewards.programs.sandbox.candidate as harness\nharness._reply = harness._write_bytes = print\ndef solve(x): return 'x'",
+    "harness replaced": "import tasks.rewards.programs.sandbox.candidate as harness\nharness._reply = harness.write_message = print\ndef solve(x): return 'x'",
     "import of the machine's packages": "import numpy\ndef solve(x): return numpy.int64(x)",
     "encoding trick": "# coding: utf-7\ndef solve(x): return '+AGE-'",
 }  # fmt: skip
