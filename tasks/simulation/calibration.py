@@ -18,10 +18,11 @@ fit.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ import numpy.typing as npt
 from artifacts.commit import seconds_added
 from artifacts.tables import ResponseRow
 from tasks.cluster.devices import parse_role_map
+from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.recorded import RecordedRun, RecordedStep
 
@@ -69,8 +71,7 @@ def calibrated(run: RecordedRun) -> PlainMachine:
     num_devices = len({*placed["rollout"], *placed["learner"]})
     pace = pace_of(run)
     engine = run.config["engine"]
-    # a simulated engine has another name for it
-    max_batch = engine.get("max_num_seqs") or engine["max_batch"]
+    max_batch, _ = _batching(engine)
     if engine["tensor_parallel_size"] != 1:
         raise ValueError(
             "a machine is calibrated by replicas of one device, got engine.tensor_parallel_size"
@@ -100,11 +101,17 @@ def calibrated(run: RecordedRun) -> PlainMachine:
     )
 
 
+def _batching(engine: Mapping[str, Any]) -> tuple[int, bool]:  # Any: parsed JSON
+    """The most sequences of a batch, and whether they share prompts, by an engine's settings."""
+    if "max_num_seqs" in engine:
+        return int(engine["max_num_seqs"]), bool(engine.get("prefix_caching", False))
+    simulated = SimulatedEngineConfig.model_validate(engine)
+    return simulated.max_batch, simulated.shares_prompts
+
+
 def pace_of(run: RecordedRun) -> EnginePace:
     """Fit the cost of decoding and prefilling on a run's engines."""
-    engine = run.config["engine"]
-    # a simulated engine has another name for it
-    shares_prompts = bool(engine.get("prefix_caching", engine.get("shares_prompts", False)))
+    _, shares_prompts = _batching(run.config["engine"])
     pace = engine_pace(busy_periods(counted(run), shares_prompts))
     return replace(pace, shares_prompts=shares_prompts)
 
