@@ -35,7 +35,7 @@ from artifacts.seed_windows import FILE, read_windows, write_windows
 from artifacts.status import pulse, read_status
 from artifacts.store import Store
 from flows.recovery import PartialRound, keep_round, partial_round
-from tasks.learner.collective import _read as read_moments
+from tasks.learner.collective import read_moments
 from tasks.learner.split import Share, read_split, write_split
 from tasks.rounds.report import close_round, held_tokens_before, left_by_round, read_round
 from tasks.scheduling.queue_state import QueueState

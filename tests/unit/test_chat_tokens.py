@@ -160,8 +160,8 @@ def test_nobody_else_writes_chats_or_reads_responses() -> None:
                     files.add(path.relative_to(root).as_posix())
     judges = "tasks/rewards/judges"
     assert found == {
-        "apply_chat_template": {"tasks/engines/chat_tokens.py", f"{judges}/tokens.py"},
-        "skip_special_tokens": {f"{judges}/core.py"},
+        "apply_chat_template": {"tasks/engines/chat_tokens.py", f"{judges}/question.py"},
+        "skip_special_tokens": {f"{judges}/engine.py"},
     }
 
 

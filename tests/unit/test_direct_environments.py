@@ -38,11 +38,11 @@ async def test_episodes_are_apart() -> None:
     assert await hosts.step("one", "last") == Transition("last", 1.0, True, False, {})
     await hosts.end("one")
     await hosts.end("one")
-    with pytest.raises(EnvironmentFailed, match="know no such episode"):
+    with pytest.raises(EnvironmentFailed, match="knows no such episode"):
         await hosts.step("one", "more")
     assert (await hosts.step("two", "more")).observation == "more"
     hosts.close()
-    with pytest.raises(EnvironmentFailed, match="know no such episode"):
+    with pytest.raises(EnvironmentFailed, match="knows no such episode"):
         await hosts.step("two", "more")
 
 
@@ -60,7 +60,7 @@ async def test_failures_are_typed_and_end_the_episode(text: str, detail: str) ->
     with pytest.raises(EnvironmentFailed, match=detail) as raised:
         await hosts.step("one", text)
     assert raised.value.ending is Ending.CRASHED
-    with pytest.raises(EnvironmentFailed, match="know no such episode"):
+    with pytest.raises(EnvironmentFailed, match="knows no such episode"):
         await hosts.step("one", "more")
 
 
@@ -68,5 +68,5 @@ async def test_a_reset_that_fails_begins_nothing() -> None:
     hosts = DirectEnvironments()
     with pytest.raises(EnvironmentFailed, match="LookupError: no seed -1"):
         await hosts.reset("one", Echo(), -1)
-    with pytest.raises(EnvironmentFailed, match="know no such episode"):
+    with pytest.raises(EnvironmentFailed, match="knows no such episode"):
         await hosts.step("one", "more")

@@ -107,7 +107,7 @@ def test_every_documented_schedule_takes_episodes(assignments: tuple[str, ...]) 
 
 
 def test_the_documented_delays_are_of_the_presets_game() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
     (line,) = re.findall(r"--set '(environments\.guess=.*?)'", text, re.DOTALL)
     config = RunConfig.model_validate(assemble("tiny-agent", "", (line,)))
     delayed = config.environments["guess"]

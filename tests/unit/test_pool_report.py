@@ -61,7 +61,7 @@ def test_without_restarts_the_first_failure_counts() -> None:
     tried = restarts(0)
     tried.check()
     tried.failed(0, "no")
-    with pytest.raises(ValueError, match=r"raise hosts\.reset_s"):
+    with pytest.raises(ValueError, match=r"raise deadlines\.environment_s"):
         tried.check()
 
 

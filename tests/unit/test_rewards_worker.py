@@ -168,7 +168,7 @@ def test_custom_reward_that_fails_is_infra_with_one_sentence(
 def test_custom_reward_that_stalls_has_no_verdict(custom: Callable[..., CustomReward]) -> None:
     verdict = score(custom("hangs", timeout_s=0.5))
     assert (verdict.reward, verdict.outcome) == (None, Outcome.INFRA)
-    assert "raise its timeout_s" in verdict.detail
+    assert "raise deadlines.reward_s" in verdict.detail
 
 
 def test_custom_reward_that_stalls_once_is_asked_once_more(

@@ -186,10 +186,18 @@ def test_the_terminal_names_it_when_the_run_has_ended(
     status: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_without_mlflow("memory://ended")
-    opening._end_tracking(run, status)  # type: ignore[arg-type]
+    errors = {"FINISHED": None, "FAILED": ValueError, "KILLED": KeyboardInterrupt}
+    play(run, errors[status])
     assert "'rollflow track run --root memory://ended' sends them" in capsys.readouterr().out
-    opening._end_tracking(replace(run, tracker=Taking("")), status)  # type: ignore[arg-type]
+    play(replace(run, tracker=Taking("")), errors[status])
     assert capsys.readouterr().out == ""
+
+
+def play(run: OpenRun, error: type[BaseException] | None) -> None:
+    """A tracked block that ends in such an error, or without one."""
+    with suppress(ValueError, KeyboardInterrupt), opening._tracked(run):
+        if error is not None:
+            raise error
 
 
 class Taking(RunTracker):
