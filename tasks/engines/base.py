@@ -31,7 +31,8 @@ class EngineLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A reading of one replica."""
+    """The counters of one replica at one moment: KV cache, progress of its requests, preemptions,
+    tokens."""
 
     engine: str  # name of the replica
     # the largest share of the KV cache in use since the replica loaded its weights, 0..1: a
@@ -47,38 +48,39 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """What an engine says of the weights it samples with; the sync gate compares it with the
-    learner's own."""
+    """What an engine reports of the weights that it samples with; the weight check compares this
+    report with the learner's own."""
 
-    version: int  # the version it was told to load
+    version: int  # the weight version that it was asked to load
     # exact checksum of every tensor, by the checkpoint's tensor name
     fingerprints: Mapping[str, int]
     # log-probability of each token of each probe after its first, nats; None from an engine that
     # computes none, whose tensors alone can be compared
     probe_logprobs: tuple[tuple[float, ...], ...] | None
-    drained_s: float = 0.0  # before it loaded, in which it began nothing and finished what ran
+    # seconds before the load, in which running requests finished and no other request began
+    drained_s: float = 0.0
 
 
 class Engine(Protocol):
-    """One rollout replica. Every call has a deadline inside and raises EngineLost when the replica
+    """One rollout replica. Every call has its own deadline and raises EngineLost when the replica
     is gone."""
 
     name: str
 
     async def submit(self, requests: Sequence[Request]) -> None:
-        """Queue these; the order is kept."""
+        """Queue the requests, in the order given."""
         ...
 
     async def collect(self, wait_s: float) -> list[News]:
-        """Responses finished or aborted since the last call, and where the engine reports tokens
-        (`report_tokens`) the new ones of others; waits up to wait_s for the first. Empty after
-        wait_s."""
+        """Return the responses that finished or were aborted since the last call and, from an
+        engine that reports tokens (`report_tokens`), the new tokens of running ones. Waits up to
+        wait_s for the first; the list is empty if none came."""
         ...
 
     async def abort(self, response_ids: Sequence[str]) -> None:
-        """Stop these; each comes back once through collect() with finish_reason "aborted", unless
-        it had just finished. Asked to stop nothing, it ends the waits of `collect` with what there
-        is."""
+        """Stop these requests. Each partial response comes once through collect() with
+        finish_reason "aborted", unless the response had just finished. Without ids, only ends the
+        waits of `collect`."""
         ...
 
     async def load_weights(
@@ -87,38 +89,39 @@ class Engine(Protocol):
         probes: Sequence[tuple[int, ...]],
         running: Running = Running.DROP,
     ) -> Attestation:
-        """Load a version, attest to what is loaded. No request that comes later is answered from
-        the KV cache of older weights.
+        """Load a weight version and attest to the tensors that are loaded. Requests submitted later
+        never use KV cache that older weights computed.
 
-        running: DROP also ends the waits of `collect`: all of it belongs to an attempt that is
-        over, and its caller may be dead. INTERRUPT goes on with the new version from the next token
-        on, under the same noise, as an engine would that never had another version. So does KEEP,
-        but for what the cache says of the tokens before. DRAIN has what runs finish on the old
-        version; what has no token by then, and what is submitted meanwhile, waits for the new one.
-        A load that drops ends the wait of one that drains, which raises EngineLost.
+        `running` says what happens to the running requests. DROP forgets them and ends the waits of
+        `collect`: the attempt that submitted them is over, and its caller may be dead. INTERRUPT
+        continues them with the new version from their next token on, under the same noise, as an
+        engine that always had the new version would. KEEP does the same, but keeps the KV cache
+        that older weights computed of their earlier tokens. DRAIN lets them finish on the old
+        version first; requests without a token by then, and those submitted meanwhile, wait for the
+        new one. A load with DROP ends a drain, whose call then raises EngineLost.
         """
         ...
 
     async def stats(self) -> EngineStats:
-        """A reading, without disturbing the generation."""
+        """Return the replica's counters, without disturbing its generation."""
         ...
 
 
 class Replica(Engine, Protocol):
-    """An engine as the process that holds it sees it: it rests, and it ends."""
+    """An engine as the process that holds it sees it: it can also sleep, and be closed."""
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back until the next load or request; an engine that holds none does
-        nothing."""
+        """Release the GPU's memory until the next load or request. An engine that holds no such
+        memory does nothing."""
         ...
 
     def close(self) -> None:
-        """Free the device. Waiting and later calls raise EngineLost."""
+        """Free the device. Pending and later calls raise EngineLost."""
         ...
 
 
 class ReplicaConfig(BaseModel):
-    """What every kind of engine is asked by those who do not know its kind."""
+    """The settings that every kind of engine has, for callers that do not know the kind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -145,7 +148,7 @@ class ReplicaConfig(BaseModel):
 
     @property
     def sleeps(self) -> bool:
-        """Whether a replica gives its GPU to the training between rollouts."""
+        """True if a replica releases its GPU memory for the training between rollouts."""
         return False
 
     @property
@@ -154,13 +157,14 @@ class ReplicaConfig(BaseModel):
         return 0.0
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as transformers has it
-        """ValueError if replicas with these settings cannot run a model of this configuration."""
+        """Raises ValueError if replicas with these settings cannot run a model of this
+        configuration."""
 
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int
     ) -> Replica:
-        """A replica that is ready, in this process; core_ids: to pin to, none for wherever it may
-        run."""
+        """Build a replica in this process and return it when it is ready. core_ids: CPU cores to
+        pin to; empty for any core that the process may use."""
         raise NotImplementedError
 
 
@@ -205,7 +209,7 @@ async def load_all(
     probes: Sequence[tuple[int, ...]],
     running: Running = Running.DROP,
 ) -> dict[str, Attestation]:
-    """Load a version into every engine; what they attest, by engine."""
+    """Load a weight version into every engine; returns the attestations by engine name."""
     calls = (engine.load_weights(weights, probes, running) for engine in engines)
     attested = await asyncio.gather(*calls)
     return {engine.name: held for engine, held in zip(engines, attested, strict=True)}

@@ -1,12 +1,12 @@
-"""Chats as token ids, and responses as text, for one tokenizer: what a chat template writes is
-control, what somebody says is not.
+"""Chats as token ids, and responses as text, for one tokenizer. Control tokens that the chat
+template writes are control; the same characters inside a message are plain text.
 
     messages ─▶ controls in their contents become stand-ins ─▶ template ─▶ text ─▶ ids
     ids of a response ─▶ without those that frame a turn ─▶ text
 
-A control token that is quoted is encoded as the characters that it is spelled with. In an
-assistant's turn this holds for what frames a turn alone: special tokens of the user's own, such as
-a `<think>`, are what a model says. They stay in the text of a response, too.
+A control token that a message quotes is encoded as the characters that it is spelled with. In an
+assistant's turn this holds only for the tokens that frame a turn: other special tokens, such as
+`<think>`, are part of what a model says, and stay in the text of a response, too.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _PROBES: tuple[tuple[Role, ...], ...] = (
 
 
 class ChatTokens:
-    """One tokenizer's. It must get no further tokens, and its chat template must stay."""
+    """Converts chats to token ids and back, for one tokenizer. The tokenizer must get no further
+    tokens, and its chat template must not change."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int] = ()) -> None:
-        """stop_ids: tokens that end a response, beside those that the tokenizer names."""
+        """stop_ids: tokens that end a response, in addition to those that the tokenizer names."""
         self._tokenizer: Any = tokenizer  # Any: transformers' tokenizers have no useful common type
         self.has_template = bool(tokenizer.chat_template)
         known = tokenizer.added_tokens_decoder
@@ -80,8 +81,9 @@ class ChatTokens:
     # --- text to ids ---------------------------------------------------------------------------
 
     def render(self, chat: Sequence[Message], asks: bool) -> str:
-        """The chat as the template writes it, with stand-ins for quoted controls; without one a
-        plain one, of messages a blank line apart. asks: whether an answer is asked for."""
+        """Write the chat as its template does, with stand-ins for quoted control tokens; without a
+        template, write the messages a blank line apart. asks: whether to end with the opening of
+        the assistant's answer."""
         contents = [self._shielded(message) for message in chat]
         if not self.has_template:
             return BLANK_LINE.join(contents) + BLANK_LINE * asks
@@ -92,8 +94,8 @@ class ChatTokens:
         return self._apply(turns, asks)
 
     def ids(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
-        """The ids of what `render` wrote. is_start: whether nothing stands before it, so that a
-        tokenizer without a template adds what it begins every text with."""
+        """Encode text that `render` wrote. is_start: whether the text begins the sequence; a
+        tokenizer without a template then adds the tokens that begin every text."""
         begins = is_start and not self.has_template
         if text.isascii() or not self._any_stand_in.search(text):
             return self._encode(text, begins=begins)
@@ -102,16 +104,16 @@ class ChatTokens:
         return self.ids_of(self.pieces(text))
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids of a chat that asks for an answer."""
+        """Encode a chat up to the opening of the assistant's answer."""
         return self.ids(self.render(messages, self.has_template))
 
     def pieces(self, text: str) -> list[str]:
-        """Plain text and control tokens in turn; it begins and ends with plain text, maybe
-        empty."""
+        """Split rendered text into plain text and control tokens, alternating. The list begins and
+        ends with plain text, which may be empty."""
         return self._control.split(text)
 
     def ids_of(self, pieces: Sequence[str]) -> tuple[int, ...]:
-        """The ids of such pieces."""
+        """Encode the pieces that `pieces` made."""
         return tuple(
             index
             for piece in pieces
@@ -123,18 +125,19 @@ class ChatTokens:
         )
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """The ids of somebody's text, in which nothing is a control token."""
+        """Encode text in which no control token counts as one."""
         cuts = (found.start() + 1 for found in self._always_found.finditer(text))
         parts = (text[begin:end] for begin, end in pairwise((0, *cuts, len(text))))
         return tuple(index for part in parts for index in self._encode(part, splits=True))
 
     def unshielded(self, text: str) -> str:
-        """The text as it was said."""
+        """Return the original text: stand-ins become the control tokens' characters again."""
         names = tuple(self.controls)
         return self._stand_in.sub(lambda found: found[1] or names[ord(found[2]) - STAND_IN], text)
 
     def _shielded(self, message: Message) -> str:
-        """Somebody's text without a control token in it, to be put into a template."""
+        """The message's text with a stand-in for every control token in it, to be put into a
+        template."""
         text = message.content
         if not text.isascii():
             text = self._any_stand_in.sub(lambda found: self._escape + found[0], text)
@@ -142,7 +145,8 @@ class ChatTokens:
         return quoted.sub(lambda found: chr(STAND_IN + self._numbers[found[0]]), text)
 
     def _encode(self, text: str, *, begins: bool = False, splits: bool = False) -> tuple[int, ...]:
-        """begins: with what the tokenizer begins every text with; splits: control tokens, too."""
+        """begins: add the tokens that begin every text. splits: encode control tokens as their
+        characters, too."""
         with _ENCODING:
             return tuple(
                 self._tokenizer.encode(text, add_special_tokens=begins, split_special_tokens=splits)
@@ -158,8 +162,9 @@ class ChatTokens:
     # --- the template --------------------------------------------------------------------------
 
     def _written(self) -> str:
-        """What the template writes around turns that are over. Where the model begins to speak it
-        may write what the model would have said itself, as `<think>`."""
+        """What the template writes around finished turns. An opening of the assistant's answer is
+        left out: there the template may write what the model would have said itself, such as
+        `<think>`."""
         if not self.has_template:
             return ""
         for roles in _PROBES:
@@ -177,7 +182,7 @@ class ChatTokens:
 
 
 def chat_tokens(tokenizer: PreTrainedTokenizerBase) -> ChatTokens:
-    """Those of a tokenizer as it is now; made once."""
+    """Return the ChatTokens of a tokenizer in its present state; built once and cached."""
     added = len(tokenizer.added_tokens_decoder)
     return _chat_tokens(tokenizer, str(tokenizer.chat_template), added)
 
@@ -188,5 +193,6 @@ def _chat_tokens(tokenizer: Any, template: str, num_added: int) -> ChatTokens:  
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern of these texts, the longest first; of none, one that is found nowhere."""
+    """A pattern that matches any of these texts, the longest first; without texts, one that never
+    matches."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"

@@ -1,4 +1,5 @@
-"""What lies ready to be collected, and whoever waits for it: one reader, on the event loop."""
+"""A queue of finished items with a single reader on the event loop, who can wait for the first
+item."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Items in the order in which they were put in."""
+    """Items in the order in which they arrived."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -17,23 +18,24 @@ class Mailbox(Generic[T]):
         self._num_drops = 0
 
     def put(self, item: T) -> None:
-        """Lay it ready; a wait for items ends."""
+        """Add an item and end a wait of `take`."""
         self._items.append(item)
         self._arrived.set()
 
     def wake(self) -> None:
-        """End a wait with what there is."""
+        """End a wait of `take` with the items that are there, maybe none."""
         self._arrived.set()
 
     def drop(self) -> None:
-        """Forget what lies ready, and end a wait with nothing: what comes later is for whoever asks
-        later."""
+        """Discard all items and end a wait of `take` with an empty list: later items are for later
+        callers."""
         self._items = []
         self._num_drops += 1
         self._arrived.set()
 
     async def take(self, wait_s: float) -> list[T]:
-        """What lies ready; waits up to wait_s for the first item. Empty after wait_s."""
+        """Remove and return all items; waits up to wait_s for the first. Empty if none came in that
+        time."""
         began = self._num_drops
         if not self._items:
             self._arrived.clear()

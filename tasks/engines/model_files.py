@@ -1,5 +1,5 @@
-"""What an engine reads from a model directory besides weights: whether it is one, its tokenizer,
-its end tokens."""
+"""What an engine reads from a model directory besides weights: required files, tokenizer, end
+tokens, vocabulary size and head counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TOKENIZER_AS_NAMED = ("llama",)  # architectures whose tokenizer is what tokeniz
 
 
 def check_model_directory(model_path: str) -> None:
-    """ValueError, before anything heavy starts, when the directory cannot be served."""
+    """Raises ValueError, before anything heavy starts, when an engine cannot serve the
+    directory."""
     directory = Path(model_path)
     missing = [
         name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()
@@ -33,7 +34,7 @@ def check_model_directory(model_path: str) -> None:
 def read_tokenizer(
     model_path: str,
 ) -> Any:  # Any: transformers' tokenizers have no useful common type
-    """The tokenizer of the directory, without asking a registry."""
+    """Load the tokenizer from the directory, without contacting a model hub."""
     with importing_transformers():  # reading one imports further parts
         if _is_generic(Path(model_path)):
             from transformers import PreTrainedTokenizerFast
@@ -45,9 +46,9 @@ def read_tokenizer(
 
 
 def _is_generic(directory: Path) -> bool:
-    """Whether AutoTokenizer, which takes seconds to import, would choose the one class that has all
-    its behaviour from tokenizer.json. For other architectures than these it may overrule what the
-    directory says."""
+    """True if AutoTokenizer, which takes seconds to import, would choose the generic class, whose
+    whole behaviour lies in tokenizer.json. For architectures outside TOKENIZER_AS_NAMED,
+    AutoTokenizer may overrule the directory."""
     tokenizer = _read_json(directory / "tokenizer_config.json")
     return (
         tokenizer.get("tokenizer_class") in GENERIC_TOKENIZERS
@@ -57,13 +58,13 @@ def _is_generic(directory: Path) -> bool:
 
 
 def _read_json(file: Path) -> Mapping[str, Any]:  # Any: JSON values
-    """What a file of the directory says; nothing where it is missing."""
+    """The content of a JSON file of the directory; empty where the file is missing."""
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a response: the tokenizer's end token and those of config.json and
-    generation_config.json."""
+    """Every token that ends a response: the tokenizer's end token and the end tokens of config.json
+    and generation_config.json."""
     found = {tokenizer.eos_token_id}
     for name in ("config.json", "generation_config.json"):
         ids = _read_json(Path(model_path) / name).get("eos_token_id")
@@ -72,15 +73,15 @@ def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
 
 
 def read_vocabulary_size(model_path: str) -> int | None:
-    """How many tokens the model embeds; None where its directory does not say."""
+    """The number of tokens that the model embeds; None where its directory does not say."""
     config = _read_json(Path(model_path) / "config.json")
     size = config.get("text_config", config).get("vocab_size")
     return None if size is None else int(size)
 
 
 def unembedded_tokens(tokenizer: Any, vocabulary_size: int) -> list[str]:
-    """Tokens that a tokenizer knows beyond those that are embedded, but for the one that pads: no
-    prompt holds that."""
+    """Tokens that the tokenizer knows and the model does not embed. The padding token is left out:
+    no prompt contains it."""
     end = max(len(tokenizer), 1 + max(tokenizer.added_tokens_decoder, default=-1))
     beyond = set(range(vocabulary_size, end)) - {tokenizer.pad_token_id}
     found: list[str | None] = tokenizer.convert_ids_to_tokens(sorted(beyond))
@@ -88,7 +89,7 @@ def unembedded_tokens(tokenizer: Any, vocabulary_size: int) -> list[str]:
 
 
 def read_head_counts(model_path: str) -> tuple[int, int]:
-    """(attention heads, KV heads) of the model: tensor parallelism shares them out."""
+    """(attention heads, KV heads) of the model; the ranks of tensor parallelism share them."""
     config = json.loads((Path(model_path) / "config.json").read_text())
     text: Mapping[str, Any] = config.get("text_config", config)  # Any: JSON values
     heads = int(text["num_attention_heads"])

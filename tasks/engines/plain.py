@@ -1,8 +1,8 @@
-"""A model asked without an engine: transformers' own generation, one prompt at a time.
+"""Generation without an engine, by transformers, one prompt at a time.
 
-For a person at a terminal, who waits for the first word rather than for a thousand answers: it is
-ready in seconds, where vLLM takes half a minute on a CPU, and computes in float32. Leaves out
-batches, log-probabilities and everything else that training needs.
+For a person at a terminal, who waits for the first word rather than for a thousand answers. A
+PlainModel is ready in seconds, where vLLM takes half a minute on a CPU, and computes in float32.
+Leaves out batches, log-probabilities and everything else that training needs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Told = Callable[[str], None]
 
 
 class PlainModel:
-    """One loaded model."""
+    """A model loaded in float32, with its tokenizer."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """`name`: what its responses say they come from."""
+        """`name`: the engine's name in the responses."""
         transformers_logging.disable_progress_bar()
         transformers_logging.set_verbosity_error()
         self.name = name
@@ -48,8 +48,8 @@ class PlainModel:
     def answer(
         self, prompt: Prompt, max_new_tokens: int, temperature: float, tell: Told
     ) -> Generated:
-        """One response; `tell` gets its text piece by piece. Temperature 0 takes the likeliest
-        token each time."""
+        """Generate one response and pass its text to `tell` piece by piece. Temperature 0 always
+        takes the likeliest token."""
         began_s = time.time()
         given = torch.tensor([prompt.token_ids])
         how = GenerationConfig(  # whole: what the model's own file adds is not what was trained
@@ -86,7 +86,7 @@ class PlainModel:
 
 
 class _Telling(TextStreamer):  # type: ignore[misc]  # transformers is not typed
-    """Hands the text on instead of printing it."""
+    """Passes the text to a function instead of printing it."""
 
     def __init__(self, tokens: ChatTokens, tell: Told) -> None:
         super().__init__(tokens, skip_prompt=True)  # of a tokenizer it only ever asks `decode`

@@ -2,7 +2,7 @@
 
     EngineConfig (chosen by `kind`) ──▶ build_engine ──▶ Replica
 
-A new engine is a file with its configuration and its replica, and one line in this union.
+A new engine needs a file with its configuration and its replica, and one line in this union.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ EngineConfig = Annotated[
 def build_engine(
     config: EngineConfig, model_path: str, name: str, core_ids: Sequence[int], seed: int
 ) -> Replica:
-    """A replica of this kind that is ready, in this process."""
+    """Build a replica of this kind in this process and return it when it is ready."""
     return config.build_engine(model_path, name, core_ids, seed)

@@ -1,10 +1,10 @@
 """An engine in a Dask worker: the actor that holds it, and the Engine that callers see.
 
     round ──────▶ RemoteEngine ─▶ bytes over Dask ─▶ EngineActor ─▶ ResponseMux ─▶ Replica
-    evaluation ─▶ RemoteEngine ─▶                                   one box for each client
+    evaluation ─▶ RemoteEngine ─▶                                   one mailbox for each client
 
-A round and an evaluation share a replica, and each collects its own responses. Of the rounds that
-train, one collects at a time, and the next one goes on with what the last one left running.
+A round and an evaluation share a replica, and each collects its own responses. Only one training
+round collects at a time; the next round takes over the requests that the last one left running.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from tasks.engines.registry import EngineConfig, build_engine
 
 
 class EngineClient(StrEnum):
-    """Who asks an engine for responses."""
+    """The kinds of client that submit requests to an engine."""
 
     ROUND = "round"  # the round that generates
     EVALUATION = "evaluation"
 
 
 class ResponseMux:
-    """Keeps apart who asked one replica for what. Belongs to one event loop."""
+    """Routes the responses of one replica to the clients that submitted their requests. Belongs to
+    one event loop."""
 
     def __init__(self, replica: Engine) -> None:
         self._replica = replica
-        # who asked for what has not come, by response id and attempt
+        # the client of every response that has not come, by response id and attempt
         self._asker_of: dict[tuple[str, int], EngineClient] = {}
-        self._boxes: dict[EngineClient, list[News]] = defaultdict(list)  # what has come
-        self._hearing: asyncio.Task[None] | None = None  # the one wait
+        self._boxes: dict[EngineClient, list[News]] = defaultdict(list)  # to be collected
+        self._hearing: asyncio.Task[None] | None = None  # the one wait for the replica
 
     async def submit(self, asker: EngineClient, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -46,8 +47,8 @@ class ResponseMux:
         await self._replica.submit(requests)
 
     async def collect(self, asker: EngineClient, wait_s: float) -> list[News]:
-        """What this asker asked for and is over, and what is told of the rest. May be empty before
-        wait_s is, when something of the other's has come."""
+        """Return this client's finished responses, and new tokens of its running ones. May return
+        nothing before wait_s has passed, when only the other client's responses have come."""
         if not self._boxes[asker]:
             if self._hearing is None or self._hearing.done():
                 self._hearing = asyncio.create_task(self._hear(wait_s))
@@ -76,8 +77,8 @@ class ResponseMux:
 
 
 class EngineActor:
-    """Holds one replica. Its methods are coroutines on the worker's event loop, so that none waits
-    behind another."""
+    """Holds one replica. Its methods are coroutines on the worker's event loop, so that no call
+    waits for another."""
 
     def __init__(
         self,
@@ -89,10 +90,11 @@ class EngineActor:
         seed: int,
         around: Callable[[Replica], Replica] | None = None,
     ) -> None:
-        """core_ids, gpus: all that a tensor-parallel replica holds together; no GPUs means those
-        that the worker sees anyway. around: makes the replica that callers see of the built one.
+        """core_ids, gpus: all cores and GPUs that a tensor-parallel replica holds together; without
+        gpus, the replica takes those that the worker sees. around: wraps the built replica; callers
+        see the wrapper.
 
-        The process must not have touched CUDA yet: it reads which GPUs it may see once.
+        The process must not have touched CUDA yet: CUDA reads the visible GPUs only once.
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -101,8 +103,8 @@ class EngineActor:
         self._askers = ResponseMux(self._engine)
 
     async def ping(self) -> None:
-        """Answers as long as the engine does; raises EngineLost when it has died in a living
-        worker."""
+        """Return if the engine answers; raises EngineLost when it has died while the worker
+        lives."""
         await self._engine.stats()
 
     async def submit(self, asker: EngineClient, payload: bytes) -> None:
@@ -129,7 +131,7 @@ class EngineActor:
 
 
 class RemoteEngine(Engine):
-    """The Engine protocol over an actor; a lost worker becomes EngineLost."""
+    """The Engine protocol over an actor in a Dask worker; a lost worker raises EngineLost."""
 
     def __init__(
         self, remote: Remote, deadline_s: float, asker: EngineClient = EngineClient.ROUND
@@ -143,7 +145,8 @@ class RemoteEngine(Engine):
     def connect(
         cls, run_id: str, name: str, deadline_s: float, asker: EngineClient = EngineClient.ROUND
     ) -> RemoteEngine:
-        """The current generation of a run's engine. Raises ActorLost if it is gone."""
+        """Connect to the current generation of an engine of the run. Raises ActorLost if it is
+        gone."""
         return cls(Remote.connect(run_id, name), deadline_s, asker)
 
     async def submit(self, requests: Sequence[Request]) -> None:
@@ -173,7 +176,7 @@ class RemoteEngine(Engine):
         return stats
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back until the next load or request, where the engine has
+        """Release the GPU's memory until the next load or request, where the engine has
         sleep_mode."""
         await self._call("sleep")
 

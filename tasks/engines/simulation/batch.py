@@ -4,12 +4,12 @@ time of the next event.
     add, remove ─▶ fill: preempt what does not fit, admit what does ─▶ seconds_to_event
     ─▶ advance(now): the sequences that have ended since ─▶ ...
 
-Every decoding sequence gains one token per decode step (`pace` has its duration); a full KV cache
-preempts the sequence admitted last, which waits and is prefilled again. Prefilling holds the batch
-up, or shares its steps in chunks. Between two events nothing changes, so a batch advances from one
-to the next at once, and an event costs the logarithm of the number of running sequences: ends lie
-in a heap by the count of steps, sums are kept. Pure: the time is passed in. Leaves out requests
-and responses (`replica`).
+Every decoding sequence gains one token per decode step (`pace` gives its duration). When the KV
+cache is full, the sequence admitted last is preempted: it waits and is prefilled again. Prefilling
+either holds the batch up or shares its steps in chunks. Nothing changes between two events, so a
+batch jumps from one event to the next. An event costs the logarithm of the number of running
+sequences: their ends lie in a heap ordered by step count, and sums are kept up to date. Pure: the
+time is passed in. Leaves out requests and responses (`replica`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from tasks.engines.simulation.pace import Pace
 
 
 class KvCache:
-    """Room taken, and tokens read by a decode step."""
+    """Occupancy of the KV cache: the tokens that it holds, and the tokens that one decode step
+    reads."""
 
     def __init__(self, count: StepCount, shares_prompts: bool) -> None:
-        """shares_prompts: whether the responses to a prompt keep it once."""
+        """shares_prompts: whether the responses to one prompt share a single copy of it."""
         self._count = count
         self._shares_prompts = shares_prompts
         self._holders = Counter[str]()  # sequences that hold a prompt, by its id
@@ -42,32 +43,34 @@ class KvCache:
 
     @property
     def held_tokens(self) -> float:
-        """That take room."""
+        """Tokens that occupy the cache."""
         return self._held_at_zero + self.num_decoding * self._count.steps
 
     @property
     def read_tokens(self) -> float:
-        """That a decode step reads; a shared prompt is read for each of its responses."""
+        """Tokens that a decode step reads; a shared prompt is read once for each of its
+        responses."""
         return self._read_at_zero + self.num_decoding * self._count.steps
 
     def missing_tokens(self, sequence: Decoding) -> float:
-        """Tokens of a sequence that waits which would have to be prefilled."""
+        """Tokens that would have to be prefilled to admit a waiting sequence."""
         is_shared = self._shares_prompts and self._holders[sequence.request.prompt_id]
         return sequence.num_settled + (0 if is_shared else sequence.num_prompt_tokens)
 
     def enter(self, sequence: Decoding) -> None:
-        """It takes room."""
+        """Give the sequence its room in the cache."""
         self._held_at_zero += self.missing_tokens(sequence)
         self._holders[sequence.request.prompt_id] += 1
 
     def begin(self, sequence: Decoding) -> None:
-        """It decodes, and grows."""
+        """Count the sequence as decoding: it grows by a token a step from now on."""
         self.num_decoding += 1
         self._held_at_zero -= sequence.began_steps
         self._read_at_zero += self._read_part(sequence)
 
     def leave(self, sequence: Decoding) -> None:
-        """It gives its room back, and decodes no longer; told before it stops."""
+        """Free the sequence's room and count it as decoding no longer. Call this before
+        `sequence.stop()`."""
         if sequence.count is not None:
             self.num_decoding -= 1
             self._held_at_zero += sequence.began_steps
@@ -82,14 +85,14 @@ class KvCache:
 
 
 class DecodingBatch:
-    """Sequences that decode together, and those that wait for room."""
+    """The sequences that decode together, and those that wait for room in the KV cache."""
 
     def __init__(self, pace: Pace, report_tokens: int = 0) -> None:
         """report_tokens: decode steps between two reports; 0 for none."""
         self.num_preemptions = 0
         self.kv_tokens_max = 0.0
         self.tokens_generated = 0.0
-        self.holds_new = False  # whether nothing is begun that has no token yet
+        self.holds_new = False  # whether sequences without a token must not begin
         self._pace = pace
         self._count = StepCount()
         self._cache = KvCache(self._count, pace.shares_prompts)
@@ -108,12 +111,12 @@ class DecodingBatch:
 
     @property
     def is_drained(self) -> bool:
-        """True if no sequence is half done."""
+        """True if no sequence is half done: all have either ended or not begun."""
         return not (self._running or any(sequence.is_begun for sequence in self._waiting))
 
     @property
     def sequences(self) -> tuple[Decoding, ...]:
-        """All that have not ended, the running ones first."""
+        """All sequences that have not ended, the running ones first."""
         return (*self._running, *self._waiting)
 
     def add(self, sequence: Decoding) -> None:
@@ -126,13 +129,14 @@ class DecodingBatch:
             del self._waiting[sequence]
 
     def clear(self) -> None:
-        """Forget every sequence, and what was counted since the last time."""
+        """Forget every sequence, and reset the counters of this weight version."""
         self._reset()
         self._waiting.clear()
         self.begin_version()
 
     def recompute(self) -> None:
-        """Prefill every sequence again, tokens and all."""
+        """Have every running sequence wait and be prefilled again, its generated tokens
+        included."""
         for sequence in reversed(self._running):
             self._waiting[sequence] = None
             self._waiting.move_to_end(sequence, last=False)
@@ -140,14 +144,16 @@ class DecodingBatch:
         self._reset()
 
     def begin_version(self) -> None:
-        """Begin what waits again, and forget what was counted."""
+        """Let held sequences begin again, and reset the counters: a new weight version is
+        loaded."""
         self.holds_new = False
         self.num_preemptions = 0
         self.kv_tokens_max = 0.0
 
     def advance(self, now_s: float) -> list[Decoding]:
         """Account for the time since the last event: first the prefill that holds the batch up,
-        then steps of the batch as it was. Returns the sequences that ended, removed."""
+        then decode steps of the batch as it was. Returns the sequences that ended; the batch no
+        longer has them."""
         elapsed_s = now_s - self._advanced_s
         began_s, self._advanced_s = self._advanced_s, now_s
         if not self._running:
@@ -170,7 +176,7 @@ class DecodingBatch:
         return self._pop_ended()
 
     def take_report(self) -> list[Decoding]:
-        """When a report is due, the sequences with new tokens; else none."""
+        """Return the sequences with unreported tokens if a report is due; else an empty list."""
         if self._unreported < self._report_tokens - EPSILON:
             return []
         self._unreported = 0.0
@@ -179,7 +185,8 @@ class DecodingBatch:
         ]
 
     def fill(self) -> None:
-        """Make room, and give it to those that wait."""
+        """Preempt sequences while the cache is full, then admit waiting ones while there is
+        room."""
         noise = EPSILON * max(1, self._cache.num_decoding)
         while len(self._running) > 1 and self._cache.held_tokens >= self._pace.kv_tokens - noise:
             self._preempt(next(reversed(self._running)))
@@ -188,8 +195,8 @@ class DecodingBatch:
             self._admit(self._waiting.popitem(last=False)[0])
 
     def seconds_to_event(self) -> float | None:
-        """Until a sequence ends or is prefilled, a report is due or the KV cache is full; None if
-        nothing runs."""
+        """Seconds until a sequence ends or is prefilled, a report is due or the KV cache is full;
+        None if no sequence runs."""
         if not self._running:
             return None
         return self._stall_s + self._steps_s(self._steps_to_event())
@@ -219,7 +226,7 @@ class DecodingBatch:
         self._waiting.move_to_end(sequence, last=False)
 
     def _leave(self, sequence: Decoding) -> None:
-        """Give up its room; it keeps its tokens."""
+        """Free the sequence's room; it keeps its tokens."""
         self._prefill_work -= self._prefilling.pop(sequence, 0.0)
         self._cache.leave(sequence)
         sequence.stop()
@@ -228,7 +235,7 @@ class DecodingBatch:
             self._reset()
 
     def _reset(self) -> None:
-        """Nothing runs, and no sum has any noise."""
+        """Empty the running batch and set all sums to exactly zero, without float noise."""
         self._running.clear()
         self._prefilling.clear()
         self._ends.clear()
@@ -237,7 +244,7 @@ class DecodingBatch:
         self._count.steps = self._stall_s = self._prefill_work = 0.0
 
     def _prefill(self, work: float) -> None:
-        """Those that are through begin to decode."""
+        """Spend this work on prefilling; sequences that are prefilled begin to decode."""
         noise = EPSILON * self._pace.chunk_tokens
         while self._prefilling:
             sequence, left = next(iter(self._prefilling.items()))
@@ -253,7 +260,7 @@ class DecodingBatch:
         self._prefill_work = 0.0
 
     def _note_first_tokens(self, began_s: float, steps: float) -> None:
-        """Sequences without a token have their first one."""
+        """Record when the new sequences got their first token."""
         if not self._new:
             return
         first_s = began_s + self._steps_s(min(1.0, steps))
@@ -263,7 +270,8 @@ class DecodingBatch:
         self._new.clear()
 
     def _pop_ended(self) -> list[Decoding]:
-        """Those that have reached their ends, in the order of admission."""
+        """Remove and return the sequences that have reached their ends, in the order of
+        admission."""
         ended: list[tuple[int, Decoding]] = []
         while self._ends and self._ends[0][0] <= self._count.steps + EPSILON:
             end, admission, sequence = heappop(self._ends)
@@ -289,8 +297,8 @@ class DecodingBatch:
         return min(steps, max(1.0, math.ceil(room / self._cache.num_decoding - EPSILON)))
 
     def _may_begin(self, sequence: Decoding) -> bool:
-        """True if there is room, with a margin to grow into, so that a preempted sequence does not
-        come back only to be preempted again."""
+        """True if the sequence fits with a margin to grow into, so that a preempted sequence does
+        not come back only to be preempted again."""
         if self.holds_new and not sequence.is_begun:
             return False
         if not self._running:

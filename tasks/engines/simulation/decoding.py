@@ -1,6 +1,5 @@
-"""A request inside a simulated replica: its tokens so far, where it ends, and the records that its
-tokens become (`ResponseRecords`), written by the replica's writer.
-"""
+"""A request inside a simulated replica: its tokens so far and where it ends; and `ResponseRecords`,
+which makes the records of its tokens from what the replica's writer wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ EPSILON = 1e-6  # tokens; float noise of a sum of steps
 
 @dataclass(slots=True)
 class StepCount:
-    """Decode steps of a batch; fractional between two of them."""
+    """The number of decode steps that a batch has made; fractional between two steps."""
 
     steps: float = 0.0
 
@@ -24,7 +23,8 @@ class StepCount:
 class Decoding:
     """A request inside the replica, running or waiting.
 
-    While it decodes it gains a token with every step of its batch, and nothing is written to it.
+    While the request decodes, no step writes to it: its number of tokens follows from the batch's
+    step count.
     """
 
     request: Request
@@ -41,23 +41,23 @@ class Decoding:
 
     @property
     def num_tokens(self) -> float:
-        """Generated so far; fractional between two steps."""
+        """Tokens generated so far, kept ones included; fractional between two steps."""
         if self.count is None:
             return self.num_settled
         return min(self.target_tokens, self.num_settled + self.count.steps - self.began_steps)
 
     @property
     def ends_at_steps(self) -> float:
-        """The count of its batch at which it ends."""
+        """The step count of its batch at which the request ends."""
         return self.began_steps + self.target_tokens - self.num_settled
 
     def begin(self, count: StepCount) -> None:
-        """Decode with this batch."""
+        """Decode with the batch that has this step count."""
         self.count = count
         self.began_steps = count.steps
 
     def stop(self) -> None:
-        """Decode no longer, and keep the tokens."""
+        """Stop decoding, and keep the tokens."""
         self.num_settled = self.num_tokens
         self.count = None
 
@@ -72,30 +72,32 @@ class Decoding:
 
     @property
     def whole_tokens(self) -> int:
-        """Tokens that are there: the one that a step is at does not count."""
+        """Finished tokens: the token of an unfinished step does not count."""
         return int(self.num_tokens + EPSILON)
 
     def spans_with(self, version: int) -> tuple[VersionSpan, ...]:
-        """The versions of all its tokens, those since the last load being of this one."""
+        """The weight versions of all its tokens; `version` sampled those since the last load."""
         num_closed = sum(span.num_tokens for span in self.spans)
         return extend_spans(self.spans, version, self.whole_tokens - num_closed)
 
 
-# of every token, nats: there is no distribution that it was drawn from, and a learner that has seen
-# such answers gives them about as much
+# log-probability of every token, nats: simulated tokens are drawn from no distribution, and a
+# learner that has seen such answers gives them about this much
 LOGPROB = -0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecords:
-    """Makes the records of one replica's responses. Times are given by the event loop's clock."""
+    """Makes the records of one replica's responses. Arguments named now_s are on the event loop's
+    clock."""
 
     engine: str  # name of the replica
     writer: Writer  # of the responses
     epoch_s: float  # the zero of that clock in the times of the records
 
     def begin(self, request: Request, noise: int, now_s: float) -> Decoding:
-        """The request as it waits to be decoded, up to its bound or to its writer's end."""
+        """Return the request as a sequence that waits to be decoded; it will end at its bound on
+        tokens or where its writer ends, whichever comes first."""
         length = self.writer.num_tokens(request, noise)
         return Decoding(
             request=request,
@@ -109,7 +111,8 @@ class ResponseRecords:
         )
 
     def report(self, sequence: Decoding, version: int, now_s: float) -> NewTokens:
-        """The tokens since the last report; version: of those since the last load."""
+        """The record of the tokens since the last report; version: the weights that sampled the
+        tokens since the last load."""
         request = sequence.request
         begin, sequence.num_reported = sequence.num_reported, sequence.whole_tokens
         written = self.writer.tokens(request, sequence.noise, sequence.num_reported)
@@ -131,7 +134,8 @@ class ResponseRecords:
     def end(
         self, sequence: Decoding, reason: FinishReason, version: int, now_s: float
     ) -> Generated:
-        """The response as far as it came; version: of the tokens since the last load."""
+        """The record of the response as far as it came; version: the weights that sampled the
+        tokens since the last load."""
         request = sequence.request
         num_kept = len(request.kept_tokens)
         num_tokens = sequence.whole_tokens

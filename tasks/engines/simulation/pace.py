@@ -2,13 +2,14 @@
 
     step = fixed + sequences + max(weights, matrix products) + KV cache read
 
-With drafts a step may verify some tokens more of every sequence, each at the price of a sequence
-but for the cache, which is read once, and yields more than a token on average: that is done where
-it takes less for a token, which is where few sequences decode and nothing prefills.
+With speculative drafts a step may verify several tokens of every sequence, and yields more than one
+token on average. Each verified token costs as much as a further sequence, except that the cache is
+read once. The cheaper kind of step per token is taken: drafts win where few sequences decode and
+nothing prefills.
 
-Every decoding sequence adds a token to the cache in each step, so that the sum over a run of steps
-between two events is a quadratic, which is solved for the time and for the number of steps. Without
-the last two terms a step depends on the batch alone. Pure.
+Every decoding sequence adds a token to the cache in each step. So the time of a run of steps
+between two events is quadratic in their number; it is computed in both directions. Without the last
+two terms a step's time depends on the batch alone. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The speed and room of a replica."""
+    """The speed of a simulated replica and the size of its KV cache."""
 
     step_s: float  # seconds of a decode step of one sequence
     step_s_per_sequence: float  # seconds that the first further sequence adds to it
@@ -28,7 +29,7 @@ class Pace:
     prefill_s_per_token: float
     max_batch: int  # sequences that decode at the same time
     kv_tokens: int  # tokens, prompts included, that fit the KV cache
-    sequence_exponent: float = 1.0  # how those of all others grow with their number
+    sequence_exponent: float = 1.0  # power of their number that the others' seconds grow with
     step_s_per_kv_token: float = 0.0  # seconds that each token of the cache adds to a decode step
     weights_s: float = 0.0  # seconds in which the weights are read, the least of matrix products
     matrix_s_per_token: float = 0.0  # seconds of the matrix products of a token
@@ -42,7 +43,7 @@ class Pace:
     draft_yield: float = 1.0  # tokens that a sequence gains in such a step, on average
 
     def base_s(self, num_sequences: int, prefill_tokens: float) -> float:
-        """Seconds of a step without what it reads of the cache."""
+        """Seconds of a step without reading the KV cache."""
         matrix_s = self.matrix_s_per_token * (num_sequences + prefill_tokens)
         others: float = max(0, num_sequences - 1) ** self.sequence_exponent
         return (
@@ -55,7 +56,8 @@ class Pace:
     def steps_s(
         self, steps: float, num_sequences: int, read_tokens: float, prefill_tokens: float
     ) -> float:
-        """Seconds of so many steps; read_tokens: what the sequences have in the cache at first."""
+        """Seconds of this many steps; read_tokens: what the sequences have in the cache before the
+        first."""
         level = read_tokens + num_sequences * (steps - 1) / 2
         base_s, token_s = self._price(num_sequences, read_tokens, prefill_tokens)
         return steps * (base_s + token_s * level)
@@ -63,7 +65,7 @@ class Pace:
     def steps_in(
         self, seconds: float, num_sequences: int, read_tokens: float, prefill_tokens: float
     ) -> float:
-        """The inverse of steps_s."""
+        """The number of steps in this many seconds: the inverse of steps_s."""
         base_s, token_s = self._price(num_sequences, read_tokens, prefill_tokens)
         curve = token_s * num_sequences / 2
         slope = base_s + token_s * read_tokens - curve
@@ -72,8 +74,8 @@ class Pace:
     def _price(
         self, num_sequences: int, read_tokens: float, prefill_tokens: float
     ) -> tuple[float, float]:
-        """Of a token of every sequence, with what the cache holds now: seconds without what is read
-        of it, and for each token of it."""
+        """The price of one token for every sequence, with or without drafts, whichever is cheaper
+        now: seconds without reading the cache, and seconds for each token in the cache."""
         plain = self.base_s(num_sequences, prefill_tokens), self.step_s_per_kv_token
         if not self.draft_tokens or prefill_tokens:
             return plain
@@ -82,9 +84,11 @@ class Pace:
         return min(plain, drafted, key=lambda price: price[0] + price[1] * read_tokens)
 
     def prefill_work(self, num_tokens: float) -> float:
-        """Tokens without attention that are as much work as prefilling so many."""
+        """The work of prefilling this many tokens, attention included, in tokens without
+        attention."""
         return num_tokens * (1 + self.attention_share * num_tokens / 2)
 
     def chunk(self, num_sequences: int, work: float) -> float:
-        """Prefilled in a step that decodes so many sequences, when so much is to do."""
+        """The work that is prefilled in a step that decodes this many sequences, when `work` is
+        left."""
         return min(work, max(1, self.chunk_tokens - num_sequences))

@@ -3,10 +3,10 @@
 
     submit ─▶ `decoding` ─▶ `batch` ─▶ `decoding` ─▶ `mailbox` ─▶ collect
 
-One timer per replica suffices, set for the next event of its batch, and 128 replicas run in
-seconds. The same replica serves a whole run in a worker process, on a real clock. It holds no
-model: it reads a weight version for its attestation alone, and its responses, by `writers`, do not
-depend on the weights.
+Each replica has one timer, set for the next event of its batch, so that 128 replicas run in
+seconds. The same replica serves a whole run in a worker process, on a real clock. A simulated
+replica holds no model: it reads a weight file only to attest to it, and its responses (`writers`)
+do not depend on the weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROFILES: Mapping[str, Mapping[str, object]] = {"h800": {}}
 
 
 class SimulatedEngineConfig(ReplicaConfig):
-    """The speed and room of a simulated replica; the defaults resemble a 7B model on one large
+    """The speed and KV cache of a simulated replica; the defaults resemble a 7B model on one large
     GPU."""
 
     kind: Literal["simulated"] = Field(
@@ -118,16 +118,16 @@ class SimulatedEngineConfig(ReplicaConfig):
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit the KV cache of a replica."""
+        """Tokens that fit the KV cache of a replica, over all its devices."""
         return self.kv_capacity_tokens * self.tensor_parallel_size
 
     @property
     def pace(self) -> Pace:
-        """Speed and room of a replica."""
+        """The speed and KV cache of a replica, as `Pace`."""
         return Pace(**{each.name: getattr(self, each.name) for each in fields(Pace)})
 
     def writer(self, model_path: str) -> Writer:
-        """Who writes the responses; what says something is in the tokens of this model."""
+        """The writer of the responses; responses with content are in the tokens of this model."""
         if self.responses == "nothing":
             return BlankWriter(self.lengths)
         return ChainSumWriter(self.wrong_share, self.ramble_share, read_tokenizer(model_path))
@@ -135,8 +135,8 @@ class SimulatedEngineConfig(ReplicaConfig):
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int
     ) -> SimulatedEngine:
-        """Its noise is the requests' own, and it computes nothing: seed and cores are not
-        needed."""
+        """Build the simulated engine. Seed and cores are not used: noise comes from the requests'
+        seeds, and nothing is computed."""
         return SimulatedEngine(
             name,
             self,
@@ -146,7 +146,8 @@ class SimulatedEngineConfig(ReplicaConfig):
 
 
 class SimulatedEngine(Replica):
-    """An Engine whose responses take the time of `config` and say what its writer writes."""
+    """An Engine whose responses take the time that `config` gives and have the text of its
+    writer."""
 
     def __init__(
         self,
@@ -156,9 +157,9 @@ class SimulatedEngine(Replica):
         writer: Writer | None = None,
         epoch_s: float = 0.0,
     ) -> None:
-        """writer: the one of `config`, where it needs a model's tokenizer. epoch_s: the zero of the
-        event loop's clock in the times that are handed out; on a virtual clock there is no
-        other."""
+        """writer: needed where the writer of `config` depends on a model's tokenizer. epoch_s: Unix
+        time at the zero of the event loop's clock, added to all reported times; 0 on a virtual
+        clock."""
         self.name = name
         self._config = config
         self._version = version
@@ -215,7 +216,7 @@ class SimulatedEngine(Replica):
         probes: Sequence[tuple[int, ...]],
         running: Running = Running.DROP,
     ) -> Attestation:
-        """Raises ValueError, and goes on as before, when the version is not there."""
+        """Raises ValueError, and goes on as before, when the weight version is missing."""
         prints = await _fingerprints(weights)
         self._check_alive()
         began_s = self._now()
@@ -241,7 +242,8 @@ class SimulatedEngine(Replica):
         )
 
     async def _drain(self) -> None:
-        """Finish what is begun, and nothing else. Raises EngineLost when another load drops it."""
+        """Finish the sequences that have begun, and begin no other. Raises EngineLost when another
+        load drops them."""
         began = self._num_loads
         self._batch.holds_new = True
         while not self._batch.is_drained:
@@ -268,13 +270,13 @@ class SimulatedEngine(Replica):
         )
 
     async def sleep(self) -> None:
-        """There is no GPU to give back."""
+        """Do nothing: there is no GPU to release."""
 
     def close(self) -> None:
         self.fail()
 
     def fail(self) -> None:
-        """Die: everything in it is gone and every call raises EngineLost from now on."""
+        """Die: drop all requests; every call raises EngineLost from now on."""
         self._is_lost = True
         self._batch.clear()
         self._sequences.clear()
@@ -284,8 +286,8 @@ class SimulatedEngine(Replica):
         self._drained.set()
 
     def _advance(self) -> None:
-        """Come up to now, and deliver the responses that have ended on the way; report new tokens
-        of the others when that is due."""
+        """Bring the batch up to the present time, deliver the responses that have ended meanwhile,
+        and report new tokens of the others when a report is due."""
         for sequence in self._batch.advance(self._now()):
             attempts = self._sequences[sequence.request.response_id]
             attempts.remove(sequence)
@@ -296,7 +298,7 @@ class SimulatedEngine(Replica):
             self._done.put(self._records.report(sequence, self._version, self._now()))
 
     def _schedule(self) -> None:
-        """Give away the room there is, and set the timer for whatever happens next."""
+        """Admit waiting sequences, and set the timer for the next event."""
         self._batch.fill()
         if self._batch.holds_new and self._batch.is_drained:
             self._drained.set()
@@ -323,8 +325,8 @@ class SimulatedEngine(Replica):
 
 
 async def _fingerprints(weights: WeightsRef) -> Mapping[str, int]:
-    """What the version's file holds; a version without a file, of a round by itself, holds
-    nothing."""
+    """The fingerprints of the version's file; empty for a version without a file, as in a single
+    simulated round."""
     if not weights.path:
         return {}
     from artifacts.weights import fingerprints  # torch takes seconds to import

@@ -1,7 +1,7 @@
-"""The simulated reward: verdicts that take time and sometimes cannot be reached; the ScoreFeed
-beside `simulated.SimulatedEngine`.
+"""The simulated reward: verdicts that take time and sometimes cannot be reached. It is the
+ScoreFeed that goes with `replica.SimulatedEngine`.
 
-Leaves out any judgement: whether a response is right is drawn by its name.
+Judges nothing: whether a response is right is drawn from a seed and the response's name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tasks.scheduling.prompt_stream import derive_seed
 
 
 class SimulatedRewardConfig(BaseModel):
-    """How long scoring takes, and how it ends."""
+    """How long simulated scoring takes, and with what verdicts it ends."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,7 +46,7 @@ class SimulatedRewardConfig(BaseModel):
 
 
 class SimulatedFeed:
-    """Scores every response on its own, as if there were a worker for each."""
+    """Scores every response independently, as if each had a worker of its own."""
 
     def __init__(self, config: SimulatedRewardConfig) -> None:
         self._config = config
@@ -85,8 +85,8 @@ class SimulatedFeed:
         )
 
     def _right_share(self, prompt_id: str) -> float:
-        """How many of a prompt's responses are right: drawn from a beta law, the sum of whose
-        parameters gives the correlation."""
+        """The probability that a response to this prompt is right, drawn from a beta distribution;
+        the sum of its parameters gives the correlation `prompt_share`."""
         config = self._config
         if not (config.prompt_share and 0 < config.ok_share < 1):
             return config.ok_share

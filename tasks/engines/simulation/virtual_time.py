@@ -1,7 +1,8 @@
 """An asyncio event loop on a virtual clock: when nothing can run, time jumps to the next timer.
 
-Hours of simulated rollout take seconds, and the same code waits on it as on a real loop. No threads
-and no sockets: a wait that no timer ends is reported at once, where a real loop would hang.
+Hours of simulated rollout take seconds, with the code that also runs on a real loop. Threads and
+sockets do not work here: a wait that no timer can end raises RuntimeError at once, where a real
+loop would hang.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class _Jump(selectors.SelectSelector):
-    """A selector that advances a clock instead of waiting, and looks at no file."""
+    """A selector that advances a clock instead of waiting, and watches no file."""
 
     now_s = 0.0
 
@@ -32,7 +33,8 @@ class _Jump(selectors.SelectSelector):
 
 
 class _Moment(float):
-    """When a timer ends; of two that end at the same time the one that was set first is less."""
+    """The time at which a timer ends; of two equal times, the timer that was set first sorts
+    first."""
 
     num_before: int  # timers that were set before it
 
@@ -43,8 +45,8 @@ class _Moment(float):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time starts at 0 s and passes only while everything waits. Timers of the
-    same moment end in the order in which they were set, whatever others there are."""
+    """An event loop whose time starts at 0 s and passes only while every task waits. Timers of the
+    same moment end in the order in which they were set, regardless of other timers."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
@@ -68,7 +70,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:  # Any: as in asyncio.run
-    """Run to completion on a clock of its own."""
+    """Run a coroutine to completion on a new virtual clock and return its result."""
     found: list[Result] = []
 
     async def find() -> None:

@@ -2,11 +2,11 @@
 
     request ──▶ Writer ──▶ length, tokens, text: a function of the request and its noise alone
 
-`BlankWriter` repeats one token to the length that its `Lengths` give: for rounds whose rewards are
-simulated, too. `ChainSumWriter` works out the questions of the task chain_sum and errs now and
-then, so that a whole run on simulated engines has real tokens, real rewards and groups that
-disagree. It reads the question and never the answer. Neither looks at the weights: a simulated
-policy does not learn.
+`BlankWriter` repeats one token to the length that its `Lengths` give, for rounds whose rewards are
+simulated, too. `ChainSumWriter` works out the questions of the task chain_sum and sometimes errs,
+so that a whole run on simulated engines has real tokens, real rewards and groups whose rewards
+differ. It reads the question and never the reference answer. Neither writer depends on the weights:
+a simulated policy does not learn.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tasks.scheduling.prompt_stream import derive_seed
 
 
 class Lengths(Protocol):
-    """How long responses get."""
+    """The lengths of simulated responses."""
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response, the same whenever and wherever it is generated with this
-        noise."""
+        """The length of a response in tokens: a function of prompt, index and noise, whichever
+        engine generates it."""
         ...
 
 
 class LengthModel(BaseModel):
-    """Response lengths: log-normal, and a prompt's responses resemble each other."""
+    """Log-normal response lengths, correlated within a prompt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,8 +54,8 @@ class LengthModel(BaseModel):
     seed: int = Field(0, ge=0, description="Seed of all lengths.")
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response, the same whenever and wherever it is generated with this
-        noise."""
+        """The length of a response in tokens: a function of prompt, index and noise, whichever
+        engine generates it."""
         shared = np.random.default_rng(
             derive_seed(self.seed, "prompt", prompt_id)
         ).standard_normal()
@@ -70,24 +70,25 @@ BLANK = 1  # the token that a blank response repeats
 
 
 class Writer(Protocol):
-    """Writes the response to a request; the same one whenever it is asked with the same noise."""
+    """Writes the response to a request; the same request and noise always give the same
+    response."""
 
     def num_tokens(self, request: Request, noise: int) -> int:
         """The length of the response if nothing bounds it, its end token included."""
         ...
 
     def tokens(self, request: Request, noise: int, num_tokens: int) -> tuple[int, ...]:
-        """The first num_tokens of the response."""
+        """The first num_tokens tokens of the response."""
         ...
 
     def text(self, tokens: tuple[int, ...]) -> str:
-        """These tokens decoded."""
+        """Decode these tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BlankWriter:
-    """One token over and over."""
+    """Writes one token over and over."""
 
     lengths: Lengths
 

@@ -3,12 +3,12 @@ no asyncio, no deadlines.
 
     submit ─▶ add ─▶ (wait for a sibling, or for a load) ─▶ live ─▶ step ... step ─▶ Generated
 
-A response is one vLLM request: `asking` says how it is asked, `live` what is known of it inside,
-`siblings` whom it waits for. `attesting` says what weights are loaded, `gauges` how busy it is.
-vLLM is imported only when a core is built (`engine.build_core`), after pinning. What is relied on
-here, in vLLM 0.32: `LLMEngine` with its engine core in process and the batches it has computed
-ahead, and its scheduler (KV usage, the queue of what runs; a request that runs and is not scheduled
-in a step goes on in a later one).
+A response is one vLLM request: `llm_engine` makes its parameters and attests to the loaded weights,
+`live` holds its state inside vLLM and the replica's counters, `siblings` says which request it
+waits for. vLLM is imported only when a core is built (`engine.build_core`), after pinning. Relied
+on here, in vLLM 0.32: `LLMEngine` with its engine core in process and the batches that it has
+computed ahead, and its scheduler (KV usage, the list of running requests; a running request that is
+not scheduled in a step goes on in a later one).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class VllmCore:
-    """One LLMEngine and the responses that are in it."""
+    """One LLMEngine and the responses that it generates."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class VllmCore:
         version: int,
         report_tokens: int = 0,
     ) -> None:
-        """report_tokens: steps between two reports of new tokens; 0 for none."""
+        """report_tokens: steps between two reports of new tokens; 0 for no reports."""
         self._engine = engine
         # Any: transformers' tokenizers have no useful common type
         self._decode = ChatTokens(tokenizer, stop_ids).decode
@@ -71,17 +71,17 @@ class VllmCore:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do something; what waits for the next load does nothing."""
+        """True if a step would do something; requests that wait for the next load do not count."""
         return bool(self._live or self._siblings.waiting)
 
     @property
     def prefilling(self) -> bool:
-        """Whether some response has no token yet."""
+        """True if a response has no token yet."""
         return bool(self._without_token or self._siblings.waiting)
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Take all of them, or none when one is unfit (ValueError). The first to a prompt enters
-        before the next step, its siblings when it has computed the prompt."""
+        """Take all of the requests, or none when one is unfit (ValueError). The first request for a
+        prompt enters before the next step; its siblings enter when it has computed the prompt."""
         self._check(requests)
         self._wake()
         now_s = time.time()
@@ -89,8 +89,8 @@ class VllmCore:
             self._take_in(request, now_s)
 
     def step(self) -> list[News]:
-        """One step of the batch; the responses that it finished, and when a report is due the new
-        tokens of all others."""
+        """Make one step of the batch. Returns the responses that it finished and, when a report is
+        due, the new tokens of all others."""
         outputs = self._engine.step()
         self._gauges.note_step(float(self._scheduler.get_kv_cache_usage()))
         self._note_first_tokens()
@@ -98,8 +98,8 @@ class VllmCore:
         return [*self._finished(outputs), *self._report()]
 
     def settle(self) -> list[Generated]:
-        """Take in what vLLM has computed ahead of the last step, as it does on GPUs, so that none
-        of it is taken for a later version's; the responses that finished in it."""
+        """Process what vLLM has computed ahead of the last step, as it does on GPUs, so that these
+        tokens are not attributed to a later version. Returns the responses that finished in it."""
         ahead = self._engine.engine_core.engine_core.batch_queue
         done: list[Generated] = []
         with alone(self._scheduler):
@@ -109,7 +109,8 @@ class VllmCore:
         return done
 
     def hold_new(self) -> None:
-        """Begin nothing until the next load; what is not begun yet waits for it, too."""
+        """Begin no request until the next load; requests without a token, too, wait for that
+        load."""
         self._holds_new = True
         begun = {request.request_id for request in self._scheduler.running}
         for live in [*self._live.values()]:
@@ -120,8 +121,8 @@ class VllmCore:
         self._held += self._siblings.take_all()
 
     def abort(self, response_ids: Sequence[str]) -> list[Generated]:
-        """The partial responses, in the order asked; ids that are not running (any more) are
-        skipped."""
+        """Stop these responses and return them as far as they came, in the order given. Ids that
+        are not running (any more) are skipped."""
         wanted = frozenset(response_ids)
         held = [each for each in self._held if each.request.response_id in wanted]
         self._held = [each for each in self._held if each not in held]
@@ -140,8 +141,8 @@ class VllmCore:
         probes: Sequence[tuple[int, ...]],
         running: Running = Running.DROP,
     ) -> Attestation:
-        """Load and attest, with what runs as `Engine.load_weights` says; before it drains, nothing
-        must run any more."""
+        """Load a version and attest to it, with running requests as `Engine.load_weights` says.
+        With DRAIN, the caller must have let all running requests finish."""
         check_probes(probes, self._engine.model_config.max_model_len)
         self._wake()
         try:
@@ -180,8 +181,8 @@ class VllmCore:
         )
 
     def warm_up(self) -> None:
-        """Run every kind of step once: what vLLM compiles on first use must not fall into a round
-        or a load's deadline."""
+        """Run every kind of step once, because vLLM compiles some code on first use, which must not
+        delay a round or a load."""
         prompt_logprobs(self._engine, [(0,) * 4], self._siblings.salt)
         sampled = Request(
             prompt_id=PROBE,
@@ -203,7 +204,7 @@ class VllmCore:
         return self._gauges.read(self._name, kv_tokens, self._live.values(), self._waiting())
 
     def sleep(self) -> None:
-        """Give the GPU's memory back until the next load or request; one at work goes on with it.
+        """Release the GPU's memory until the next load or request; does nothing while requests run.
 
         The weights wait in host memory, the KV cache is dropped.
         """
@@ -231,7 +232,7 @@ class VllmCore:
         return self._engine.engine_core.engine_core.scheduler
 
     def _begin(self, request: Request, submitted_s: float) -> None:
-        """Have vLLM take the request."""
+        """Hand the request to vLLM."""
         tokens = [*request.prompt_tokens, *request.kept_tokens]
         params = response_params(request, self._stop_ids, self._seed_arguments(request.seed))
         internal_id = enter(self._engine, request.response_id, tokens, params, self._siblings.salt)
@@ -248,19 +249,19 @@ class VllmCore:
         self._siblings.enter(live.scheduled)
 
     def _take_in(self, request: Request, submitted_s: float) -> None:
-        """Begin it, or have it wait for the next load or for a sibling."""
+        """Begin the request, or have it wait for the next load or for a sibling."""
         if self._holds_new:
             self._held.append(Waiting(request=request, submitted_s=submitted_s))
         elif not self._siblings.hold(request, submitted_s):
             self._begin(request, submitted_s)
 
     def _admit(self, held: Sequence[Waiting]) -> None:
-        """Begin what has waited."""
+        """Begin requests that have waited."""
         for waiting in held:
             self._begin(waiting.request, waiting.submitted_s)
 
     def _waiting(self) -> list[Request]:
-        """What waits for a sibling or for the next load."""
+        """Requests that wait for a sibling or for the next load."""
         return [each.request for each in (*self._siblings.waiting, *self._held)]
 
     def _check(self, requests: Sequence[Request]) -> None:
@@ -300,7 +301,7 @@ class VllmCore:
         ]
 
     def _report(self) -> list[NewTokens]:
-        """What has come since the last report, if enough steps have passed: each gives a response
+        """The tokens since the last report, if enough steps have passed: a step gives each response
         one token at most."""
         self._num_unreported += 1
         if not self._report_tokens or self._num_unreported < self._report_tokens:
@@ -314,7 +315,7 @@ class VllmCore:
         ]
 
     def _forget(self, live: Live) -> None:
-        """vLLM has it no longer."""
+        """Drop the records of a response that vLLM has no longer."""
         del self._live[live.request.response_id]
         self._siblings.leave(live.scheduled)
         if live in self._without_token:

@@ -3,10 +3,10 @@
     event loop: submit / collect / abort / load_weights / stats
         ──▶ SteppingThread ──▶ VllmCore ──▶ vLLM's LLMEngine
 
-The async methods hand calls to the stepping thread, which is pinned to the replica's cores and in
-which torch and vLLM run; they never block the loop. The noise of a response is a function
-of its request's seed and of the position alone (`vllm.draws`). Leaves out retries, routing and who
-owns which device.
+The async methods hand calls to the stepping thread and never block the loop. The stepping thread is
+pinned to the replica's cores; torch and vLLM run in it. The noise of a response is a function of
+its request's seed and the token's position alone (`worker_patches`). Leaves out retries, routing
+and the assignment of devices.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thr
 from tasks.engines.vllm.stepping import SteppingThread
 
 CPU_BLOCK_TOKENS = 32  # vLLM's attention on CPUs has blocks of a multiple of this
-# widths of an attention head that it has kernels for
+# widths of an attention head for which vLLM's CPU attention has kernels
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 class VllmEngineConfig(ReplicaConfig):
-    """How a vLLM replica runs."""
+    """The settings of a vLLM replica."""
 
     kind: Literal["vllm"] = Field(default="vllm", description="The real engine.")
     dtype: Literal["bfloat16", "float32"] = Field(
@@ -89,8 +89,8 @@ class VllmEngineConfig(ReplicaConfig):
         return self.gpu_memory_utilization
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as in the base
-        """Whether it has as many positions, and on CPUs heads of a width that vLLM has kernels
-        for."""
+        """Raises ValueError if the model has fewer positions than max_model_len or, on CPUs,
+        attention heads of a width for which vLLM has no kernels."""
         is_scaled = "factor" in str(getattr(model, "rope_parameters", None))  # vLLM says how far
         kept = [
             getattr(model, name, None) for name in ("max_position_embeddings", "model_max_length")
@@ -122,8 +122,8 @@ class VllmEngineConfig(ReplicaConfig):
     def vllm_arguments(
         self, model_path: str, seed: int, on_cpu: bool
     ) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
-        """The keyword arguments of vLLM's EngineArgs. ValueError for what this device does not
-        have."""
+        """The keyword arguments of vLLM's EngineArgs. Raises ValueError for settings that this
+        device does not support."""
         if on_cpu and self.block_size % CPU_BLOCK_TOKENS:
             raise ValueError(
                 f"engine.block_size must be a multiple of {CPU_BLOCK_TOKENS} on CPUs, got"
@@ -158,8 +158,8 @@ class VllmEngineConfig(ReplicaConfig):
 
 
 class VllmEngine(Replica):
-    """One replica. `start` builds it, `close` frees it; in between the five methods of the
-    protocol, from one event loop."""
+    """One vLLM replica. `start` builds it and `close` frees it; in between, one event loop calls
+    the methods of the protocol."""
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class VllmEngine(Replica):
         seed: int,
         start_weights: WeightsRef | None = None,
     ) -> None:
-        """cpu_ids: cores to pin to, None for wherever the process may run. start_weights: loaded
-        before the first response."""
+        """cpu_ids: cores to pin to; None for any core that the process may use. start_weights: a
+        version to load before the first response."""
         check_model_directory(model_path)
         self.name = name
         self._config = config
@@ -180,8 +180,8 @@ class VllmEngine(Replica):
         self._thread: SteppingThread[VllmCore] = SteppingThread(name, self._build)
 
     def start(self) -> None:
-        """Build the engine in its thread and wait for it: seconds on a CPU, up to minutes on a
-        GPU."""
+        """Build the engine in its thread and wait until it is ready: seconds on a CPU, up to
+        minutes on a GPU."""
         self._thread.start(self._config.start_deadline_s)
 
     async def submit(self, requests: Sequence[Request]) -> None:
@@ -194,7 +194,7 @@ class VllmEngine(Replica):
         return await self._thread.collect(wait_s)
 
     async def abort(self, response_ids: Sequence[str]) -> None:
-        """The partial responses lie ready for `collect` when this returns."""
+        """When this returns, `collect` can return the partial responses at once."""
         ids = tuple(response_ids)
         if not ids:
             self._thread.wake()
@@ -211,10 +211,10 @@ class VllmEngine(Replica):
         probes: Sequence[tuple[int, ...]],
         running: Running = Running.DROP,
     ) -> Attestation:
-        """Raises ValueError, the weights as they were, if the file's tensors are not the model's.
+        """Raises ValueError, with the weights unchanged, if the file's tensors are not the model's.
 
-        Fingerprints are of what the engine holds as far as that can be read back; `worker`
-        says how far.
+        The fingerprints are of the tensors that the engine holds, as far as they can be read back;
+        `worker` says how far.
         """
         fixed = tuple(probes)
         began_s = time.monotonic()
@@ -241,15 +241,15 @@ class VllmEngine(Replica):
         )
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back until the next load or request; without sleep_mode nothing
-        happens."""
+        """Release the GPU's memory until the next load or request; does nothing without
+        sleep_mode."""
         if self._config.sleep_mode:
             await self._thread.call(
                 "sleep", lambda core: core.sleep(), self._config.load_deadline_s
             )
 
     def close(self) -> None:
-        """Free the device. Waiting and later calls raise EngineLost."""
+        """Free the device. Pending and later calls raise EngineLost."""
         self._thread.close(self._config.call_deadline_s)
 
     def _build(self) -> VllmCore:
@@ -264,7 +264,7 @@ class VllmEngine(Replica):
 def build_core(
     config: VllmEngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True
 ) -> VllmCore:
-    """Build the engine in the calling thread, which must be pinned by now.
+    """Build the engine in the calling thread, which must already be pinned.
 
     may_stop: whether end tokens end a response; a measurement wants responses of a given length.
     """

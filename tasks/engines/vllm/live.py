@@ -1,7 +1,7 @@
-"""A response while it is inside vLLM, and the counts of a replica's responses (`Gauges`).
+"""A response while it is inside vLLM (`Live`), and the counters of a replica (`Gauges`).
 
 Relied on, in vLLM 0.32: the output processor's request state has the tokens and log-probabilities
-so far, at an abort too; the scheduler's request counts its preemptions.
+so far, also at an abort; the scheduler's request counts its preemptions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Live:
 
     @property
     def new_tokens(self) -> Sequence[int]:
-        """Generated here: all but the kept ones."""
+        """Tokens that this replica generated: all but the kept ones."""
         tokens: Sequence[int] = self.state.detokenizer.output_token_ids
         return tokens
 
     @property
     def num_tokens(self) -> int:
-        """Generated so far, the kept ones included."""
+        """Tokens so far after the prompt, the kept ones included."""
         return len(self.request.kept_tokens) + len(self.new_tokens)
 
     @property
@@ -48,20 +48,20 @@ class Live:
 
     @property
     def num_preemptions(self) -> int:
-        """Since the last load."""
+        """Preemptions since the last load."""
         return int(self.scheduled.num_preemptions) - self.preemptions_before
 
     def spans_with(self, version: int) -> tuple[VersionSpan, ...]:
-        """The versions of its tokens, those since the last load being of this one."""
+        """The weight versions of its tokens; `version` sampled those since the last load."""
         num_closed = sum(span.num_tokens for span in self.spans)
         return extend_spans(self.spans, version, self.num_tokens - num_closed)
 
     def forget_preemptions(self) -> None:
-        """Count from now on: weights are loaded."""
+        """Count preemptions from now on, because weights were loaded."""
         self.preemptions_before = self.scheduled.num_preemptions
 
     def report(self, version: int, engine: str, now_s: float) -> NewTokens:
-        """The tokens since the last report; now_s: Unix seconds."""
+        """The record of the tokens since the last report; now_s: Unix seconds."""
         request = self.request
         begin, self.num_reported = self.num_reported, len(self.new_tokens)
         num_before = len(request.kept_tokens) + begin
@@ -87,7 +87,7 @@ class Live:
         decode: Decode,
         now_s: float,
     ) -> Generated:
-        """The response as far as it came; it is over at now_s (Unix seconds)."""
+        """The record of the response as far as it came; it ends at now_s (Unix seconds)."""
         request = self.request
         tokens = (*request.kept_tokens, *self.new_tokens)
         return Generated(
@@ -107,7 +107,7 @@ class Live:
 
 
 class Gauges:
-    """Counts for one engine."""
+    """The counters of one engine: tokens, preemptions and KV usage."""
 
     def __init__(self) -> None:
         self._num_tokens = 0  # of what has ended
@@ -115,17 +115,18 @@ class Gauges:
         self._kv_usage_max = 0.0  # since the last load
 
     def note_step(self, kv_usage: float) -> None:
-        """After a step, so without the blocks of what ended in it; where the cache runs full, that
-        makes no difference."""
+        """Record the KV usage after a step. Blocks of responses that ended in the step are free by
+        then; where the cache runs full, that makes no difference."""
         self._kv_usage_max = max(self._kv_usage_max, kv_usage)
 
     def note_end(self, live: Live) -> None:
-        """A response is over."""
+        """Count the tokens and preemptions of a response that is over."""
         self._num_tokens += len(live.new_tokens)
         self._num_preemptions += live.num_preemptions
 
     def note_load(self, running: Iterable[Live]) -> None:
-        """Weights are loaded; what runs has been preempted for them, which does not count."""
+        """Reset the counters because weights were loaded. Running responses were preempted for the
+        load, which does not count."""
         self._num_preemptions = 0
         self._kv_usage_max = 0.0
         for live in running:
@@ -134,7 +135,8 @@ class Gauges:
     def read(
         self, engine: str, kv_tokens: int, running: Collection[Live], waiting: Iterable[Request]
     ) -> EngineStats:
-        """A reading, with what runs in vLLM and what waits to enter it."""
+        """Return the counters, with the responses that run in vLLM and the requests that wait to
+        enter it."""
         begun = {live.request.response_id: live.num_tokens for live in running}
         to_begin = {request.response_id: len(request.kept_tokens) for request in waiting}
         return EngineStats(

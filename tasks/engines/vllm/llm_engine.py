@@ -1,14 +1,14 @@
-"""vLLM's LLMEngine: pinned to cores, built, given requests, and attested.
+"""vLLM's LLMEngine: pin the thread to cores, build the engine, submit requests, attest to weights.
 
-Token ids go in and come out, with FINAL_ONLY output and no detokenisation, so that a step costs no
-Python of ours per token. Log-probabilities are those of the distribution that was sampled from
+Token ids go in and come out, with FINAL_ONLY output and no detokenisation, so that a step costs
+none of our Python per token. Log-probabilities are those of the distribution that was sampled from
 (`processed_logprobs`: after temperature and top_p). At temperature 1 and top_p 1, and for greedy
 decoding (temperature 0), they are the model's own.
 
 An attestation has one fingerprint per tensor over all ranks, and the log-probabilities of fixed
-probes, which are computed alone, without the requests that run. Relied on for that, in vLLM 0.32:
-the scheduler schedules what is in `running` and `waiting` and nothing else, counts its free blocks,
-and preempts a request on demand, which then waits.
+probes, which are computed without the running requests. Relied on for that, in vLLM 0.32: the
+scheduler schedules the requests in `running` and `waiting` and no others, counts its free blocks,
+and can be made to preempt a request, which then waits.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PROBE = "probe"
 
 
 def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
-    """Bind this thread, and with it the compute threads it will start, and size torch's pool to the
-    cores.
+    """Bind this thread to the cores, and with it the compute threads that it will start; size
+    torch's thread pool to their number.
 
-    vLLM's own VLLM_CPU_OMP_THREADS_BIND does nothing for an engine in process. Set before torch is
-    imported where that is still possible, because OpenMP reads its environment once. The ranks of a
-    tensor-parallel replica are processes of their own, which take their cores from that variable;
-    without it vLLM wants a NUMA node for each.
+    vLLM's own VLLM_CPU_OMP_THREADS_BIND has no effect on an engine in process. The thread count is
+    set before torch is imported where that is still possible, because OpenMP reads its environment
+    once. The ranks of a tensor-parallel replica are separate processes, which take their cores from
+    that variable; without it vLLM wants a NUMA node for each.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if num_ranks > 1:
@@ -59,9 +59,8 @@ def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
 
 
 def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
-    """The cores of each rank as vLLM's CPU backend reads them, "0,1|2,3"; "nobind" when they
-    cannot be shared out evenly.
-    """
+    """The cores of each rank in the format of vLLM's CPU backend, "0,1|2,3"; "nobind" when the
+    cores cannot be shared out evenly."""
     share, rest = divmod(len(cpu_ids), num_ranks)
     if not share or rest:
         return "nobind"
@@ -71,9 +70,9 @@ def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
 
 
 def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs are of many types
-    """Import vLLM and build an engine in the calling thread, which must be pinned by now.
+    """Import vLLM and build an engine in the calling thread, which must already be pinned.
 
-    arguments: those of vLLM's EngineArgs. ValueError for those that vLLM refuses.
+    arguments: of vLLM's EngineArgs. Raises ValueError for arguments that vLLM refuses.
     """
     reach_ranks_by(LOOPBACK)  # no engine spans two machines
     with importing_transformers():
@@ -105,7 +104,8 @@ def response_params(
     stop_ids: Sequence[int],
     seed: Mapping[str, Any],  # Any: vLLM's arguments are of many types
 ) -> SamplingParams:
-    """One response (n = 1) from where it was left; seed: the arguments that seed its noise."""
+    """The sampling parameters of one response (n = 1), continued after its kept tokens; seed: the
+    arguments that seed its noise."""
     return _params(
         max_tokens=request.max_new_tokens - len(request.kept_tokens),
         temperature=request.temperature,
@@ -131,8 +131,8 @@ def _params(**arguments: Any) -> SamplingParams:  # Any: as above
 def enter(
     engine: LLMEngine, request_id: str, tokens: list[int], params: SamplingParams, salt: str | None
 ) -> str:
-    """Give vLLM a request, and return vLLM's own id of it. Requests share KV cache only with those
-    of the same salt."""
+    """Submit a request to vLLM and return vLLM's internal id of it. Requests share KV cache only if
+    they have the same salt."""
     from vllm.inputs.engine import tokens_input
 
     prompt = tokens_input(tokens, cache_salt=salt)
@@ -145,13 +145,14 @@ if TYPE_CHECKING:
 
 
 def agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:
-    """One fingerprint per tensor over all ranks; ranks that differ give another than any of theirs,
-    so that the weight check fails."""
+    """Merge the ranks' fingerprints into one per tensor. Where ranks differ, the result equals none
+    of theirs, so that the weight check fails."""
     return {name: reduce(xor, {rank[name] for rank in prints}) for name in prints[0]}
 
 
 def check_probes(probes: Sequence[tuple[int, ...]], max_model_len: int) -> None:
-    """ValueError for a probe without a token to attest, or without room for its one new token."""
+    """Raises ValueError for a probe with fewer than two tokens, or without room for its one new
+    token."""
     for probe in probes:
         if not 2 <= len(probe) < max_model_len:
             raise ValueError(
@@ -162,8 +163,8 @@ def check_probes(probes: Sequence[tuple[int, ...]], max_model_len: int) -> None:
 
 @contextmanager
 def alone(scheduler: Any) -> Iterator[None]:  # Any: vLLM's scheduler
-    """Have vLLM schedule no running or waiting request, so that probes are alone; blocks and tokens
-    stay as they are."""
+    """Within the block, vLLM schedules none of the running and waiting requests, so that only
+    probes run; the requests keep their blocks and tokens."""
     running, waiting = list(scheduler.running), list(scheduler.waiting)
     scheduler.running = []
     scheduler.waiting.clear()
@@ -173,7 +174,7 @@ def alone(scheduler: Any) -> Iterator[None]:  # Any: vLLM's scheduler
 
 
 def make_room(scheduler: Any, block_size: int, probes: Sequence[tuple[int, ...]]) -> None:
-    """Preempt the last running requests until there are blocks for the probes beside the others."""
+    """Preempt the most recent running requests until there are free blocks for the probes."""
     num_needed = sum(len(probe) // block_size + 1 for probe in probes)
     blocks = scheduler.kv_cache_manager.block_pool
     while scheduler.running and blocks.get_num_free_blocks() < num_needed:
@@ -183,8 +184,8 @@ def make_room(scheduler: Any, block_size: int, probes: Sequence[tuple[int, ...]]
 def prompt_logprobs(
     engine: LLMEngine, probes: Sequence[tuple[int, ...]], salt: str | None
 ) -> tuple[tuple[float, ...], ...]:
-    """Log-probabilities of the probes' own tokens after their first, all probes in one batch,
-    nothing sampled at random."""
+    """Log-probabilities of each probe's tokens after its first. All probes run in one batch,
+    without random sampling."""
     params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     for index, probe in enumerate(probes):
         enter(engine, f"{PROBE}:{index}", list(probe), params, salt)

@@ -1,12 +1,12 @@
-"""A process that builds one replica and measures it: what it is told, what it answers, line by
+"""A process that builds one vLLM replica, measures its throughput and prints the results, line by
 line.
 
     python -m tasks.engines.vllm.measuring '<MeasuringOrder as JSON>'  ->  stdout: "MEASURED {...}"
     for room, point or skipped point
 
 Every batch of random prompts is computed from scratch, then decoded to a fixed length without
-stopping. The fastest of the repeats counts, because what disturbs a measurement only ever slows it
-down. Leaves out which replicas to measure (`flows.commands.calibrate`).
+stopping. The fastest of the repeats counts, because disturbances only ever slow a measurement down.
+Leaves out which replicas to measure (`flows.commands.calibrate`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MARK = "MEASURED "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringOrder:
-    """One replica to build, and the batches to time on it."""
+    """The replica to build, and the batches to time on it."""
 
     model_path: str
     engine: VllmEngineConfig  # its tensor_parallel_size is the size that is measured
-    # pinned to, counted among those the process may use; empty for wherever it may run
+    # to pin to, as indices into the cores that the process may use; empty for all of those
     cores: tuple[int, ...]
     gpus: tuple[str, ...]  # CUDA_VISIBLE_DEVICES of the replica; empty on a CPU
     batches: tuple[int, ...]  # responses that decode together
@@ -57,14 +57,15 @@ class MeasuringOrder:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of to_json."""
+        """Parse what to_json wrote."""
         raw = json.loads(text)
         lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
         return cls(**(raw | lists | {"engine": VllmEngineConfig(**raw["engine"])}))
 
 
 def measurable(config: ReplicaConfig) -> VllmEngineConfig:
-    """The configuration, if it is of an engine whose steps can be timed here. ValueError if not."""
+    """Return the configuration if the steps of its engine can be timed here. Raises ValueError if
+    not."""
     if not isinstance(config, VllmEngineConfig):
         raise ValueError(
             "engine.kind must be vllm to be measured, got another; leave it out, or write the"
@@ -74,7 +75,7 @@ def measurable(config: ReplicaConfig) -> VllmEngineConfig:
 
 
 class MeasuredCore(Protocol):
-    """What measuring asks of an engine core."""
+    """The part of an engine core that measuring calls."""
 
     @property
     def busy(self) -> bool: ...
@@ -127,7 +128,7 @@ def _say(answer: dict[str, Any]) -> None:  # Any: JSON values
 def measure(
     core: MeasuredCore, order: MeasuringOrder, batch: int, length: int, vocabulary: int
 ) -> ThroughputPoint:
-    """Prefill and decode of this batch, each the fastest of the repeats."""
+    """Measure prefill and decode throughput of this batch, each by the fastest of the repeats."""
     draw = random.Random(f"{SEED}/{batch}/{length}")
     times = [
         _time(core, random_requests(draw, order.new_tokens, batch, length, vocabulary))
@@ -145,7 +146,7 @@ def measure(
 def random_requests(
     draw: random.Random, new_tokens: int, batch: int, length: int, vocabulary: int
 ) -> list[Request]:
-    """Prompts that share nothing, so that no prefix is found in the cache."""
+    """Requests whose random prompts share no prefix, so that nothing is found in the cache."""
     blank = Request(
         prompt_id="",
         index=0,

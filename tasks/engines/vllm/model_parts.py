@@ -35,17 +35,17 @@ def are_experts(module: nn.Module) -> bool:
 
 
 def forget_kernels(model: nn.Module) -> None:
-    """Have the next load pack the experts again. On a GPU nothing is packed on the host, and graphs
-    may have captured the kernel."""
+    """Have the next load pack the experts again. GPUs are left alone: nothing is packed on the host
+    there, and CUDA graphs may have captured the kernel."""
     for module in model.modules():
         if are_experts(module) and next(module.parameters()).device.type == "cpu":
             _method_of(module).moe_kernel = None
 
 
 def experts_held(module: nn.Module, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the names of the module's parameters: the file's where the module holds what it
-    would hold after loading them, else its own, flattened so that no tensor of a file equals
-    them."""
+    """Tensors by the names of the module's parameters. A tensor is the file's where the module
+    holds exactly what loading the file would give; else it is the module's own, flattened so that
+    it equals no tensor of a file."""
     held = dict(module.named_parameters(recurse=False))
     if any(of_file[name].shape != shape for name, shape in _whole_shapes(module).items()):
         return dict(of_file)
@@ -57,7 +57,8 @@ def experts_held(module: nn.Module, of_file: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _packed(module: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """What the module would hold if it had loaded these; it stays as it is."""
+    """The parameters that the module would hold after loading these tensors; the module itself is
+    not changed."""
     stand_in = copy(module)
     stand_in._parameters = {
         name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()
@@ -91,12 +92,12 @@ SHARDED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPart:
-    """A tensor of the file, and which of it lies in a parameter of this rank."""
+    """A tensor of the file, and the region of it that lies in a parameter of this rank."""
 
     name: str  # in the checkpoint
     source: Tensor  # as the file has it
-    rows: range  # along its first axis
-    columns: range  # along its last axis; all of a vector's
+    rows: range  # of the region, along the first axis
+    columns: range  # of the region, along the last axis; all of a vector
 
     @property
     def is_whole(self) -> bool:
@@ -109,8 +110,8 @@ class TensorPart:
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[str]]]:
-    """Every (module, parameter, checkpoint names of its parts along the output axis); a tied one
-    under its first names."""
+    """Yield (module, parameter, checkpoint names of its parts along the output axis) for every
+    parameter. A tied parameter always has the names under which it was met first."""
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     first_names: dict[int, list[str]] = {}
     for module_name, module in model.named_modules():
@@ -124,17 +125,18 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[st
 
 
 def checkpoint_names(model: nn.Module) -> set[str]:
-    """The tensors that a version of this model has."""
+    """The names of all tensors that a weight file of this model has."""
     return {name for _, _, names in parameters_of(model) for name in names}
 
 
 def parts_of(module: nn.Module, names: list[str], stream: Mapping[str, Tensor]) -> list[TensorPart]:
-    """What a parameter of the module is made of, in its order."""
+    """The parts of the file's tensors that make up a parameter of the module, in order."""
     return [_part(module, names, place, stream[name]) for place, name in enumerate(names)]
 
 
 def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> TensorPart:
-    """What of a tensor this rank's module holds: all, unless the module is known to be sharded."""
+    """The region of a tensor that this rank's module holds: all of it, unless the module is known
+    to be sharded."""
     rows, columns = range(source.shape[0]), range(source.shape[-1])
     if type(module).__name__ in SHARDED:
         sizes = getattr(module, "output_partition_sizes", None)
@@ -150,15 +152,16 @@ def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> Te
 
 
 def _shard(module: Any, total: int, size: int) -> range:  # Any: a vLLM layer
-    """This rank's shard of an axis; where there are fewer than ranks, neighbours hold the same."""
+    """This rank's shard of an axis; where there are fewer shards than ranks, neighbouring ranks
+    hold the same one."""
     ranks_per_shard = max(1, module.tp_size * size // total)
     start = module.tp_rank // ranks_per_shard * size
     return range(start, start + size)
 
 
 def kept_parts(parameter: Tensor, parts: list[TensorPart]) -> list[Tensor] | list[None]:
-    """The parts of a parameter as they lie in the engine; None when it was repacked away, or is an
-    unknown shard."""
+    """The parts of a parameter as they lie in the engine; None for each when the parameter was
+    repacked away, or is a shard of unknown layout."""
     sizes, source = [len(part.rows) for part in parts], parts[0].source
     shape = (*source.shape[1:-1], len(parts[0].columns)) if source.ndim > 1 else ()
     has_axes = parameter.ndim == source.ndim and parameter.shape[1:] == shape
@@ -172,8 +175,8 @@ _PLAIN_ATTENTION = "Attention"  # derives nothing from weights
 
 
 def is_plain(model: nn.Module) -> bool:
-    """Whether the model consists of layers whose weights are the checkpoint's, at most repacked
-    matrix by matrix."""
+    """True if every layer of the model holds the checkpoint's weights, at most repacked matrix by
+    matrix."""
     return all(
         _is_plain_layer(module) for module in model.modules() if not _is_made_of_layers(module)
     ) and not hasattr(model, "process_weights_after_loading")
@@ -195,10 +198,10 @@ def _is_plain_layer(module: nn.Module) -> bool:
 def load_parameter(
     module: Any, parameter: Tensor, parts: Sequence[TensorPart], *, is_tied: bool
 ) -> None:
-    """One parameter of a plain layer.
+    """Write the parts into one parameter of a plain layer.
 
     module: a vLLM layer, which has no useful type. is_tied: whether another module has loaded the
-    parameter.
+    parameter already.
     """
     kept = kept_parts(parameter, list(parts))
     if not is_tied:
@@ -210,8 +213,8 @@ def load_parameter(
 
 
 def _repack(module: Any, parameter: Tensor, parts: Sequence[TensorPart], *, is_kept: bool) -> None:
-    """Have the layer pack its weight anew as it did at its start. Its parameter stays the object
-    that it is, empty unless the layer keeps it."""
+    """Have the layer pack its weight again, as it did when it was built. Its parameter remains the
+    same object, empty unless the layer keeps it."""
     if not is_kept:
         whole = torch.cat([part.of(part.source) for part in parts]).to(parameter.dtype)
         module.weight = nn.Parameter(whole, requires_grad=False)

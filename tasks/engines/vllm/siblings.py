@@ -1,21 +1,22 @@
-"""Responses to one prompt compute it once, to its last token but one.
+"""Responses to one prompt (siblings) compute the prompt once, up to its last token but one.
 
     first sibling ─▶ step: computes the prompt ─▶ the others enter: each copies the started block
                                                   and computes the prompt's last token
 
-vLLM shares computed prefixes in whole blocks, so each sibling would compute again what its prompt
-has in a last, half-filled block: on CPUs, where a block has 32 tokens, about 16 tokens a response.
-A copy costs next to nothing. No draw changes: its noise belongs to the response. What other
-weights computed is not shared: requests carry a cache salt, which changes when such blocks stay.
+vLLM shares computed prefixes in whole blocks, so without this each sibling would compute again the
+part of its prompt in a last, half-filled block: about 16 tokens a response on CPUs, where a block
+has 32 tokens. A copy costs next to nothing. No draw changes, because the noise belongs to the
+response. KV cache that other weights computed is not shared: requests carry a cache salt, which
+changes when such blocks stay.
 
-Off where it was not tried or gains nothing: on GPUs (a few tokens of a prefill are nothing there),
+Off where it was not tried or gains nothing: on GPUs (a few tokens of a prefill cost nothing there),
 without prefix caching, and for models whose layers do not keep every token.
 
 Relied on, in vLLM 0.32, and guarded by `tests/engine/test_siblings.py` and
-`tests/unit/test_shared_blocks.py`: the scheduler looks `KVCacheManager.get_computed_blocks` up on
-the instance; if that says that the last of the found blocks is computed in part, the request gets a
-copy of the block, and workers make all copies of a step before it computes anything (vLLM itself
-uses this for models with Mamba layers).
+`tests/unit/test_shared_blocks.py`: the scheduler looks up `KVCacheManager.get_computed_blocks` on
+the instance. If the result says that the last of the found blocks is computed in part, the request
+gets a copy of the block, and workers make all copies of a step before they compute anything (vLLM
+itself uses this for models with Mamba layers).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Waiting:
 
 
 class Siblings:
-    """Who waits for whom, and what vLLM's scheduler is told of it."""
+    """Decides which requests wait for a sibling, and lets vLLM's scheduler share started blocks."""
 
     def __init__(self, scheduler: Any) -> None:
         self._can_share = _can_share(scheduler)
@@ -66,8 +67,8 @@ class Siblings:
         return self._waiting
 
     def hold(self, request: Request, submitted_s: float) -> bool:
-        """Whether this request waits for a sibling that computes their prompt; False where it may
-        enter at once."""
+        """True if this request must wait for a sibling that computes their prompt; False where it
+        may enter at once."""
         waiting = Waiting(request=request, submitted_s=submitted_s)
         must_wait = self._is_computing(waiting.tokens)
         if must_wait:
@@ -75,18 +76,19 @@ class Siblings:
         return must_wait
 
     def take_all(self) -> list[Waiting]:
-        """All that wait."""
+        """Remove and return all waiting requests."""
         taken, self._waiting = self._waiting, []
         return taken
 
     def take_ready(self) -> list[Waiting]:
-        """Those whose prompt a sibling has computed, or that have no sibling inside any more."""
+        """Remove and return the waiting requests whose prompt a sibling has computed, or that have
+        no sibling inside any more."""
         ready = [each for each in self._waiting if not self._is_computing(each.tokens)]
         self._waiting = [each for each in self._waiting if self._is_computing(each.tokens)]
         return ready
 
     def take(self, response_ids: Container[str]) -> list[Waiting]:
-        """Those of these that wait, ready or not."""
+        """Remove and return the waiting requests with these ids, ready or not."""
         taken = [each for each in self._waiting if each.request.response_id in response_ids]
         self._waiting = [
             each for each in self._waiting if each.request.response_id not in response_ids
@@ -94,12 +96,12 @@ class Siblings:
         return taken
 
     def enter(self, request: Any) -> None:
-        """vLLM has this request now, and has not begun it."""
+        """Record that vLLM has this request now, and has not begun it."""
         if self._can_share:
             self._inside.setdefault(_key(request), []).append(request)
 
     def leave(self, request: Any) -> None:
-        """The request is over."""
+        """Record that the request is over."""
         if self._can_share:
             key = _key(request)
             self._inside[key].remove(request)
@@ -107,12 +109,12 @@ class Siblings:
                 del self._inside[key]
 
     def _is_computing(self, tokens: Tokens) -> bool:
-        """Whether siblings are inside, and none has the whole prompt yet."""
+        """True if siblings are inside vLLM and none of them has computed the whole prompt yet."""
         inside = self._inside.get((self.salt, tokens), ())
         return bool(inside) and not any(request.num_output_tokens for request in inside)
 
     def _computed_blocks(self, request: Any) -> tuple[Any, int, int]:
-        """The blocks that the request need not compute, how many of its tokens they hold, and
+        """The blocks that the request need not compute, the number of its tokens in them, and
         vLLM's mark of a prefix that it would have liked to find."""
         blocks, num_tokens, mark = self._whole_blocks(request)
         num_shared = request.num_prompt_tokens - 1  # the logits of the last token are needed
@@ -128,8 +130,8 @@ class Siblings:
         return self._blocks.create_kv_cache_blocks(([*found, started],)), num_shared, mark
 
     def _source(self, request: Any, num_tokens: int) -> Any:
-        """A sibling that has so many tokens in blocks; None also where it would not be enough: a
-        preempted request computes what it has generated, too."""
+        """A sibling with this many tokens in its blocks, or None. Also None for a preempted
+        request: it must compute its own generated tokens, too."""
         if request.num_output_tokens:
             return None
         inside = self._inside.get(_key(request), ())
@@ -141,7 +143,7 @@ def _key(request: Any) -> Key:
 
 
 def _can_share(scheduler: Any) -> bool:
-    """Whether the engine runs on CPUs and shares prefixes, and every layer keeps every token."""
+    """True if the engine runs on CPUs and shares prefixes, and every layer keeps every token."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups = scheduler.kv_cache_config.kv_cache_groups
@@ -150,8 +152,8 @@ def _can_share(scheduler: Any) -> bool:
 
 
 def _holds(sibling: Any, num_tokens: int) -> bool:
-    """Whether vLLM has blocks of this request in which so many tokens were computed by an earlier
-    step: its own first token was drawn from them, so they are not copies that are still to be
+    """True if vLLM has blocks of this sibling in which an earlier step computed this many tokens.
+    The sibling has drawn its first token from them, so they are not copies that are still to be
     made."""
     drew: bool = sibling.status.name == "RUNNING" and sibling.num_output_tokens > 0
     return drew and bool(sibling.num_computed_tokens >= num_tokens)

@@ -3,9 +3,9 @@
     call(fn) ──▶ commands ──▶ ┌ drain commands ─▶ step while busy ┐ ──▶ finished ──▶ collect()
                               └───────── sleep when idle ◀────────┘
 
-Callers live on an event loop and are woken for finished responses and new tokens, never for a step.
-When the core raises anything but a ValueError the thread is dead: every waiting and later call
-raises EngineLost with the cause. Leaves out the core itself (`core`).
+Callers run on an event loop and are woken for finished responses and new tokens, never for a step.
+When the core raises anything but a ValueError, the thread ends: every pending and later call raises
+EngineLost with the cause. Leaves out the core itself (`core`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Core(Protocol):
-    """An engine core as the thread drives it. All of it is called in that thread only."""
+    """An engine core as the thread drives it. All its methods are called in that thread only."""
 
     @property
     def busy(self) -> bool:
@@ -35,8 +35,8 @@ class Core(Protocol):
         ...
 
     def step(self) -> Sequence[News]:
-        """One step of the whole batch; returns the responses that finished in it, and new tokens of
-        others."""
+        """Make one step of the whole batch; returns the responses that finished in it, and new
+        tokens of others."""
         ...
 
     def close(self) -> None:
@@ -51,11 +51,11 @@ C = TypeVar("C", bound=Core)
 class _Command:
     run: Callable[[Any], Any]  # Any: the core in, the call's answer out
     answer: Future[Any]
-    when_idle: bool = False  # whether it waits until the core has nothing to do
+    when_idle: bool = False  # whether the command waits until the core has nothing to do
 
 
 class SteppingThread(Generic[C]):
-    """Builds the core in its own thread and drives it until `close` or death."""
+    """Builds the core in a thread of its own and drives it there until `close` or a failure."""
 
     def __init__(self, name: str, build: Callable[[], C]) -> None:
         self._name = name
@@ -72,8 +72,8 @@ class SteppingThread(Generic[C]):
         self._thread = threading.Thread(target=self._run, name=f"{name}-stepping", daemon=True)
 
     def start(self, deadline_s: float) -> None:
-        """Build the core and wait for it. A ValueError of the build is the caller's; anything else
-        is EngineLost."""
+        """Build the core and wait until it is ready. Raises the build's ValueError as it is, and
+        EngineLost for any other failure."""
         built: Future[None] = Future()
         with self._changed:
             self._commands.append(_Command(run=lambda core: None, answer=built))
@@ -86,8 +86,8 @@ class SteppingThread(Generic[C]):
     async def call(
         self, what: str, run: Callable[[C], T], deadline_s: float, *, when_idle: bool = False
     ) -> T:
-        """Run a function on the core between two steps, or when_idle: before the next one that
-        finds it with nothing to do. `what` names it in the deadline's error."""
+        """Run a function on the core between two steps and return its result. when_idle: wait until
+        the core has nothing to do. `what` names the call in the error of a missed deadline."""
         answer: Future[T] = Future()
         with self._changed:
             self.check_alive()
@@ -99,10 +99,11 @@ class SteppingThread(Generic[C]):
             raise self._give_up(what, deadline_s) from error
 
     async def collect(self, wait_s: float) -> list[News]:
-        """Responses and new tokens since the last call; waits up to wait_s for the first.
+        """Return the responses and new tokens since the last call; waits up to wait_s for the
+        first.
 
-        A `clear` in between ends the call with nothing, so that a caller that has died cannot take
-        responses from the callers after it.
+        A `clear` in between ends the call with an empty list, so that a caller that has died cannot
+        take responses from the callers after it.
         """
         with self._changed:
             began = self._num_clearings
@@ -133,8 +134,8 @@ class SteppingThread(Generic[C]):
         self.wake()
 
     def clear(self) -> None:
-        """Drop everything that is not collected, and end the waits for it and for an idle core:
-        their callers are gone. Called in the thread."""
+        """Drop everything that was not collected, and end the waits for responses and for an idle
+        core: their callers are gone. Called in the thread."""
         overtaken = EngineLost(f"{self._name} has loaded other weights meanwhile")
         while self._for_idle:
             _fail(self._for_idle.popleft().answer, overtaken)
@@ -144,7 +145,7 @@ class SteppingThread(Generic[C]):
         self.wake()
 
     def wake(self) -> None:
-        """End the waits of `collect` with what there is."""
+        """End the waits of `collect` with the responses that are there, maybe none."""
         with self._changed:
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -185,15 +186,15 @@ class SteppingThread(Generic[C]):
                 core.close()
 
     def _wait_for_work(self, core: C) -> bool:
-        """False when the thread shall end."""
+        """Wait for a command, a busy core or `close`; False when the thread shall end."""
         with self._changed:
             while not (self._commands or self._for_idle or self._closing or core.busy):
                 self._changed.wait()
             return not self._closing
 
     def _carry_out_commands(self, core: C) -> None:
-        """A ValueError is the caller's and leaves the core as it was; anything else leaves it
-        undefined and ends the thread."""
+        """Run the commands. A ValueError belongs to the caller and leaves the core as it was; any
+        other error leaves the core undefined and ends the thread."""
         while self._commands:
             command = self._commands.popleft()
             if command.when_idle:
@@ -221,8 +222,8 @@ class SteppingThread(Generic[C]):
         )
 
     def _die(self, lost: EngineLost, for_waiting: BaseException | None = None) -> None:
-        """Refuse every later call, and fail those that wait now (with the user's own error when
-        there is one)."""
+        """Refuse every later call, and fail the pending ones (with the user's own error if there is
+        one)."""
         with self._changed:
             self._lost = self._lost or str(lost)
             commands = (*self._commands, *self._for_idle)
@@ -237,13 +238,13 @@ class SteppingThread(Generic[C]):
     # ----------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """Raise EngineLost when the thread has ended or missed a deadline; waits for nothing."""
+        """Raise EngineLost when the thread has ended or missed a deadline. Does not wait."""
         if self._lost is not None:
             raise EngineLost(self._lost)
 
     def _give_up(self, what: str, deadline_s: float) -> EngineLost:
-        """A replica that missed a deadline is lost for good: a late answer could bring back
-        requests relaunched elsewhere."""
+        """Declare the replica lost because it missed a deadline. This is final: a late answer could
+        bring back requests that were relaunched elsewhere."""
         with self._changed:
             self._lost = (
                 self._lost
@@ -265,6 +266,6 @@ class SteppingThread(Generic[C]):
 
 
 def _fail(answer: Future[Any], error: BaseException) -> None:  # Any: of any call
-    """End a wait with an error, unless it has been given up."""
+    """End a pending call with an error, unless its caller has given up."""
     if answer.set_running_or_notify_cancel():
         answer.set_exception(error)

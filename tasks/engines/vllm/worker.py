@@ -1,4 +1,5 @@
-"""What runs inside every vLLM worker: load a weight file, and say what the worker holds afterwards.
+"""The code inside every vLLM worker: load a weight file, then fingerprint the tensors that the
+worker holds.
 
     file ─▶ vLLM's own reload (the first version) ─▶ read back ─▶ fingerprints, by checkpoint name
          └▶ direct load, tensor by tensor (later) ─▶ read back ─┘
@@ -13,16 +14,17 @@ checkpoint's names (`model_parts` knows what lies where):
   product return single input columns exactly, so `_COLUMNS` columns per matrix are read back after
   each load, others each version. What was read is written over the file's tensor before its
   fingerprint is taken: the fingerprint is the file's exactly when those columns agree;
-* it packs experts in another way, which `experts` compares with the file as a whole;
+* it packs experts in another way, which `model_parts` compares with the file as a whole;
 * with tensor parallelism a rank holds a shard, which is read in the same two ways and written over
   its place in the file's tensor. Together the ranks cover the tensor; `core` joins their
   fingerprints. Of layers other than vLLM's plain parallel ones (`SHARDED`) it is not known which
   shard a rank holds: those are not read back, their fingerprint is the file's, and only the probes
   speak for them.
 
-A version that vLLM loaded by its own rules and that read back as the file proves where everything
-lies. Later versions are loaded by that map, each tensor's fingerprint taken while it is in the
-cache. Leaves out any comparison with the learner: that is the sync gate's.
+When a version that vLLM loaded by its own rules reads back equal to the file, the map of where
+every tensor lies is proven. Later versions are loaded directly by that map, and each tensor's
+fingerprint is taken while the tensor is in the processor's cache. Leaves out the comparison with
+the learner (`weight_check`).
 """
 
 from __future__ import annotations
@@ -52,17 +54,17 @@ _COLUMNS = 8  # input columns read back per repacked matrix; costs one decode st
 
 
 class WeightReader:
-    """Methods that vLLM's worker gains; called by name through `collective_rpc`."""
+    """Methods added to vLLM's worker class; called by name through `collective_rpc`."""
 
     model_runner: Any  # vLLM's model runner, which its worker class provides
-    # of every tensor, once a version that vLLM loaded has proven where they lie
+    # shape of every tensor, once a version that vLLM loaded has proven where tensors lie
     _proven_shapes: Mapping[str, torch.Size] | None = None
 
     def load_version(self, path: str, version: int) -> dict[str, int]:
-        """Load the file into the model in place; returns the fingerprint of every tensor held now,
-        by checkpoint name.
+        """Load the file into the model in place; returns the fingerprint of every tensor that the
+        model now holds, by checkpoint name.
 
-        Raises ValueError before anything is changed when the file's tensors are not the model's.
+        Raises ValueError, before anything is changed, when the file's tensors are not the model's.
         """
         model: nn.Module = self.model_runner.get_model()
         stream = dict(read_weights(path))
@@ -78,7 +80,8 @@ class WeightReader:
         return prints
 
     def fingerprints_held(self, path: str, version: int) -> dict[str, int]:
-        """The same reading without loading: how what is held now differs from a file."""
+        """Fingerprint the tensors that the model holds, without loading: they equal the file's
+        where the model agrees with the file."""
         return _fingerprints_held(self.model_runner.get_model(), dict(read_weights(path)), version)
 
 
@@ -107,10 +110,10 @@ def _check_shapes(
 
 
 def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """The file's tensors, and again under their own names those that a second module is tied to.
+    """The file's tensors, and those that a second module is tied to again under that module's name.
 
-    The CPU backend gives a tied output head a repacked copy of its own, which vLLM does not renew
-    unless it gets that name too.
+    The CPU backend gives a tied output head a repacked copy of its own, which vLLM renews only if
+    it gets the tensor under that name, too.
     """
     name_of = {id(module): name for name, module in model.named_modules()}
     tied = [
@@ -161,7 +164,7 @@ def _fingerprints_of_experts(model: nn.Module, stream: Mapping[str, Tensor]) -> 
 def _is_map_proven(
     model: nn.Module, stream: Mapping[str, Tensor], prints: Mapping[str, int]
 ) -> bool:
-    """Whether all that this rank holds could be read back, and is the file's."""
+    """True if all tensors of this rank could be read back and equal the file's."""
     for module, parameter, names in parameters_of(model):
         parts = parts_of(module, names, stream)
         if kept_parts(parameter, parts)[0] is None and _columns(module, parts, 0)[0] is None:
@@ -174,8 +177,8 @@ def _columns(
     parts: list[TensorPart],
     version: int,
 ) -> list[tuple[Tensor, Tensor] | None]:
-    """For each part, (column indices among the rank's, those columns as the repacked product holds
-    them); None where nothing is repacked, or the product is of another width."""
+    """For each part, (indices among the rank's columns, those columns as the repacked product
+    returns them); None where nothing is repacked, or the product has another width."""
     product = getattr(module, "cpu_linear", None)
     sizes, source = [len(part.rows) for part in parts], parts[0].source
     width = len(parts[0].columns)
@@ -191,8 +194,8 @@ def _columns(
 
 
 def _with_rows(part: TensorPart, held: Tensor) -> Tensor:
-    """The file's tensor with what the rank holds of it; the file's own where they agree, a zero's
-    sign aside. A whole tensor is taken as it is held."""
+    """The file's tensor with this rank's held rows written over it; the file's own object where
+    both agree (up to the sign of a zero). A whole tensor is returned as it is held."""
     if part.is_whole:
         return held
     if torch.equal(part.of(part.source).to(held), held):
@@ -203,7 +206,8 @@ def _with_rows(part: TensorPart, held: Tensor) -> Tensor:
 
 
 def _with_columns(tensor: Tensor, part: TensorPart, columns: Tensor, read: Tensor) -> Tensor:
-    """The tensor itself if its columns agree (a zero's sign aside), else a copy with those read."""
+    """The tensor itself if its columns agree (up to the sign of a zero), else a copy with the
+    columns that were read."""
     if torch.equal(part.of(tensor)[:, columns], read):
         return tensor
     copy = tensor.clone()

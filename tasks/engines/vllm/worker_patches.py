@@ -1,4 +1,4 @@
-"""Changes to vLLM's workers: the noise that they draw with, log-probabilities without ranks, and on
+"""Changes to vLLM's workers: the noise of sampling, log-probabilities without ranks, and on
 processors with AMX the permission to use tile registers.
 
 **Draws.** The noise of a token is a function of the response's seed and the token's position alone:
@@ -52,10 +52,11 @@ Answer = TypeVar("Answer")
 
 
 class VllmWorkers(Protocol):
-    """vLLM's `LLM` or `LLMEngine`, as far as it reaches the worker in the process of every rank."""
+    """The part of vLLM's `LLM` or `LLMEngine` that calls functions in the worker processes of all
+    ranks."""
 
     def collective_rpc(self, method: Callable[[Any], Answer]) -> list[Answer]:  # Any: vLLM's worker
-        """Call a function on every worker; the results by rank."""
+        """Call a function on every worker; returns the results by rank."""
         ...
 
 
@@ -63,10 +64,11 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def attention_path(machine: str = "", cpuinfo: Path = CPUINFO) -> str:
-    """vLLM's name for the kernel of bfloat16 attention on these cores; empty for an unknown
+    """vLLM's name for the kernel of bfloat16 attention on this processor; empty for an unknown
     processor.
 
-    Reads what the operating system says and imports neither torch nor vLLM: a report costs nothing.
+    Reads what the operating system reports and imports neither torch nor vLLM, so that a report can
+    call it cheaply.
     """
     machine = machine or platform.machine()
     if machine in ("x86_64", "AMD64"):
@@ -76,15 +78,16 @@ def attention_path(machine: str = "", cpuinfo: Path = CPUINFO) -> str:
 
 
 def may_use_tiles(worker: Any = None) -> bool:  # Any: vLLM's worker
-    """Ask for this process; True as well where the processor has no tiles."""
+    """Request the permission for tile registers for this process. Returns True if it was granted,
+    or the processor has no tiles."""
     import torch
 
     return not torch.cpu._is_amx_tile_supported() or torch.cpu._init_amx()
 
 
 def allow_tiles(workers: VllmWorkers, dtype: str) -> None:
-    """Ask in every process of a CPU engine. Raises ValueError where the tiles are needed and
-    refused."""
+    """Request the permission for tile registers in every process of a CPU engine. Raises ValueError
+    where the tiles are needed and refused."""
     granted = workers.collective_rpc(may_use_tiles)
     if dtype == "bfloat16" and not all(granted):
         raise ValueError(
@@ -103,7 +106,8 @@ def row_seeds(
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.int64]:
-    """The seed of the next token's noise for each row of a batch: 64 bits, as a signed number."""
+    """The seed of the next token's noise for each row of a batch, (R,): 64 bits as a signed
+    integer."""
     mixed = seeds + (positions + np.uint64(1)) * _STEP  # arrays of uint64 wrap around
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
@@ -117,7 +121,7 @@ SeedArguments = Callable[[int], dict[str, Any]]  # Any: SamplingParams' argument
 
 
 def own_draws(workers: VllmWorkers) -> SeedArguments:
-    """Make every worker draw from the noise of the response.
+    """Make every worker draw tokens with noise that belongs to the response.
 
     Returns a function from a seed to the arguments of SamplingParams that carry it.
     """
@@ -127,7 +131,8 @@ def own_draws(workers: VllmWorkers) -> SeedArguments:
 
 
 def _take_draws(worker: Any) -> bool:  # Any: vLLM's worker
-    """True if the draws are ours now; False where vLLM's own belong to the response already."""
+    """Replace the worker's draws by ours and return True; return False where vLLM's own noise
+    belongs to the response already."""
     if worker.vllm_config.use_v2_model_runner:
         return False
     runner = worker.model_runner
@@ -154,9 +159,10 @@ class ResponseDraws:
         self._choose = torch.ops._C.fused_gumbel_argmax
 
     def __call__(self, logits: Any, generators: Any, k: Any, p: Any) -> tuple[Any, Any]:
-        """The tokens, and the log-probabilities of the distribution that they were drawn from.
+        """Return the tokens, and the log-probabilities of the distribution that they were drawn
+        from.
 
-        logits: R x V floats, divided by the temperature. generators: vLLM's, none here. k, p: R
+        logits: R x V floats, divided by the temperature. generators: vLLM's, not used. k, p: R
         bounds each or None. Any: tensors; torch is imported only where an engine runs.
         """
         import torch
@@ -182,7 +188,7 @@ class ResponseDraws:
 
 
 def leave_out_ranks(workers: VllmWorkers) -> None:
-    """Have no worker count the ranks of log-probabilities, which are 0 from now on. For workers on
+    """Make the workers skip the ranks of log-probabilities, which are 0 from now on. For workers on
     CPUs, which run vLLM's first model runner."""
     workers.collective_rpc(_take_gathering)
 
@@ -192,8 +198,8 @@ def _take_gathering(worker: Any) -> None:  # Any: vLLM's worker
 
 
 def gather_unranked(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
-    """Of each token and the likeliest ones in its place: vLLM's `LogprobsTensors`, with
-    R x (1 + num_logprobs) entries.
+    """Gather the log-probability of each token and of the num_logprobs likeliest tokens at its
+    position, as vLLM's `LogprobsTensors` with R x (1 + num_logprobs) entries and ranks of 0.
 
     logprobs: R x V floats. token_ids: R integers. Any: tensors; torch is imported only where an
     engine runs.
