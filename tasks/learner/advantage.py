@@ -1,9 +1,9 @@
 """Advantages of whole responses: what a reward is worth among its siblings, or in its step.
 
-Most are local to the group: only such advantages can be computed while other groups are still being
-generated (invariant 4, docs/architecture.md). Those that are not are given the step's moments, when
-all of its groups are there. Responses without a verdict (reward None) neither enter a mean nor get
-an advantage.
+Most kinds are local to the group: only such advantages can be computed while other groups are still
+being generated (invariant 4, docs/architecture.md). The other kinds need the moments of all rewards
+of the step, and so all of its groups. Responses without a verdict (reward None) neither enter a
+mean nor get an advantage.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.fixed_fields import Fixed
 from tasks.rewards.base import LARGEST_REWARD
 
-LARGEST_SHAPED_REWARD = 2 * LARGEST_REWARD  # a punishment takes as much again at most
+LARGEST_SHAPED_REWARD = 2 * LARGEST_REWARD  # a punishment subtracts at most LARGEST_REWARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Mean and spread of some values, from exact sums, so that their order does not matter."""
+    """Count, mean and deviation of some values, from exact sums, so that the values' order does not
+    matter."""
 
     count: int
     mean: float
@@ -39,7 +40,7 @@ class Moments:
 
     @classmethod
     def together(cls, parts: Sequence[Moments]) -> Moments:
-        """The moments of all values of the parts."""
+        """The moments of the values of all parts together."""
         count = sum(part.count for part in parts)
         mean = math.fsum(part.count * part.mean for part in parts) / max(1, count)
         mean = _within(mean, [part.mean for part in parts if part.count])
@@ -50,12 +51,12 @@ class Moments:
 
 
 def _within(mean: float, values: Sequence[float]) -> float:
-    """The mean of these values, of equal ones exactly theirs: dividing may round it past them."""
+    """Clamp a mean to the range of its values: of equal values, division may round it past them."""
     return min(max(mean, min(values)), max(values)) if values else mean
 
 
 class GrpoAdvantage(BaseModel):
-    """(r - mean) / (std + epsilon): every group speaks equally loud, whatever the spread of its
+    """(r - mean) / (std + epsilon): every group has the same influence, whatever the spread of its
     rewards."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,8 +75,8 @@ class GrpoAdvantage(BaseModel):
 
 
 class DrGrpoAdvantage(BaseModel):
-    """r - mean: without the division that favours questions that are nearly always or nearly never
-    answered."""
+    """r - mean, without GRPO's division by the deviation, which favours questions that are nearly
+    always or nearly never answered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -92,17 +93,18 @@ class DrGrpoAdvantage(BaseModel):
 
 
 class ReinforcePlusPlusAdvantage(BaseModel):
-    """(c - mean) / (std + epsilon), mean and deviation over all responses of the step (REINFORCE++,
-    arXiv 2501.03262): a group's few rewards say little of their spread, a step's many do.
+    """(c - mean) / (std + epsilon), with mean and deviation over all responses of the step
+    (REINFORCE++, arXiv 2501.03262): a group's few rewards estimate their spread badly, a step's
+    many do well.
 
-    c is the reward itself (baseline step), or the reward less its group's mean (baseline group,
-    there called REINFORCE++ with baseline), whose mean over the step is zero. Responses count
-    alike, whatever their lengths. No gradient can be made before the step's last reward is there.
+    c is the reward itself (baseline step), or the reward less its group's mean (baseline group, in
+    the paper "REINFORCE++ with baseline"), whose mean over the step is zero. Responses count alike,
+    whatever their lengths. No gradient can be computed before the step's last reward is there.
 
-    With a window, mean and deviation are those of the last steps together. Tail batching sorts
-    prompts by difficulty: by its own mean, a long round of hard questions praises whatever was
-    right by luck and hardly blames the rest; by the mean of a period it is judged as a synchronous
-    step would have it.
+    With a window, mean and deviation are taken over the last steps together. Tail batching sorts
+    prompts by difficulty. By its own mean, a long round of hard questions praises answers that were
+    right by luck and hardly blames the rest; by the mean of a whole period it is judged as a
+    synchronous step would be.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -131,8 +133,8 @@ class ReinforcePlusPlusAdvantage(BaseModel):
         return self.baseline == "group"
 
     def centred(self, rewards: Sequence[float]) -> list[float]:
-        """Rewards of one group, less what is subtracted within it; the step's moments are those of
-        all groups' values."""
+        """Subtract the baseline within one group from its rewards; the step's moments are taken
+        over these values of all groups."""
         mean = Moments.of(rewards).mean if self.baseline == "group" else 0.0
         return [reward - mean for reward in rewards]
 
@@ -144,10 +146,10 @@ class ReinforcePlusPlusAdvantage(BaseModel):
 
 
 class GaeAdvantage(BaseModel):
-    """Generalised advantage estimation: advantages of tokens from a critic's values (PPO as
+    """Generalised advantage estimation: each token's advantage comes from a critic's values (PPO as
     published, arXiv 1506.02438 and 1707.06347). The other responses of a group do not matter.
 
-    What `of` gives is the reward itself; the learner makes advantages of it when it has the values
+    `of` returns the rewards unchanged; the learner makes advantages of them when it has the values
     (gae). Whitening needs all tokens of the step.
     """
 
@@ -187,10 +189,11 @@ count (`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage.
 def group_advantages(
     rewards: Sequence[float | None], advantage: Advantage, moments: Moments | None = None
 ) -> list[float | None]:
-    """One advantage per response, None for those without a verdict.
+    """One advantage per response of a group, None for responses without a verdict.
 
-    Exactly 0 for all of a group whose rewards agree or that has fewer than two verdicts, where the
-    group is what they are compared with.
+    If the advantage compares within the group, all are exactly 0 when the rewards are equal or
+    fewer than two responses have a verdict. Raises ValueError for a reward that is not finite or
+    too large.
     """
     verdicts = [reward for reward in rewards if reward is not None]
     if not all(abs(reward) <= LARGEST_SHAPED_REWARD for reward in verdicts):  # NaN neither
@@ -206,7 +209,7 @@ def group_advantages(
 
 
 def step_moments(groups: Sequence[Sequence[float | None]], advantage: Advantage) -> Moments | None:
-    """Moments of a step's own rewards, given by group; None for an advantage that needs none."""
+    """The moments of one step's rewards, given by group; None for an advantage that needs none."""
     if not isinstance(advantage, ReinforcePlusPlusAdvantage):
         return None
     values: list[float] = []

@@ -1,9 +1,10 @@
-"""A check of the model's configuration, before anything starts: packed training, and vLLM beside
-it, must be able to run the architecture.
+"""Checks a model's configuration before anything starts: packed training must be able to run the
+architecture, and so must vLLM.
 
 The learner embeds tokens and projects hidden states itself (`policy`, `head`) and replaces the
-attention of every layer (`tree_attention`). A model's further computations would be left out
-silently, so they are named and refused here. docs/models.md has the table of tested models.
+attention of every layer (`tree_attention`). Any further computation of a model would be left out
+silently, so models with such computations are refused here. docs/models.md has the table of tested
+models.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TESTED = frozenset(
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
 ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe"})
 ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
-# names of configurations, and what a value other than the usual one means
+# fields of a model's configuration, and what a value other than the usual one means
 CHANGED_NUMBERS = {
     "attn_logit_softcapping": "soft-capped attention",
     "final_logit_softcapping": "soft-capped logits",
@@ -40,8 +41,8 @@ CHANGED_NUMBERS = {
 
 
 def check_architecture(path: Path) -> Path:
-    """The model's directory again, if packed training computes what the model does and engines can
-    load what is published. ValueError names the obstacles."""
+    """Return the model's directory, if packed training computes what the model does and engines can
+    load the published weights. Raises ValueError with the obstacles."""
     config = read_config(path)
     kinds = set(getattr(config, "layer_types", None) or ())
     obstacles = list(_obstacles(config))
@@ -64,13 +65,14 @@ def check_architecture(path: Path) -> Path:
 
 
 def check_packed(path: Path) -> None:
-    """ValueError unless packed training computes what the model does; engines are not asked."""
+    """Raises ValueError unless packed training computes what the model does. Does not check
+    engines."""
     config = read_config(path)
     _refuse(path, config, list(_obstacles(config)))
 
 
 def read_config(path: Path) -> Any:  # Any: transformers' configurations carry no types
-    """The configuration in a Hugging Face directory."""
+    """Read the model configuration in a Hugging Face directory."""
     with importing_transformers():
         from transformers import AutoConfig
 
@@ -105,7 +107,7 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
 
 
 def empty_model(config: Any) -> Any:  # Any: as above, and models
-    """A model that takes no memory: shapes without numbers."""
+    """Build the model on the meta device: shapes without numbers, which take no memory."""
     with importing_transformers():
         from transformers import AutoModelForCausalLM
 

@@ -1,13 +1,13 @@
-"""A step on all ranks of the learner: gradients of a round's accepted groups, or of its records
-again, and the update. In a step of several updates the groups are scored instead, and the gradients
-belong to the updates (`several_updates`).
+"""A training step on all ranks of the learner: the gradients of a round's accepted groups, or of a
+recorded step's groups, then the update. In a step of several updates the groups are only scored
+here, and each update computes its own gradients (`several_updates`).
 
     round ── Group, ScaleDown ──▶ accumulate_round ─▶ sums on every rank ─▶ update_all
     records of the step ────────▶ replay_gradients ─┘
 
-Advantages that compare rewards with the last steps' read the moments of those steps from disk
-(`baseline_moments`), where each step leaves its own before its round is closed (`record_moments`):
-a step that is replayed has the same advantages.
+Advantages that compare rewards with earlier steps read the moments of those steps from disk
+(`baseline_moments`); each step writes its own there before its round is closed (`record_moments`).
+So a replayed step has the same advantages.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ async def accumulate_round(
     versions: range,
     num_groups: int,
 ) -> GradientReport:
-    """Train on a round's accepted groups as far as the gradients, until the stream of them ends;
-    learners that a ScaleDown frees begin before that.
+    """Accumulate the gradients of a round's accepted groups until their stream ends; ranks that a
+    ScaleDown frees begin while the round still runs.
 
-    Follows the split of an earlier attempt if there is one, else makes one: as the groups come, or
-    of all of them where advantages span the step or it makes several updates. Sums of a lost
-    attempt are dropped. versions: weight versions whose tokens may be trained. num_groups: groups
-    that the round will accept.
+    Follows the recorded split of an earlier attempt if there is one. Else makes the split as the
+    groups come, or from all groups at the end where advantages span the step or the step scores
+    first. Drops the sums of a lost attempt. versions: weight versions whose tokens may be trained.
+    num_groups: groups that the round will accept.
     """
     ranks = await _fresh_ranks(learners, step)
     checked = _checked(stream, step, versions)
@@ -89,8 +89,8 @@ async def accumulate_round(
 async def _checked(
     stream: AsyncIterator[Group | ScaleDown], step: int, versions: range
 ) -> AsyncIterator[Group | ScaleDown]:
-    """The stream, its groups checked: the one way into training but for a replay. ValueError for a
-    token of weights that the round does not allow."""
+    """The stream with its groups checked; only a replay goes around this check. Raises ValueError
+    for a token of a weight version that the round does not allow."""
     async for item in stream:
         for response in item.responses if isinstance(item, Group) else ():
             found = {span.version for span in sampled_versions(response.generated)}
@@ -113,8 +113,8 @@ async def replay_gradients(
     step: int,
     config: LearnerConfig,
 ) -> None:
-    """The gradients of a recorded step again, bit by bit: every rank gets what it got then, call by
-    call."""
+    """Accumulate the gradients of a recorded step again, bit by bit: every rank makes the same
+    calls with the same parts."""
     ranks = await _fresh_ranks(learners, step)
     split = read_split(store, step) or _split_of(groups, len(ranks), step, config)
     moments = baseline_moments(groups, store, step, config)
@@ -122,28 +122,29 @@ async def replay_gradients(
 
 
 def _split_of(groups: Sequence[Group], num_ranks: int, step: int, config: LearnerConfig) -> Split:
-    """How all groups of a step are dealt at once."""
+    """The split of all groups of a step, when all are known."""
     if not config.scores_first:
         return one_shot(groups, num_ranks, config.flat_groups_cost)
     return in_mini_batches(groups, step, config.mini_batches, num_ranks, config.flat_groups_cost)
 
 
 async def _fresh_ranks(learners: Sequence[RemoteLearner], step: int) -> list[GradientRank]:
-    """The ranks, with nothing accumulated for this step."""
+    """The ranks at this step, with their accumulated sums dropped."""
     await asyncio.gather(*(learner.discard() for learner in learners))
     return [LearnerAtStep(learner, step) for learner in learners]
 
 
 async def update_all(learners: Sequence[RemoteLearner], step: int) -> list[UpdateReport]:
-    """The step's updates on every rank together; every rank reports the same numbers."""
+    """Make the step's updates on every rank together. Returns the reports by rank, whose figures
+    agree."""
     return list(await asyncio.gather(*(learner.update(step) for learner in learners)))
 
 
 def baseline_moments(
     groups: Sequence[Group], store: Store, step: int, config: LearnerConfig
 ) -> Moments | None:
-    """The moments that the rewards of a step are compared with; None for an advantage that needs
-    none. Raises FileNotFoundError when those of an earlier step in the window are not there."""
+    """The moments that a step's rewards are compared with; None for an advantage that needs none.
+    Raises FileNotFoundError when the moments of an earlier step in the window are missing."""
     own = moments_of(groups, config.advantage, config.overlong)
     if own is None or not isinstance(config.advantage, ReinforcePlusPlusAdvantage):
         return None
@@ -153,7 +154,7 @@ def baseline_moments(
 
 
 def record_moments(groups: Sequence[Group], store: Store, step: int, config: LearnerConfig) -> None:
-    """Keep a step's own moments for the steps after it, if they will be asked for."""
+    """Store the moments of a step's rewards, if the advantage of a later step reads them."""
     advantage = config.advantage
     if not isinstance(advantage, ReinforcePlusPlusAdvantage) or advantage.window == 1:
         return
@@ -163,7 +164,8 @@ def record_moments(groups: Sequence[Group], store: Store, step: int, config: Lea
 
 
 def read_moments(store: Store, step: int) -> Moments:
-    """The moments of a step's rewards. Raises FileNotFoundError where none are kept."""
+    """Read the stored moments of a step's rewards. Raises FileNotFoundError where none are
+    stored."""
     name = layout.moments_file(step)
     try:
         return store.parsed(name, lambda data: Moments(**json.loads(data)), PLAY_AGAIN)

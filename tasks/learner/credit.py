@@ -1,5 +1,5 @@
-"""Which tokens answer for which reward: a response as a whole (`advantage`), or each turn for
-itself. A kind of either is one line of the union `Credit`. Pure.
+"""Credit assignment: an advantage for the response as a whole (`advantage`), or one for each of its
+turns. Each kind is one line of the union `Credit`. Pure.
 
     paid for each turn      r_0 ... r_n, what the environment paid
     return of a turn        G_k = r_k + gamma G_(k+1)
@@ -9,8 +9,8 @@ itself. A kind of either is one line of the union `Credit`. Pure.
     anchor_states           A_k = w_episode norm(R in the rewards of all siblings)
                                 + w_state norm(G_k in the returns of all turns that read the same)
 
-Advantages of turns are local to the group. Where there is nothing to compare with, norm is 0.
-Leaves out the advantages of single tokens by a critic (`gae`).
+Advantages of turns are local to the group. norm is 0 where a value has no other to compare with, or
+all are equal. Leaves out the advantages of single tokens by a critic (`gae`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tasks.learner.advantage import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRewards:
-    """What a response met with, turn by turn; one that is no episode is a single turn. A turn in
-    which nothing was sampled is none."""
+    """A response's rewards and observations, turn by turn. A response that is no episode is one
+    turn; turns without sampled tokens are left out."""
 
     reward: float  # of all of it, as training sees it
     rewards: tuple[float, ...]  # paid for each turn; they sum to `reward`
@@ -46,8 +46,8 @@ class TurnRewards:
 
 
 def played(generated: Generated, reward: float) -> TurnRewards:
-    """What the verdict adds to what the environment paid (a punishment, another's judgement) is
-    paid for the last turn."""
+    """The turns of a response and what was paid for each. The difference between `reward` and the
+    sum that the environment paid (a punishment, another judge's verdict) goes to the last turn."""
     if generated.episode is None:
         return TurnRewards(reward=reward, rewards=(reward,), states=("",))
     turns = [turn for turn in generated.episode.turns if turn.num_sampled]
@@ -60,7 +60,7 @@ def played(generated: Generated, reward: float) -> TurnRewards:
 
 
 def returns(rewards: Sequence[float], gamma: float) -> list[float]:
-    """What was paid from each turn on, discounted for each turn that it came later."""
+    """The discounted return from each turn on: G_k = r_k + gamma G_(k+1)."""
     found: list[float] = []
     later = 0.0
     for reward in reversed(rewards):
@@ -72,8 +72,8 @@ def returns(rewards: Sequence[float], gamma: float) -> list[float]:
 def normed(
     values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]], epsilon: float
 ) -> list[list[float]]:
-    """Each value of each response among all values of the group with its key; 0 where these are
-    equal, or there is no other."""
+    """Normalise each value among all values of the group with the same key; 0 where these are equal
+    or the value is the only one. `values` and `keys`: by response, then by turn."""
     alike: defaultdict[Hashable, list[float]] = defaultdict(list)
     for own, names in zip(values, keys, strict=True):
         for value, key in zip(own, names, strict=True):
@@ -93,8 +93,8 @@ def normed(
 
 
 class TurnReturnAdvantage(BaseModel):
-    """A turn's discounted return among those of the siblings' turns with its number: an action
-    answers for what came after it, and not for what came before."""
+    """Compares a turn's discounted return with those of the siblings' turns of the same number: an
+    action is credited with what came after it, and not with what came before."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -111,18 +111,18 @@ class TurnReturnAdvantage(BaseModel):
     leaves_flat_groups_out: ClassVar[bool] = False
 
     def of_turns(self, group: Sequence[TurnRewards]) -> list[list[float]]:
-        """One advantage for each turn of each response."""
+        """Returns one advantage for each turn of each response."""
         values = [returns(each.rewards, self.gamma) for each in group]
         return normed(values, [range(len(own)) for own in values], self.epsilon)
 
 
 class AnchorStateAdvantage(BaseModel):
-    """GiGPO (arXiv 2505.10978, equations for the episode and the step relative advantage): beside
-    the episode's reward a turn's return among those of all turns of the group before which the
-    model read the very same. It tells something where states come back.
+    """GiGPO (arXiv 2505.10978, equations for the episode and the step relative advantage): the
+    episode's advantage, plus that of a turn's return among all turns of the group before which the
+    model read exactly the same observation. The second term helps where states recur.
 
-    States are compared within the group alone: in other episodes equal words may mean another
-    thing.
+    States are compared within the group only: in other episodes the same words may mean something
+    else.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -158,7 +158,7 @@ class AnchorStateAdvantage(BaseModel):
         return self
 
     def of_turns(self, group: Sequence[TurnRewards]) -> list[list[float]]:
-        """One advantage for each turn of each response."""
+        """Returns one advantage for each turn of each response."""
         rewards = [[each.reward] for each in group]
         by_episode = normed(rewards, [("",)] * len(group), self.epsilon)
         values = [returns(each.rewards, self.gamma) for each in group]
@@ -187,9 +187,8 @@ def turn_advantages(
     moments: Moments | None = None,
 ) -> list[tuple[float, ...] | None]:
     """The advantages of each response, one for each of its turns (`Generated.sampled`): 0 for a
-    turn in which nothing was sampled, None for a response without a verdict.
-
-    `rewards`: as training sees them. `moments`: of all rewards of the step, where they count."""
+    turn without sampled tokens, None for a response without a verdict. `rewards`: after overlong
+    shaping. `moments`: of all rewards of the step, for advantages that need them."""
     answers = [response.generated for response in group.responses]
     if not isinstance(credit, TurnReturnAdvantage | AnchorStateAdvantage):
         values = group_advantages(rewards, credit, moments)
@@ -211,7 +210,7 @@ def turn_advantages(
 
 
 def token_mean(advantages: Sequence[float], sampled: Sequence[range]) -> float:
-    """The mean advantage of a response's sampled tokens; where all turns have the same advantage,
+    """The mean advantage over a response's sampled tokens; where all turns have the same advantage,
     exactly that one."""
     first, num_tokens = advantages[0], sum(map(len, sampled))
     parts = zip(advantages, sampled, strict=True)

@@ -4,10 +4,11 @@
     train   gradients of the clipped squared error to the returns
     update  its own AdamW step, with the learning rate of the critic's own schedule
 
-The model is the policy's backbone with a head of one number in place of the vocabulary, computed in
-fp32. It begins as the model that the policy begins with, and a head of zeros: all values are 0
-then. It lies on the same ranks as the policy, replicated; the embedding's gradient is summed in the
-compute dtype within a row. Leaves out whitening, and when the policy learns.
+The model is the policy's backbone with a head of one output, computed in fp32, in place of the
+vocabulary. It starts from the policy's initial model and a head of zeros, so that all values are 0
+at first. It lies on the same ranks as the policy, replicated; within a row, the embedding's
+gradient is summed in the compute dtype. Leaves out whitening (`gae`) and the policy's updates
+(`several_updates`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tasks.learner.shards import load_shards, save_shard
 
 
 class ValueModel(nn.Module):
-    """A backbone and its head; the names of its parameters in a checkpoint."""
+    """A backbone with a value head; its parameter names are those of the critic's checkpoint."""
 
     def __init__(self, backbone: Any) -> None:  # Any: an untyped transformers model
         super().__init__()
@@ -48,7 +49,7 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: PackedBatch, ids: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """(P,) fp32, the value at the node that predicts each target."""
+        """Returns (P,) fp32: the value at the node that predicts each target."""
         embedded = self.backbone.get_input_embeddings()(ids(batch.tokens))[None]
         hidden, rows = predicting_states(self.backbone, batch, embedded, ids)
         values = nn.functional.linear(
@@ -58,7 +59,7 @@ class ValueModel(nn.Module):
 
 
 def load_value_model(model_path: str, ranks: Ranks, recompute_layers: bool) -> ValueModel:
-    """A value model in fp32, whole on every rank. Raises ValueError as `load_policy` does."""
+    """Load a value model in fp32, whole on every rank. Raises ValueError as `load_policy` does."""
     model = load_decoder(model_path, ranks, "replicated")
     model.requires_grad_(True)
     if recompute_layers:
@@ -66,12 +67,12 @@ def load_value_model(model_path: str, ranks: Ranks, recompute_layers: bool) -> V
     return ValueModel(model.base_model).to(ranks.device)
 
 
-FOLDER = "critic"  # of a checkpoint
-LEARNING_RATE = 5e-5  # where no other is given
+FOLDER = "critic"  # its folder in a checkpoint
+LEARNING_RATE = 5e-5  # the default
 
 
 class CriticConfig(BaseModel):
-    """The critic that advantages of kind gae are made with; without them there is none."""
+    """The critic for advantages of kind gae; other kinds use no critic."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -92,7 +93,7 @@ class CriticConfig(BaseModel):
     )
 
     def explain(self) -> str:
-        """In words, what it is and when it learns."""
+        """Describe in words what the critic is and when it learns."""
         held = "" if self.value_clip is None else f", values held within {self.value_clip:g} a step"
         first = f"; it alone learns in the first {self.warmup_steps}" if self.warmup_steps else ""
         return (
@@ -102,8 +103,8 @@ class CriticConfig(BaseModel):
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """(tokens,): half the squared error, the larger one of the value and of the value held within
-    `clip` of what it was before the step (PPO's clipped value loss)."""
+    """(tokens,): half the squared error, or that of the value held within `clip` of its value
+    before the step, whichever is larger (PPO's clipped value loss)."""
     error = (values - returns).square()
     if clip is not None:
         held = before + (values - before).clamp(-clip, clip)
@@ -112,7 +113,7 @@ def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float | No
 
 
 class Critic:
-    """One rank's critic."""
+    """This rank's critic: its model, optimizer and sums of gradients."""
 
     def __init__(
         self,
@@ -132,14 +133,15 @@ class Critic:
 
     @torch.no_grad()
     def values(self, batch: PackedBatch) -> Tensor:
-        """(P,) fp32: the present value before each target of a row, nothing for a gradient."""
+        """Returns (P,) fp32: the current value before each target of a row, computed without
+        gradients."""
         return self._forward(batch)
 
     def train(
         self, batch: PackedBatch, weight: Tensor, before: Tensor, returns: Tensor
     ) -> AccumulateReport:
-        """Add the gradient of a row's weighted loss sum, all (P,); reports its loss and its
-        time."""
+        """Add the gradient of a row's weighted sum of value losses; `weight`, `before` and
+        `returns` are (P,). Returns a report of the loss and the time."""
         started, clip = time.time(), self._config.value_clip
         values = self._forward(batch)
         leaf = values.detach().requires_grad_()
@@ -149,20 +151,20 @@ class Critic:
         return AccumulateReport(value_loss_sum=float(lost), busy=((started, time.time()),))
 
     def update(self, step: int, normaliser: float, loss_sum: float) -> MadeUpdate:
-        """One AdamW step. Collective."""
+        """Make one AdamW step. Collective."""
         return self._updater.make(normaliser, loss_sum, self._config.optimizer.rate(step))
 
     def discard(self) -> None:
-        """Drop the sums of gradients."""
+        """Zero the sums of gradients."""
         self.parameters.discard()
 
     def save(self, path: str, step: int) -> None:
-        """This rank's shard, in a folder of the policy's checkpoint."""
+        """Write this rank's shard into a folder of the policy's checkpoint."""
         folder = str(Path(path) / FOLDER)
         save_shard(folder, step, self._optimizer, self.parameters.shapes, self._ranks)
 
     def load(self, path: str) -> None:
-        """Restore bit by bit. Collective."""
+        """Restore the critic bit by bit from a checkpoint. Collective."""
         self.discard()
         load_shards(str(Path(path) / FOLDER), self._optimizer, self.parameters.shapes)
         self.parameters.publish()

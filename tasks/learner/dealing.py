@@ -1,9 +1,9 @@
-"""A fair share for every learner rank: groups dealt by predicted cost, whole where that is fair,
-cut where one group outweighs the rest; and a step's groups dealt to its mini-batches.
+"""Deals groups to learner ranks by predicted cost: whole where that is fair, cut where one group
+outweighs the rest. Also deals a step's groups to its mini-batches.
 
-The advantage belongs to the group, the gradient to the response: a rank that trains a part of a
-group is given all of it and computes the same advantages as the others. Sums add up whatever the
-cut (invariants 4 and 5, docs/architecture.md).
+Advantages need the whole group, gradients only the response: a rank that trains a part of a group
+gets all of it and computes the same advantages as other ranks. The sums of gradients add up however
+groups are cut (invariants 4 and 5, docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from artifacts.records import Group, num_computed
 from tasks.learner.advantage import Moments
 from tasks.learner.packing import shared_prefix
 
-# a sequence of so many tokens costs as much for its attention as for the rest
+# length in tokens at which the attention of a sequence costs as much as the rest of the model
 QUADRATIC_TOKENS = 8192
 CUT_SHARE = 0.125  # groups cheaper than this share of a rank's fair load are never cut
 # a cut must bring the dearest rank below this share of what whole groups would give it
@@ -25,28 +25,30 @@ CUT_GAIN = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPart:
-    """Responses of one group that a rank trains; the others are there for the advantages alone."""
+    """The responses of one group that a rank trains; the group's other responses only serve to
+    compute the advantages."""
 
-    group: Group  # all of it
+    group: Group  # the whole group
     places: tuple[int, ...]  # which of its responses are trained, ascending
     moments: Moments | None = None  # of the step's rewards, where the advantages depend on them
 
     @property
     def is_first(self) -> bool:
-        """True for the part that counts for the whole group."""
+        """True for the part with the group's first response; statistics count the group once, by
+        this part."""
         return self.places[:1] == (0,)
 
 
 def as_part(group: Group | GroupPart) -> GroupPart:
-    """A whole group as a part with all of its responses; parts stay as they are."""
+    """Return a whole group as a part with all of its responses; return a part unchanged."""
     if isinstance(group, GroupPart):
         return group
     return GroupPart(group=group, places=tuple(range(len(group.responses))))
 
 
 def rows_of(group: Group, row_tokens: int) -> list[GroupPart]:
-    """A group cut where it fills learner rows of so many tokens: the prompt has to be computed in
-    every row anyway."""
+    """Cut a group where it fills learner rows of `row_tokens` tokens: the prompt is computed once
+    in every row anyway."""
     rows: list[list[int]] = [[]]
     room = row_tokens - len(group.prompt.token_ids)
     left = room
@@ -66,14 +68,14 @@ def balance(
     flat_costs: bool = False,
     loads: Sequence[float] = (),
 ) -> tuple[tuple[GroupPart, ...], ...]:
-    """Deal the groups to ranks so that the dearest rank is cheap, independent of the order in which
-    they arrive.
+    """Deal the groups to ranks so that the largest load is small, independent of the order in which
+    the groups arrive. Returns the parts of each rank.
 
-    Dealt group by group, by families of groups whose prompts share half their tokens or more, and
-    response by response; the best deal wins, a cut one only if it is clearly better. A group whose
-    rewards are all equal costs nothing unless `flat_costs`: the learner skips what has no gradient.
-    `loads`: predicted cost, by rank, of the work that the ranks are busy with (none); finished work
-    does not count.
+    Three deals are tried: group by group, by families of groups whose prompts share half their
+    tokens or more, and response by response. The best one wins; a deal that cuts groups must be
+    clearly better. A group whose rewards are all equal costs nothing unless `flat_costs`: the
+    learner skips responses without a gradient. `loads`: predicted cost, by rank, of the calls that
+    the ranks are busy with (default none); finished work does not count.
     """
     if num_ranks < 1:
         raise ValueError(
@@ -92,13 +94,14 @@ def balance(
 
 
 def predicted_cost(parts: Sequence[GroupPart]) -> float:
-    """The cost of these parts for a rank that gets them in one call: a sequence of n tokens costs
-    n + n**2 / QUADRATIC_TOKENS, shared prompts once."""
+    """The cost of one call with these parts: a sequence of n tokens costs n + n**2 /
+    QUADRATIC_TOKENS, shared prompts count once."""
     return _cost(parts, [])
 
 
 def has_equal_rewards(group: Group) -> bool:
-    """True if all verdicts of a group are equal: then all of its advantages are zero."""
+    """True if all verdicts of a group are equal or there are fewer than two, so that all advantages
+    within the group are zero."""
     scores = [response.score for response in group.responses if response.score is not None]
     return len({score.reward for score in scores if score.reward is not None}) < 2
 
@@ -108,7 +111,8 @@ def _order(part: GroupPart) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
 
 
 def _families(ordered: Sequence[GroupPart]) -> list[list[GroupPart]]:
-    """Neighbours in prompt order that share at least half of their prompt."""
+    """Runs of groups, in prompt order, that share at least half of their prompt with their
+    predecessor."""
     families: list[list[GroupPart]] = []
     for part in ordered:
         prompt = part.group.prompt.token_ids
@@ -122,7 +126,7 @@ def _families(ordered: Sequence[GroupPart]) -> list[list[GroupPart]]:
 
 
 def _cut(parts: Sequence[GroupPart], busy: float, num_ranks: int) -> list[list[GroupPart]]:
-    """The dear groups response by response, the others whole."""
+    """Units to deal: expensive groups response by response, the others whole."""
     costs = [predicted_cost([part]) for part in parts]
     dear = CUT_SHARE * (busy + sum(costs)) / num_ranks
     units: list[list[GroupPart]] = []
@@ -138,10 +142,9 @@ def _cut(parts: Sequence[GroupPart], busy: float, num_ranks: int) -> list[list[G
 def _deal(
     units: list[list[GroupPart]], before: Sequence[float]
 ) -> tuple[list[float], list[list[GroupPart]]]:
-    """Loads and parts by rank: the dearest unit first, each to the rank where the load ends lowest.
-
-    A rank pays for a prompt only what its other prompts do not already hold.
-    """
+    """Loads and parts by rank. The most expensive unit is dealt first, each to the rank whose load
+    is then lowest; a rank pays only for the part of a prompt that its other prompts do not
+    share."""
     loads = list(before)
     held: list[list[GroupPart]] = [[] for _ in loads]
     for unit in sorted(units, key=lambda unit: -_cost(unit, [])):
@@ -153,7 +156,7 @@ def _deal(
 
 
 def _cost(unit: Sequence[GroupPart], others: Sequence[GroupPart]) -> float:
-    """The cost that a unit adds to a rank that holds the others already."""
+    """The cost that a unit adds to a rank that already holds the others."""
     total, prompts = 0.0, [other.group.prompt.token_ids for other in others]
     for part in unit:
         prompt = part.group.prompt.token_ids
@@ -177,12 +180,12 @@ def _joined(parts: Sequence[GroupPart]) -> tuple[GroupPart, ...]:
 
 
 def mini_batches(groups: Sequence[Group], step: int, number: int) -> tuple[tuple[Group, ...], ...]:
-    """So many mini-batches whose sizes differ by one group at most; some are empty where there are
-    fewer groups.
+    """Deal the groups to `number` mini-batches whose sizes differ by one group at most; some are
+    empty where there are fewer groups.
 
-    A function of the step and of its groups alone, in whatever order they come: it depends on the
-    run's seed through the prompts that were drawn, and not on the number of ranks. The order is
-    that of a hash, so that neighbours of the data set fall apart, differently in every step.
+    A function of the step and its groups alone, in whatever order they come: it depends on the
+    run's seed only through the prompts that were drawn, and not on the number of ranks. Groups are
+    ordered by a hash, so that neighbours in the data set are separated, differently in every step.
     """
 
     def place(group: Group) -> bytes:

@@ -4,10 +4,10 @@ Schulman et al. 2016, arXiv 1506.02438).
     delta_t = r_t + gamma v_(t+1) - v_t,   v = 0 after the last token
     A_t     = delta_t + gamma lambda A_(t+1)          return_t = A_t + v_t
 
-t counts sampled tokens alone: what an environment said between two of them takes no discount and
-cuts nothing off. v_t is the value of what precedes token t, read at the node that predicts it; so
-the last token of a turn bootstraps from the value after the observation that answered it. Leaves
-out where values come from (`critic`).
+t counts sampled tokens only: an observation between two of them adds no discount and does not end
+the sequence. v_t is the value of everything before token t, read at the node that predicts t; so
+the last token of a turn bootstraps from the value after the observation that follows it. Leaves out
+the computation of values (`critic`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tasks.learner.token_loss import Lengths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Mean and deviation of the values of all ranks; zero of none."""
+    """Mean and variance of a quantity over all ranks; both are zero for no values."""
 
     count: float
     mean: float
@@ -37,8 +37,8 @@ class Spread:
 
 
 def token_rewards(rewards: Tensor, penalty: Tensor | None, lengths: Lengths) -> Tensor:
-    """(tokens,): the reward of a response, which `rewards` has on all of its tokens, on the last of
-    them, less each token's own penalty."""
+    """(tokens,): the reward of each response on its last token, less each token's own penalty.
+    `rewards` repeats a response's reward on all of its tokens."""
     is_last = torch.zeros_like(rewards)
     ends = torch.tensor(lengths, device=rewards.device).cumsum(0) - 1
     is_last[ends] = 1.0
@@ -49,7 +49,7 @@ def token_rewards(rewards: Tensor, penalty: Tensor | None, lengths: Lengths) -> 
 def token_advantages(
     rewards: Tensor, values: Tensor, lengths: Lengths, advantage: GaeAdvantage
 ) -> Tensor:
-    """(tokens,) before they are whitened; fp64 within, response by response."""
+    """(tokens,): the advantages before whitening, computed in fp64, response by response."""
     found: list[float] = []
     given, valued = rewards.double().tolist(), values.double().tolist()
     first = 0
@@ -74,7 +74,7 @@ def _backwards(
 
 
 def spread_of(tensors: Sequence[Tensor], ranks: Ranks) -> Spread:
-    """Mean and variance of all elements on all ranks. Collective."""
+    """Mean and variance over all elements of these tensors on all ranks. Collective."""
     own = [tensor.double() for tensor in tensors]
     count, total = ranks.sum(
         [float(sum(tensor.numel() for tensor in own)), math.fsum(float(t.sum()) for t in own)]
@@ -86,7 +86,7 @@ def spread_of(tensors: Sequence[Tensor], ranks: Ranks) -> Spread:
 
 
 def whitened(values: Tensor, spread: Spread) -> Tensor:
-    """Less the mean, over the deviation; as they are where there is one value at most."""
+    """(values - mean) / deviation; unchanged where there are fewer than two values."""
     if spread.count < 2:
         return values
     return (values - spread.mean) / (math.sqrt(spread.variance) + 1e-8)
@@ -94,7 +94,7 @@ def whitened(values: Tensor, spread: Spread) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """Advantages and returns of all rows of a step on this rank, by the critic's values."""
+    """Advantages and returns of all of this rank's rows in a step, from the critic's values."""
 
     rows: tuple[ScoredRow, ...]  # with the advantages
     returns: tuple[Tensor, ...]  # of the tokens of each row: the targets of the values
@@ -104,7 +104,8 @@ class Estimates:
 def estimates(
     rows: Sequence[ScoredRow], values: Sequence[Tensor], config: LearnerConfig, ranks: Ranks
 ) -> Estimates:
-    """Advantages and returns by the values before the step's first update. Collective."""
+    """Compute advantages and returns from the critic's values before the step's first update.
+    Collective."""
     advantage = config.advantage
     assert isinstance(advantage, GaeAdvantage)
     advantages = [
@@ -127,7 +128,7 @@ def estimates(
 
 
 def _rewards(row: ScoredRow, config: LearnerConfig) -> Tensor:
-    """The reward of each token, less the KL penalty of the proximal policy where that is in it."""
+    """The reward of each token, less the proximal policy's KL penalty where kl_place is reward."""
     tokens, lengths = row.tokens, lengths_of(row.batch)
     if tokens.reference is None or config.kl_place != "reward":
         return token_rewards(tokens.reward, None, lengths)

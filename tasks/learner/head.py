@@ -1,11 +1,12 @@
-"""The vocabulary projection: log-probabilities, their loss's gradient and both matrix gradients,
-chunk by chunk.
+"""The vocabulary projection, chunk by chunk: log-probabilities, the gradient of their loss by the
+hidden states, and the gradient by the projection matrix.
 
 Where the loss of a token depends on its own log-probability alone, each chunk's gradient is
-finished while its logits are at hand: no logits are kept, none computed twice. A loss that needs
-all log-probabilities first has the logits of every chunk computed twice, if there is more than one.
-One row of logits serves all tokens that the same node predicts (the last prompt token predicts the
-first token of every response). Leaves out the backbone: `grad_hidden` is where its backward starts.
+finished while its logits are in memory: no logits are kept, and none are computed twice. For a loss
+that needs all log-probabilities first, the logits are computed twice if there is more than one
+chunk. One row of logits serves all tokens that the same node predicts (the last prompt token
+predicts the first token of every response). Leaves out the backbone: `grad_hidden` is where its
+backward starts.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _CPU_ROWS_IN_CACHE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossGradient:
-    """The derivatives of a loss sum by log-probabilities and entropies; all (tokens,) fp32."""
+    """The derivatives of a loss sum by log-probabilities and by entropies."""
 
     # (indices of tokens, their log-probabilities) -> derivative by each log-probability
     by_logp: Callable[[Tensor, Tensor], Tensor]
-    needs_all: bool = False  # called once, with all tokens in their order; else chunk by chunk
+    needs_all: bool = False  # by_logp is called once, with all tokens in order; else by chunk
     by_entropy: Tensor | None = None  # (P,) by the entropy at each token; None without such a term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadResult:
-    """P tokens predicted from R rows."""
+    """The results for P tokens that are predicted from R rows of hidden states."""
 
     logp: Tensor  # (P,) fp32 log-probability of each token
     entropy: Tensor  # (P,) fp32 entropy of the distribution it was drawn from, nats
@@ -50,11 +51,11 @@ def head_pass(
     loss_gradient: LossGradient | None = None,
     weight_grad: Tensor | None = None,
 ) -> HeadResult:
-    """Log-probabilities of `targets` (P,) given `hidden` (R, hidden)[rows (P,)], under logits /
-    temperature.
+    """Compute the log-probabilities of `targets` (P,) given `hidden` (R, hidden)[rows (P,)], under
+    logits / temperature.
 
-    With a loss gradient, adds the gradient of `weight` (V, hidden) to `weight_grad` (fp32) and
-    returns that of `hidden`.
+    With a loss gradient, also adds the gradient of `weight` (V, hidden) to `weight_grad` (fp32) and
+    returns the gradient of `hidden`.
     """
     logp, entropy = (
         torch.empty(rows.shape, dtype=torch.float32, device=hidden.device) for _ in range(2)
@@ -100,8 +101,8 @@ def _chunks(rows: Tensor, num_rows: int) -> Iterator[tuple[int, Tensor]]:
 def _to_probabilities(
     logits: Tensor, local: Tensor, wanted: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Turn logits (C, V) into probabilities in place; returns each wanted entry's log-probability,
-    and row entropies."""
+    """Turn logits (C, V) into probabilities in place; returns the log-probability of each wanted
+    entry, and each row's entropy."""
     num_rows = logits.shape[0]
     step = num_rows if logits.is_cuda else _CPU_ROWS_IN_CACHE
     log_normaliser, entropy = (

@@ -23,7 +23,7 @@ from tasks.learner.samples import AggregationConfig, TokenMean
 
 
 class LearnerConfig(BaseModel):
-    """How the policy learns."""
+    """The settings by which the policy learns."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -109,7 +109,8 @@ class LearnerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _loss_fits_the_updates(self) -> Self:
-        """Dual clip needs a ratio that moves, several updates a loss that corrects staleness."""
+        """Dual clip needs a ratio that moves; several updates need a loss that corrects
+        staleness."""
         if self.num_updates > 1 and not self.loss.corrects_staleness:
             raise ValueError(
                 "learner.mini_batches * learner.passes must be 1 with learner.loss.kind"
@@ -139,12 +140,12 @@ class LearnerConfig(BaseModel):
 
     @property
     def num_updates(self) -> int:
-        """Optimizer updates of a step."""
+        """Optimizer updates that a step makes."""
         return self.mini_batches * self.passes
 
     @property
     def has_critic(self) -> bool:
-        """True if a critic gives every token its advantage."""
+        """True if every token's advantage comes from a critic."""
         return isinstance(self.advantage, GaeAdvantage)
 
     @property
@@ -154,12 +155,13 @@ class LearnerConfig(BaseModel):
 
     @property
     def trains_all(self) -> bool:
-        """True if responses whose group gives them no advantage have a gradient all the same."""
+        """True if a response with advantages of zero still has a gradient, from the KL term, the
+        entropy bonus or the critic."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.has_critic
 
     @property
     def flat_groups_cost(self) -> bool:
-        """True if a group of equal rewards can have a gradient all the same."""
+        """True if a group of equal rewards can still have a gradient."""
         return (
             self.trains_all
             or isinstance(self.overlong, SoftPunishment)
@@ -168,8 +170,8 @@ class LearnerConfig(BaseModel):
 
     @property
     def objective(self) -> Objective:
-        """The loss with all its terms; a KL penalty in the reward is in the advantages of a critic
-        already."""
+        """The loss with all its terms. A KL penalty in the reward is left out with a critic, whose
+        advantages contain it already."""
         is_in_advantage = self.has_critic and self.kl_place == "reward"
         return Objective(
             loss=self.loss,
@@ -182,5 +184,6 @@ class LearnerConfig(BaseModel):
 
     @property
     def ranks_in_step(self) -> bool:
-        """True if ranks can compute only all together."""
+        """True if the ranks must compute together, in the same order, because parameters are
+        sharded."""
         return self.parameters == "sharded"

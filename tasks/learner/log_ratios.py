@@ -1,12 +1,12 @@
 """Ratios and divergences of two policies at single tokens, finite however far apart they are.
 
-exp(88.8) is infinite in single precision, and 0 times infinity is no number, nor is its gradient.
-Numbers that are finite without the bounds here have the very same bits with them; beyond them a
-token has a finite loss, and a gradient only from its other terms. A record without a finite
-log-probability keeps an infinite ratio, and sums over it are no number.
+exp(88.8) is infinite in single precision, and 0 times infinity is not a number, nor is its
+gradient. The bounds here leave numbers within them unchanged, bit by bit. Beyond them a token has a
+finite loss, and a gradient only from its other terms. A record without a finite log-probability
+keeps an infinite ratio, and sums over it are not a number.
 
-With d = logp - reference, of tokens that the policy sampled, three estimators of
-KL(policy || reference) (J. Schulman, Approximating KL Divergence, 2020):
+With d = logp - reference, of tokens that the policy sampled, three estimators of KL(policy ||
+reference) (J. Schulman, Approximating KL Divergence, 2020):
 
     k1 = d                  unbiased, of any sign, noisy
     k2 = d^2 / 2            biased, small, never negative
@@ -32,24 +32,26 @@ LARGEST_PENALTY = 1e12  # on the reward of a token: squares of its sums are fini
 
 
 def floored(logp: Tensor) -> Tensor:
-    """Log-probabilities, -inf as the least of them and without a gradient."""
+    """Replace log-probabilities below LEAST_LOGP, -inf included, by LEAST_LOGP, without a gradient
+    there."""
     return logp.clamp(min=LEAST_LOGP)
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """exp, for finite exponents of LARGEST_LOG_RATIO at most; beyond it without a gradient."""
+    """exp of the exponent, which is bounded by LARGEST_LOG_RATIO and has no gradient beyond;
+    infinite for an infinite exponent."""
     bounded = torch.exp(exponent.clamp(max=LARGEST_LOG_RATIO))
     return bounded.masked_fill(exponent == math.inf, math.inf)
 
 
 def ratio(logp: Tensor, other: Tensor) -> Tensor:
-    """How much likelier one policy finds a token than another one, which sampled it."""
+    """The probability of each token under one policy over that under another, which sampled it."""
     return bounded_exp(floored(logp) - other)
 
 
 def finite(values: Tensor, given: Tensor) -> Tensor:
-    """Values; those of finite given ones are no larger than their type can hold, and have no
-    gradient there."""
+    """Clamp values to the range of their type where `given` is finite, without a gradient beyond;
+    leave the others as they are."""
     largest = torch.finfo(values.dtype).max
     return torch.where(given.isfinite(), values.clamp(-largest, largest), values)
 
@@ -63,17 +65,17 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 def k1(logp: Tensor, reference: Tensor) -> Tensor:
-    """Per token: the difference of log-probabilities."""
+    """Per token: the difference of log-probabilities, logp - reference."""
     return floored(logp) - floored(reference)
 
 
 def k2(logp: Tensor, reference: Tensor) -> Tensor:
-    """Per token: half the difference squared."""
+    """Per token: half the squared difference of log-probabilities."""
     return k1(logp, reference).square() / 2
 
 
 def k3(logp: Tensor, reference: Tensor) -> Tensor:
-    """Per token: the difference with a term of mean zero that makes it non-negative."""
+    """Per token: exp(-d) + d - 1 with d = logp - reference, which is never negative."""
     difference = k1(reference, logp).clamp(max=LARGEST_LOG_RATIO)
     return torch.expm1(difference) - difference
 
