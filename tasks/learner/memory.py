@@ -1,4 +1,4 @@
-"""What the learner needs of a device's memory, by arithmetic: before anything is loaded.
+"""Predicts by arithmetic, before anything is loaded, how much device memory the learner needs.
 
                  replicated, n ranks           sharded, n ranks
     weights      c whole                       4 / n: the masters
@@ -8,8 +8,9 @@
     reference    c whole                       c / n
     critic       as weights to moments again   refused
 
-bytes a parameter, c = 2 in bf16 and 4 in fp32; and, sharded, what is whole for a moment. Leaves out
-activations, which grow with `max_tokens_per_microbatch`, and what a backend takes for itself.
+Bytes per parameter; c = 2 in bf16 and 4 in fp32. Sharded parameters also need room for the layers
+that are whole for a moment. Leaves out activations, which grow with `max_tokens_per_microbatch`,
+and a backend's own memory.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ MOMENTS = 2 * FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """A model in numbers."""
+    """The numbers of a model's parameters that its memory depends on."""
 
     num_parameters: int  # tied ones once
-    largest_layer: int  # parameters of it
-    table: int  # parameters of the embedding
+    largest_layer: int  # number of parameters in the largest layer
+    table: int  # number of parameters in the embedding
     is_tied: bool  # whether the head is the embedding
 
 
 def model_size(path: Path) -> ModelSize:
-    """The size of the model in a Hugging Face directory, by its config.json alone."""
+    """Read the size of the model in a Hugging Face directory, from its config.json alone."""
     model = empty_model(read_config(path))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tables = {id(embedding.weight), id(head.weight)}
@@ -57,7 +58,7 @@ def model_size(path: Path) -> ModelSize:
 
 
 def bytes_per_parameter(config: LearnerConfig, num_ranks: int) -> float:
-    """What a rank holds of each parameter at the end of its gradients."""
+    """Bytes that a rank holds for each parameter after the gradients of a step."""
     computed = COMPUTED[config.compute]
     reference = computed if config.kl_coefficient else 0
     if config.parameters == "sharded":
@@ -67,11 +68,12 @@ def bytes_per_parameter(config: LearnerConfig, num_ranks: int) -> float:
 
 
 def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:
-    """What is there beside that for a moment where parameters are sharded, at most.
+    """The most bytes that sharded parameters need beyond `bytes_per_parameter`, for parameters that
+    are whole for a moment; 0 where they are replicated.
 
-    In a layer's backward: it and the layer gathered ahead, its gradients, and those of the layer
-    before on their way, in fp32. In the head: it, and the fp32 sum of its gradient, which a tied
-    embedding keeps until the layers are through.
+    In a layer's backward pass: the layer, the next one that is gathered ahead, its gradients, and
+    the previous layer's gradients that are being reduced, in fp32. In the head: the head and the
+    fp32 sum of its gradient, which a tied embedding keeps until the layers are done.
     """
     if config.parameters == "replicated":
         return 0

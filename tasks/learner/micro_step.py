@@ -1,4 +1,4 @@
-"""Forward, loss and backward of one packed row, and the report of that row.
+"""The forward pass, loss and backward pass of one packed row, and the row's report.
 
 run            a step of one update: forward, loss, backward
 score, train   a step of several: a forward pass before the first of them, then the same passes
@@ -43,7 +43,7 @@ class ScoredRow:
 
 
 class MicroStep:
-    """Adds one row's gradient sum to the policy's sums of gradients."""
+    """Adds the gradient of one row's loss sum to the policy's sums of gradients."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class MicroStep:
         self._policy, self._reference = policy, reference
 
     def run(self, batch: PackedBatch) -> AccumulateReport:
-        """Train a row; its report has statistics and times, without groups, responses and
-        normaliser."""
+        """Train a row. The report has statistics and times; groups, responses and normaliser are
+        left at zero."""
         started = time.time()
         tokens = self._token_batch(batch)
         result = self._backward(batch, tokens)
@@ -65,8 +65,9 @@ class MicroStep:
         return replace(report, busy=((started, time.time()),))
 
     def score(self, batch: PackedBatch) -> tuple[ScoredRow, AccumulateReport]:
-        """The row as the policy and the reference score it now, for updates to come, and its
-        report; adds no gradient. No clip acts yet, so that none is counted."""
+        """Score a row with the current policy and the reference, for updates to come; adds no
+        gradient. Returns the scored row and its report, which counts no clipped tokens: no clip
+        acts before the first update."""
         started = time.time()
         tokens = self._token_batch(batch)
         result = self._policy.score(batch, self._temperature)
@@ -75,9 +76,9 @@ class MicroStep:
         return row, replace(report, busy=((started, time.time()),))
 
     def train(self, row: ScoredRow) -> AccumulateReport:
-        """Add the gradient sum of a scored row; reports the cost of this pass, and the distance of
-        the policy from the proximal one. A clip may act on every token, whatever the loss takes its
-        ratio to."""
+        """Add the gradient sum of a scored row. The report has the cost of this pass, and the
+        distance of the policy from the proximal one. All tokens count as clippable, whatever ratio
+        the loss takes."""
         started, proximal = time.time(), row.tokens.proximal
         assert proximal is not None, "a scored row has it"
         result = self._backward(row.batch, row.tokens)
@@ -111,20 +112,20 @@ class MicroStep:
         return self._policy.score_and_backward(batch, self._temperature, gradient)
 
     def idle(self) -> None:
-        """Make the passes of `run` over one token without a loss, which adds zero: where parameters
-        are sharded, the other ranks need the shards of a rank that has nothing to train."""
+        """Make the passes of `run` over one token without a loss, which adds zero. Where parameters
+        are sharded, other ranks need this rank's shards even if it has nothing to train."""
         if self._reference is not None:
             self._reference.score(IDLE, self._temperature)
         self.idle_train()
 
     def idle_score(self) -> None:
-        """Make the passes of `score`, idle."""
+        """Make the passes of `score` over one token without a loss."""
         if self._reference is not None:
             self._reference.score(IDLE, self._temperature)
         self._policy.score(IDLE, self._temperature)
 
     def idle_train(self) -> None:
-        """Make the passes of `train`, idle."""
+        """Make the passes of `train` over one token without a loss."""
         nothing = LossGradient(by_logp=lambda indices, logp: torch.zeros_like(logp))
         self._policy.score_and_backward(IDLE, self._temperature, nothing)
 
@@ -198,7 +199,7 @@ class MicroStep:
 
 
 def _costs(batch: PackedBatch) -> AccumulateReport:
-    """What a pass over a row computes."""
+    """A report of the tokens that a pass over a row computes."""
     num_prompt_tokens = sum(len(sample.prompt) for sample in batch.samples)
     return AccumulateReport(
         num_tokens_computed=len(batch.tokens),
@@ -209,5 +210,5 @@ def _costs(batch: PackedBatch) -> AccumulateReport:
 
 
 def lengths_of(batch: PackedBatch) -> Lengths:
-    """Sampled tokens of each response of a row."""
+    """The number of sampled tokens of each response of a row."""
     return tuple(sample.num_sampled for sample in batch.samples)

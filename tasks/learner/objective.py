@@ -1,13 +1,13 @@
-"""The number that the learner minimises: the loss of the kind chosen, and terms for any of them.
+"""The objective that the learner minimises: the chosen loss, and terms that go with any loss.
 
     sequence mask ─▶ which responses count ─┐
     KL in the reward ─▶ advantage ──────────┴▶ loss of the kind + KL in the loss - entropy bonus
 
-Terms that need a whole response are made first, from all log-probabilities of its row; the rest is
-a function of each token alone. The sequence mask drops responses that drifted too far from the
-policy, and composes with any loss. A dropped response has no policy gradient and stays in the
-divisor, as one whose advantage is zero. Its KL term and entropy bonus stay: they carry no
-importance weight. Leaves out log-probabilities and sums.
+Terms that need a whole response are computed first, from all log-probabilities of its row; the rest
+is a function of each token alone. The sequence mask drops responses that drifted too far from the
+policy, with any loss. A dropped response has no policy gradient and stays in the divisor, like a
+response with advantage zero. Its KL term and entropy bonus stay, because they carry no importance
+weight. Leaves out the computation of log-probabilities (`head`) and the sums over rows.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class NoSequenceMask(BaseModel):
     def dropped(
         self, logp: Tensor, sampling_logp: Tensor, advantage: Tensor, lengths: Lengths
     ) -> Tensor:
-        """None of the responses."""
+        """(responses,) bool on the host: False for every response."""
         return torch.zeros(len(lengths), dtype=torch.bool)
 
 
 class DriftMask(BaseModel):
-    """Drops a response whose mean drift, over its tokens, exceeds the bound. Drift estimates
-    KL(engine || learner), by d = engine - learner log-probability.
+    """Drops a response whose mean drift over its tokens exceeds the bound. Drift estimates
+    KL(engine || learner) from d = engine - learner log-probability.
 
     `k1`, the mean of d, with negative_only is off-policy sequence masking (DeepSeek-V3.2, arXiv
-    2512.02556; slime); `geometric`, |mean of d|, is geometric rejection sampling (verl); `k2` and
-    `k3` never cancel over a response.
+    2512.02556; slime); `geometric`, |mean of d|, is geometric rejection sampling (verl). In `k2`
+    and `k3`, tokens of opposite sign do not cancel.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,7 +75,8 @@ class DriftMask(BaseModel):
     def dropped(
         self, logp: Tensor, sampling_logp: Tensor, advantage: Tensor, lengths: Lengths
     ) -> Tensor:
-        """(responses,) bool on the host: the responses that are dropped, by values of tokens."""
+        """(responses,) bool on the host: True for every response that drifted beyond the bound. The
+        arguments are (tokens,)."""
         if self.statistic == "geometric":
             drift = means(k1(sampling_logp, logp), lengths).abs()
         else:
@@ -94,7 +95,7 @@ KlPlace = Literal["loss", "reward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of a token, with all its terms."""
+    """The loss of a token with all its terms."""
 
     loss: PolicyLoss
     sequence_mask: SequenceMask = NO_MASK
@@ -111,13 +112,13 @@ class Objective:
         )
 
     def completed(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> TokenBatch:
-        """A row's tokens with the terms of whole responses, made from all log-probabilities of the
-        row and held constant.
+        """Add the terms of whole responses to a row's tokens: computed from all log-probabilities
+        of the row and held constant.
 
-        The KL penalty is the learner's own, not the sampler's: it is the learner that must stay
-        near the reference, with whose numerics alone the reference's can be compared. A token
-        answers for its own penalty and those after it, as for every reward. As part of the reward
-        it is that of the proximal policy, the same in all updates of a step.
+        The KL penalty is the learner's, not the engine's: the learner must stay near the reference,
+        and the reference's log-probabilities are comparable only with the same numerics. A token is
+        charged with its own penalty and those after it, as with every reward. As part of the
+        reward, the penalty is that of the proximal policy, the same in all updates of a step.
         """
         if not self.needs_whole_responses:
             return batch
@@ -143,7 +144,7 @@ class Objective:
         return self.sequence_mask.dropped(logp, batch.sampling_logp, batch.advantage, lengths)
 
     def weighted_loss(self, logp: Tensor, batch: TokenBatch) -> Tensor:
-        """(tokens,) as they are summed, without the entropy bonus."""
+        """(tokens,): each token's loss times its weight, without the entropy bonus."""
         loss = self.loss.token_loss(logp, batch).loss
         if batch.reference is not None and self._penalises("loss"):
             divergence = ESTIMATORS[self.kl_estimator](logp, batch.reference)
@@ -151,14 +152,15 @@ class Objective:
         return batch.weight * loss
 
     def by_logp(self, logp: Tensor, batch: TokenBatch) -> Tensor:
-        """Derivative of the loss sum by each log-probability."""
+        """The derivative of the loss sum by each log-probability, (tokens,)."""
         with torch.enable_grad():
             leaf = logp.detach().requires_grad_()
             total = self.weighted_loss(leaf, batch).sum()
         return torch.autograd.grad(total, leaf)[0]
 
     def by_entropy(self, batch: TokenBatch) -> Tensor | None:
-        """Derivative of the loss sum by the entropy at each token; None without a bonus."""
+        """The derivative of the loss sum by the entropy at each token, (tokens,); None without a
+        bonus."""
         return -self.entropy_coefficient * batch.weight if self.entropy_coefficient else None
 
     def _penalises(self, place: KlPlace) -> bool:

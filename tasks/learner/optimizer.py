@@ -1,5 +1,5 @@
-"""One optimizer update: gradients reduced over the ranks, divided once, clipped, applied by AdamW,
-which every rank runs on the pieces that it owns.
+"""One optimizer update: gradients are reduced over the ranks, divided once, clipped, and applied by
+AdamW. Every rank runs AdamW on the pieces that it owns.
 
 Leaves out how gradients are reduced and weights are gathered (`parameters`), and when to update
 (`trainer`, `several_updates`).
@@ -23,7 +23,7 @@ from tasks.learner.reports import MadeUpdate, skip_reason
 
 
 class AdamWConfig(BaseModel):
-    """The optimizer."""
+    """The settings of AdamW, its learning-rate schedule and the gradient clip."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +70,7 @@ class AdamWConfig(BaseModel):
         return self
 
     def explain(self) -> str:
-        """In words, the learning rate from the first step to the last."""
+        """Describe the learning rate from the first step to the last in words."""
         rise = f"{self.learning_rate:g}, "
         if self.warmup_steps > 1:
             rise = f"up to {self.learning_rate:g} over {self.warmup_steps} steps of warm-up, then "
@@ -80,8 +80,8 @@ class AdamWConfig(BaseModel):
         return f"{rise}down to {floor:g} by step {self.decay_steps}"
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 1: up over the warm-up, then down to the floor,
-        which it keeps."""
+        """The learning rate of a step, counted from 1: it rises over the warm-up, then falls to the
+        floor and stays there."""
         if step < self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
         fallen = (
@@ -102,7 +102,7 @@ class ShardedAdamW:
         self.num_updates = 0
 
     def step(self, gradients: Sequence[Tensor], rate: float) -> None:
-        """One step on the gradient of every piece."""
+        """Update every piece with its gradient, at this learning rate."""
         self.num_updates += 1
         for matrices in (True, False):
             places = [
@@ -136,14 +136,14 @@ class ShardedAdamW:
         )
 
 
-_CHUNK = 1 << 20  # elements; the double precision copy that torch makes of them stays in the cache
+_CHUNK = 1 << 20  # elements; torch's double precision copy of a chunk stays in the cache
 
 
 def squared_norm(gradient: Tensor) -> float:
-    """Sum of the squares of all elements.
+    """The sum of the squares of all elements, in fp64.
 
-    Chunk by chunk: asked for the norm of the whole in another precision, torch on a CPU converts
-    all of it first, into memory that is fresh every time.
+    Computed in chunks: for the norm of the whole in another precision, torch on a CPU first
+    converts all of it, into newly allocated memory every time.
     """
     norms = [
         torch.linalg.vector_norm(chunk, dtype=torch.float64)
@@ -153,7 +153,7 @@ def squared_norm(gradient: Tensor) -> float:
 
 
 class Updater:
-    """Moves trained parameters by the sums of their gradients."""
+    """Updates trained parameters by their accumulated gradients."""
 
     def __init__(
         self,
@@ -162,13 +162,14 @@ class Updater:
         optimizer: ShardedAdamW,
         ranks: Ranks,
     ) -> None:
-        """The optimizer is that of the parameters' pieces."""
+        """`optimizer` must be the one of the pieces of `parameters`."""
         self._max_grad_norm, self._ranks = max_grad_norm, ranks
         self._parameters, self._optimizer = parameters, optimizer
 
     def make(self, normaliser: float, loss_sum: float, rate: float) -> MadeUpdate:
-        """Apply the accumulated gradients, given this rank's divisor and loss, unless `skip_reason`
-        gives a reason; the gradients are zero afterwards. Collective."""
+        """Apply the accumulated gradients, unless `skip_reason` gives a reason not to; the
+        gradients are zero afterwards. normaliser, loss_sum: this rank's, summed over the ranks
+        here. Collective."""
         started = time.time()
         normaliser, loss_sum = self._ranks.sum([normaliser, loss_sum])
         loss = loss_sum / normaliser if normaliser else 0.0

@@ -1,10 +1,10 @@
 """How training treats responses that are too long (DAPO, sections 3.4 and 3.5).
 
-A truncated response is wrong because it was cut, whatever it was about to say: a noisy verdict. It
-can be trained like any other, punished gradually before it comes to that, or left out of the loss.
-Only training sees this: verdicts, their metrics, held-out scores and dynamic sampling stay what the
-reward said. A response is as long as what the model sampled: nobody is punished for the words of an
-environment.
+A truncated response counts as wrong because it was cut, whatever it was about to say: its verdict
+is noisy. Such responses can be trained like any other, punished gradually as they approach the
+bound, or left out of the loss. Only training is affected: verdicts, their metrics, held-out scores
+and dynamic sampling use the reward as it was given. The length of a response is the number of its
+sampled tokens: an environment's words are not punished.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tasks.rewards.base import LARGEST_REWARD
 
 
 class TrainOverlong(BaseModel):
-    """Truncated responses are trained on their verdict, as all others."""
+    """Truncated responses are trained on their verdict, like all others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,17 +27,17 @@ class TrainOverlong(BaseModel):
     )
 
     def shaped(self, reward: float, generated: Generated) -> float:
-        """The reward that advantages are computed from."""
+        """The reward that advantages are computed from: here, the reward itself."""
         return reward
 
     def is_masked(self, generated: Generated) -> bool:
-        """True if a response is left out of the loss."""
+        """True if a response is left out of the loss; here, never."""
         return False
 
 
 class SoftPunishment(BaseModel):
-    """Soft overlong punishment (equation 13): nothing before the buffer, then linear, the full
-    penalty from max_tokens on."""
+    """Soft overlong punishment (equation 13): no penalty before the buffer, a linearly growing one
+    in it, and the full penalty from max_tokens on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,12 +72,12 @@ class SoftPunishment(BaseModel):
         return self
 
     def shaped(self, reward: float, generated: Generated) -> float:
-        """The reward less the punishment."""
+        """The reward less the punishment for the response's length."""
         into_buffer = generated.num_sampled - (self.max_tokens - self.buffer_tokens)
         return reward - self.penalty * min(1.0, max(0.0, into_buffer / self.buffer_tokens))
 
     def is_masked(self, generated: Generated) -> bool:
-        """Never: the punishment is to be learnt from."""
+        """False: punished responses are trained."""
         return False
 
 
@@ -85,8 +85,9 @@ class MaskTruncated(BaseModel):
     """Overlong filtering: truncated responses are left out of the loss and of its divisor, but stay
     in their group's statistics.
 
-    Left out of the statistics as well, the rest of a group would be compared only with what ended
-    in time, and a group of one answer and seven truncations would teach nothing.
+    If they were left out of the statistics as well, the rest of a group would be compared only with
+    responses that ended in time, and a group of one answer and seven truncations would teach
+    nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -96,11 +97,11 @@ class MaskTruncated(BaseModel):
     )
 
     def shaped(self, reward: float, generated: Generated) -> float:
-        """The verdict."""
+        """The reward itself."""
         return reward
 
     def is_masked(self, generated: Generated) -> bool:
-        """True if the bound on tokens cut the response."""
+        """True if the bound on tokens cut the response off."""
         return generated.finish_reason == "length"
 
 

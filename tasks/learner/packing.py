@@ -6,11 +6,11 @@
               └─ response 2            positions     its depth, so positions restart per branch
                                        subtree_ends  one past its last descendant
 
-Node j is an ancestor of node i exactly when j <= i < subtree_ends[j]: that one comparison is the
-attention mask. Tokens that were given within a response (invariant 14, docs/architecture.md) are
-nodes like those of a prompt: read, never predicted. A response's last sampled token predicts
-nothing, and is not computed, nor is what was given after it. Leaves out the attention itself and
-everything on tensors.
+Node j is an ancestor of node i, or i itself, exactly when j <= i < subtree_ends[j]: that one
+comparison is the attention mask. Tokens within a response that the model did not sample (invariant
+14, docs/architecture.md) are nodes like those of a prompt: read, never predicted. A response's last
+sampled token predicts nothing, so neither that token nor anything after it is computed. Leaves out
+the attention itself and everything on tensors.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from artifacts.records import VersionSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A sequence to compute."""
+    """A token sequence that the model computes, from the prompt to the last predicting token."""
 
     computed: tuple[int, ...]  # token ids, from the prompt's first to the last that predicts
-    predictors: tuple[int, ...]  # places in it that predict a sampled token
+    predictors: tuple[int, ...]  # places in `computed` that predict a sampled token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One response to learn from."""
+    """One response as training sees it."""
 
     prompt: tuple[int, ...]  # token ids of the prompt, at least one
-    response: tuple[int, ...]  # token ids after it, what was given between included
-    sampled: tuple[range, ...]  # where in it the sampled tokens lie, at least one
+    response: tuple[int, ...]  # token ids after the prompt, observations between turns included
+    sampled: tuple[range, ...]  # where in `response` the sampled tokens lie, at least one
     sampling_logp: tuple[float, ...]  # the engine's log-probability of each sampled token
-    advantages: tuple[float, ...]  # of each of these ranges' tokens, among its siblings
-    reward: float  # as training sees it
-    weight: float  # of each of its token losses in the sum
+    advantages: tuple[float, ...]  # one for the tokens of each range of `sampled`
+    reward: float  # after overlong shaping
+    weight: float  # weight of each of its token losses in the sum
     versions: tuple[VersionSpan, ...] = ()  # the weight versions of the sampled tokens
     # places of the response that the model read right behind the prompt, because its chat template
     # had written the history anew
@@ -48,12 +48,12 @@ class Sample:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where in the response each sampled token lies."""
+        """The place of each sampled token in the response."""
         return tuple(chain.from_iterable(self.sampled))
 
     @property
     def num_sampled(self) -> int:
-        """Tokens to learn from."""
+        """The number of sampled tokens, which are those that are trained."""
         return sum(map(len, self.sampled))
 
     @property
@@ -64,8 +64,8 @@ class Sample:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """What the model read: one path, and another for every restart. In order they have all
-        sampled tokens."""
+        """The sequences that the model read: one, and another for every restart. Together, in
+        order, they predict all sampled tokens."""
         begins = (0, *self.restarts)
         found: list[Path] = []
         for begin, end in zip(begins, (*self.restarts, len(self.response)), strict=True):
@@ -78,26 +78,26 @@ class Sample:
 
     @property
     def computed(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens whose hidden states are needed, path by path."""
+        """The tokens of each path whose hidden states are needed."""
         return tuple(path.computed for path in self.paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """One packed row. N nodes, P predicted tokens, the sampled ones, ordered by sample as given and
-    by position within a sample."""
+    """One packed row of N nodes and P predicted tokens. The predicted tokens are the sampled ones,
+    ordered by sample as given and by position within a sample."""
 
     tokens: tuple[int, ...]  # (N,) token ids
     positions: tuple[int, ...]  # (N,) depth in the tree
     subtree_ends: tuple[int, ...]  # (N,) one past the last descendant
     predictors: tuple[int, ...]  # (P,) node whose hidden state predicts the token
-    targets: tuple[int, ...]  # (P,) the token
-    samples: tuple[Sample, ...]  # whose tokens these are
+    targets: tuple[int, ...]  # (P,) the predicted token
+    samples: tuple[Sample, ...]  # the samples that were packed
     num_prompt_nodes: int  # nodes that belong to a prompt
 
 
 def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
-    """Merge the sequences into one prefix tree in preorder."""
+    """Merge the samples' sequences into one prefix tree, its nodes in preorder."""
     tokens: list[int] = []
     positions: list[int] = []
     ends: list[int] = []
@@ -132,11 +132,11 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatch]:
-    """Pack the samples into rows of at most `max_tokens` computed tokens, whatever the order in
-    which they are given.
+    """Pack the samples into rows of at most `max_tokens` computed tokens, independent of the order
+    in which samples are given.
 
-    Sequences that share prefixes fall together because they are sorted. A sequence longer than the
-    bound gets a row of its own.
+    Sequences that share prefixes come together because samples are sorted. A sequence longer than
+    the bound gets a row of its own.
     """
     computed = [(sample.computed, sample) for sample in samples]
     computed.sort(key=lambda pair: (pair[0], _all_fields(pair[1])))
@@ -155,7 +155,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatc
 
 
 def _all_fields(sample: Sample) -> tuple[object, ...]:
-    """Everything that a sample has, so that only equal samples keep the order that they came in."""
+    """All fields of a sample as a sort key, so that only equal samples keep their given order."""
     return (
         sample.prompt,
         sample.response,
@@ -170,7 +170,7 @@ def _all_fields(sample: Sample) -> tuple[object, ...]:
 
 
 def _num_added(previous: tuple[int, ...], sequences: Sequence[tuple[int, ...]]) -> int:
-    """Nodes at most that these paths add to a row whose last one is `previous`."""
+    """An upper bound on the nodes that these paths add to a row whose last path is `previous`."""
     num_added = 0
     for sequence in sequences:
         num_added += len(sequence) - shared_prefix(previous, sequence)

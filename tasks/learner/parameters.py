@@ -1,4 +1,4 @@
-"""The parameters of a model on a rank of the learner, wherever they lie.
+"""The parameters of a model on a rank of the learner: whole on every rank, or sharded.
 
                ReplicatedParameters (here)               TrainedShards (sharded_parameters)
     weights    whole on every rank                       a shard on every rank
@@ -12,9 +12,9 @@ gradients and masters of the slice that the rank owns (ZeRO-1):
     gradients (every rank, whole) --reduce-scatter--> own slice -> the optimizer moves own masters
     -> values --all-gather--> whole
 
-Flat, so that a rank can own a contiguous slice whatever the layers look like: reduce and gather are
-one call each, and ranks meet nowhere else. Tied weights lie in it once. Leaves out the arithmetic
-of an update (`optimizer`).
+The buffer is flat so that a rank can own a contiguous slice whatever the layers look like: reduce
+and gather are one call each, and ranks communicate nowhere else. Tied weights lie in the buffer
+once. Leaves out the arithmetic of an update (`optimizer`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.learner.ranks import Ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The elements of one parameter that a rank owns: consecutive ones, at least one."""
+    """The consecutive elements, at least one, of one parameter that a rank owns."""
 
     name: str  # of the parameter, as in the model's checkpoint
     start: int  # the first of these elements in the flattened parameter
@@ -42,18 +42,18 @@ class Piece:
 
 
 class Parameters(Protocol):
-    """The parameters of a decoder that scores."""
+    """The parameters of a decoder that only scores."""
 
     @property
     def device(self) -> torch.device: ...
 
     def whole(self, name: str) -> AbstractContextManager[Tensor]:
-        """A parameter to compute with, for the length of the block."""
+        """Provide a parameter as a whole tensor within the block."""
         ...
 
 
 class TrainedParameters(Parameters, Protocol):
-    """The parameters of a decoder that is trained, with sums of gradients beside them."""
+    """The parameters of a decoder that is trained, and the sums of their gradients."""
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -66,34 +66,35 @@ class TrainedParameters(Parameters, Protocol):
         ...
 
     def checksum(self) -> int:
-        """A number that all ranks agree on if they were given the same weights; before the first
+        """A checksum of the loaded weights, which all ranks must agree on. Valid before the first
         update."""
         ...
 
     def gradient(self, name: str) -> Tensor:
-        """The fp32 sum that a pass adds a parameter's whole gradient to."""
+        """The fp32 sum to which a pass adds the gradient of the whole parameter."""
         ...
 
     def reduce(self, name: str) -> None:
-        """Take `gradient(name)` as complete for this pass."""
+        """Mark the parameter's gradient as complete for this pass, so that it can be reduced."""
         ...
 
     def discard(self) -> None:
-        """Zero the sums, and drop gradients that an interrupted backward pass has left outside of
-        them."""
+        """Zero the sums of gradients, and drop gradients that an interrupted backward pass left
+        elsewhere."""
         ...
 
     def reduced(self) -> list[Tensor]:
-        """The gradient of every piece, summed over all ranks; may be changed in place.
-        Collective."""
+        """Return the gradient of every piece, summed over all ranks; the caller may change these
+        tensors in place. Collective."""
         ...
 
     def publish(self) -> None:
-        """Compute with the changed pieces from now on. Collective."""
+        """Make the updated pieces the weights that the decoder computes with. Collective."""
         ...
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by name, whole; each lasts until the iteration goes on."""
+        """Yield every parameter by name, whole; a tensor is valid only until the next one is
+        taken."""
         ...
 
 
@@ -143,11 +144,11 @@ class FlatParameters:
 
 
 class ReplicatedParameters(FlatParameters):
-    """Flat parameters that are trained (`TrainedParameters`): whole on every rank, with a place for
-    the sums of their gradients."""
+    """Flat parameters that are trained (`TrainedParameters`): whole on every rank, with a buffer
+    for the sums of their gradients."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
-        """The module is in fp32; what its weights need not hold in `dtype` stays in the masters."""
+        """The module is in fp32; the masters keep the precision that `dtype` loses."""
         initial = FlatParameters(module, torch.float32, ranks.world_size).values
         super().__init__(module, dtype, ranks.world_size)
         size = initial.numel() // ranks.world_size
@@ -182,7 +183,7 @@ class ReplicatedParameters(FlatParameters):
         return self.gradients[slot.start : slot.end].view(slot.shape)
 
     def reduce(self, name: str) -> None:
-        """Not yet: the update reduces all of them at once."""
+        """Do nothing: the update reduces all gradients at once."""
 
     def discard(self) -> None:
         self.gradients.zero_()
@@ -197,20 +198,20 @@ class ReplicatedParameters(FlatParameters):
         self._ranks.all_gather(self.values)
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """In layout order; they last."""
+        """Yield in layout order; these tensors stay valid."""
         return ((slot.name, self.view(slot.name)) for slot in self.slots)
 
     def _owned(self) -> Iterator[tuple[ParameterSlot, int, int]]:
-        """The part of each parameter in this rank's slice: first element of the flat buffer, and
-        one past the last."""
+        """The part of each parameter in this rank's slice: its slot, its first element in the flat
+        buffer, and one past its last."""
         for slot in self.slots:
             start, end = max(slot.start, self._start), min(slot.end, self._stop)
             if start < end:
                 yield slot, start, end
 
     def _drain(self, name: str) -> Callable[[Tensor], None]:
-        """Moves a parameter's gradient into the fp32 sum as soon as backward has it, so that only
-        one exists in the compute dtype."""
+        """A hook that moves a parameter's gradient into the fp32 sum as soon as backward has made
+        it, so that only one gradient exists in the compute dtype."""
 
         def add(parameter: Tensor) -> None:
             assert parameter.grad is not None

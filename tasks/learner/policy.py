@@ -4,9 +4,9 @@
     predicting nodes -> head_pass
                            gradients in fp32 <- backward <- gradient of those hidden states <-'
 
-Computes in bf16 copies of the weights, the very numbers that the engines load; products accumulate
-in fp32, gradients are summed in fp32, masters and moments are fp32. A reference has its bf16 copy
-and nothing else. Leaves out where the parameters lie (parameters).
+The policy computes with bf16 copies of the weights, exactly the numbers that the engines load.
+Products accumulate in fp32, gradients are summed in fp32, masters and moments are fp32. A reference
+has only its bf16 copy. Leaves out where the parameters lie (`parameters`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Decoder:
-    """A decoder that scores tokens. Called from one thread."""
+    """A decoder that scores tokens. All calls come from one thread."""
 
     def __init__(self, model: Any, parameters: Parameters) -> None:  # Any: a transformers model
-        """`parameters` are the model's, where they lie from now on."""
+        """`parameters` holds the model's parameters from now on."""
         self._backbone: nn.Module = model.base_model
         self.vocabulary_size = int(model.config.vocab_size)
         self.parameters = parameters
@@ -57,7 +57,8 @@ class Decoder:
         return self.parameters.device
 
     def score(self, batch: PackedBatch, temperature: float = 1.0) -> HeadResult:
-        """Log-probabilities and entropies of the batch's targets, nothing for a gradient."""
+        """Returns log-probabilities and entropies of the batch's targets, computed without
+        gradients."""
         with torch.no_grad():
             embedded = self._embed(batch)
             hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
@@ -66,7 +67,7 @@ class Decoder:
             return head_pass(hidden, weight, rows, self._ids(batch.targets), scaled)
 
     def _embed(self, batch: PackedBatch) -> Tensor:
-        """(1, N, hidden)."""
+        """The embeddings of the batch's tokens, (1, N, hidden)."""
         used = batch.tokens + batch.targets
         if max(used) >= self.vocabulary_size or min(used) < 0:
             raise ValueError(
@@ -78,7 +79,7 @@ class Decoder:
         return rows if self._embedding_scale == 1.0 else rows * self._scale_of(rows)
 
     def _scale_of(self, rows: Tensor) -> Tensor:
-        """The embeddings' scale, rounded to their dtype as the model does it."""
+        """The embeddings' scale, rounded to their dtype as in the model's own code."""
         return torch.tensor(self._embedding_scale, dtype=rows.dtype, device=rows.device)
 
     def _ids(self, values: tuple[int, ...]) -> Tensor:
@@ -91,8 +92,8 @@ def predicting_states(
     embedded: Tensor,
     ids: Callable[[tuple[int, ...]], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states of the predicting nodes (R, hidden), and the row that predicts each target
-    (P,); `ids` puts integers on the device."""
+    """Returns the hidden states of the predicting nodes (R, hidden), and for each target the row
+    that predicts it (P,). `ids` makes a tensor of integers on the device."""
     nodes, rows = torch.unique(ids(batch.predictors), return_inverse=True)
     positions = ids(batch.positions)
     plan = TreePlan(ids(batch.subtree_ends), positions)
@@ -103,14 +104,15 @@ def predicting_states(
 
 
 class PolicyModel(Decoder):
-    """The decoder that is trained: with gradients beside its parameters."""
+    """A decoder that is trained: its parameters have sums of gradients."""
 
     parameters: TrainedParameters
 
     def score_and_backward(
         self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
-        """Score the targets, and add the gradient of the loss sum to the sums of gradients."""
+        """Score the targets, and add the gradient of the loss sum to the parameters' sums of
+        gradients."""
         embedded = self._embed(batch).requires_grad_()
         hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
         with self.parameters.whole(self._head_name) as weight:
@@ -144,9 +146,10 @@ def load_policy(
     placement: Placement = "replicated",
     recompute_layers: bool = False,
 ) -> PolicyModel:
-    """The model to train. Sharded parameters need ranks that have joined; collective then.
+    """Load the model to train. Sharded parameters need ranks that have joined; loading is
+    collective then.
 
-    Raises ValueError for a path without a model, or one that packed training cannot run.
+    Raises ValueError for a path without a model, or a model that packed training cannot run.
     """
     model = load_decoder(model_path, ranks, placement)
     model.requires_grad_(True)
@@ -165,8 +168,8 @@ def load_policy(
 def load_reference(
     model_path: str, compute: ComputeDtype, ranks: Ranks, placement: Placement = "replicated"
 ) -> Decoder:
-    """The model the run started from, to score with: one copy of it in the compute dtype, whole or
-    one shard of it."""
+    """Load the model that the run started from, to score with: one copy in the compute dtype, whole
+    on this rank or sharded over the ranks."""
     model = load_decoder(model_path, ranks, placement)
     model.requires_grad_(False).eval()
     if placement == "replicated":
@@ -177,8 +180,8 @@ def load_reference(
 
 
 def recompute(model: Any) -> None:  # Any: untyped transformers
-    """Have every layer recomputed in backward, which transformers does in training mode only.
-    Nothing is dropped out: no engine samples from such a model."""
+    """Have backward recompute every layer; transformers does so only in training mode. Dropout
+    stays off, because engines sample without it."""
     model.train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -189,8 +192,8 @@ def recompute(model: Any) -> None:  # Any: untyped transformers
 def load_decoder(
     model_path: str, ranks: Ranks, placement: Placement
 ) -> Any:  # Any: untyped transformers
-    """The model in fp32, with tree attention; on its device, or in the host's memory to be
-    sharded."""
+    """Load the model in fp32, with tree attention: on its device if it is replicated, in host
+    memory if it is to be sharded. Raises ValueError as `load_policy` does."""
     with importing_transformers():
         from transformers import AutoModelForCausalLM
 

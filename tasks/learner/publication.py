@@ -33,11 +33,12 @@ async def publish_version(
     ranks_in_step: bool,
     running: Running = Running.DROP,
 ) -> PublishReport:
-    """The learner's version -> file -> all engines -> weight check, which is off without probes.
+    """Publish the learner's version: write the file, load it into all engines, check the weights.
+    Without probes the check is off.
 
-    The first rank writes the file, which the engines read back. Ranks in step export together, and
-    all attest; else the others, whose devices are free, attest while the first one writes. Raises
-    WeightCheckFailed with the tensor's name.
+    The first rank writes the file, which the engines read. Sharded ranks export together, and all
+    of them attest; of replicated ranks the others, whose devices are free, attest while the first
+    one writes. Raises WeightCheckFailed with the tensor's name.
     """
 
     async def export_and_load() -> tuple[WeightsRef, dict[str, Attestation]]:
@@ -76,7 +77,7 @@ async def publish_version(
 
 
 async def _exported(learners: Sequence[RemoteLearner], directory: Path) -> WeightsRef:
-    """The file of the version, which the first of these ranks writes."""
+    """Export the version from these ranks; returns the file that the first one wrote."""
     files = await asyncio.gather(*(learner.export_weights(str(directory)) for learner in learners))
     assert files[0] is not None, f"{learners[0].name} is not the rank that writes the weights"
     return files[0]
@@ -85,7 +86,8 @@ async def _exported(learners: Sequence[RemoteLearner], directory: Path) -> Weigh
 async def _attestations(
     learners: Sequence[RemoteLearner], probes: Sequence[Probes]
 ) -> dict[str, Attestation]:
-    """The attestation of each rank with its probes, by name; none if no rank has any probe."""
+    """The attestation of each rank, by name, with the probes for that rank; empty if no rank has
+    probes."""
     if not any(probes):
         return {}
     attested = await asyncio.gather(
@@ -97,7 +99,8 @@ async def _attestations(
 def _check_engines(
     loaded: Mapping[str, Attestation], expected: Attestation, tolerance_nats: float
 ) -> float | None:
-    """Check every engine; the largest difference of the probes, None if no engine computes any."""
+    """Check every engine against the learner; returns the largest difference over the engines'
+    probes, None if no engine computes log-probabilities."""
     differences = {
         name: check_weights(name, held, expected, tolerance_nats) for name, held in loaded.items()
     }

@@ -1,5 +1,5 @@
-"""The ranks of a learner as a group: their meeting, and their collectives; the same code on gloo
-and NCCL. One rank works without torch.distributed.
+"""The ranks of a learner as a group: how they join, and their collectives; the same code on gloo
+and NCCL. A single rank works without torch.distributed.
 
 Gloo ranks exchange slices of one flat buffer by messages from rank to rank:
 
@@ -7,9 +7,9 @@ Gloo ranks exchange slices of one flat buffer by messages from rank to rank:
     spread:  this rank's slice ──▶ every other rank, straight into its place
 
 torch's own reduce-scatter for gloo copies the whole buffer, sums all of it on every rank and keeps
-a slice: twice the traffic. Here a byte travels once and nothing large is allocated. Every sum is
-made by one rank, its own values first and then the others' in their order, so it is the same bits
-every time. Leaves out what is reduced and when (`trainer`).
+a slice: twice the traffic. Here a byte travels once and nothing large is allocated. One rank makes
+each sum, adding the others' values to its own in rank order, so that the result is the same bit by
+bit every time. Leaves out what is reduced and when (`trainer`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PIECE = 1 << 22  # elements of a message
 
 
 def add_up(whole: Tensor, rank: int, world_size: int) -> Tensor:
-    """This rank's slice of the sum over ranks, in place. Collective; the other slices keep what
-    they have."""
+    """Sum this rank's slice over all ranks, in place, and return it. The other slices are left
+    unchanged. Collective."""
     slices = whole.chunk(world_size)
     sends = [
         dist.isend(piece, peer, tag=index)
@@ -47,7 +47,7 @@ def add_up(whole: Tensor, rank: int, world_size: int) -> Tensor:
 
 
 def spread(whole: Tensor, rank: int, world_size: int) -> None:
-    """Fill the other ranks' slices of `whole` with what they have there. Collective."""
+    """Fill the other ranks' slices of `whole` with those ranks' values. Collective."""
     slices = whole.chunk(world_size)
     messages = [dist.isend(slices[rank], peer) for peer in _others(rank, world_size)]
     messages += [dist.irecv(slices[peer], peer) for peer in _others(rank, world_size)]
@@ -55,7 +55,7 @@ def spread(whole: Tensor, rank: int, world_size: int) -> None:
 
 
 def _add_from(peer: int, own: Tensor) -> None:
-    """Add the peer's pieces; while one is added, the next is under way."""
+    """Receive the peer's pieces and add them; while one is added, the next is being received."""
     pieces = torch.split(own, _PIECE)
     buffers = [torch.empty_like(pieces[0]) for _ in range(min(2, len(pieces)))]
     arriving = [buffers[index % 2][: len(piece)] for index, piece in enumerate(pieces)]
@@ -78,17 +78,17 @@ def _wait(messages: list[dist.Work | None]) -> None:
 
 
 FILE = "file://"
-OWN_FAILURES = (torch.OutOfMemoryError, torch.AcceleratorError)  # of the rank itself, wherever met
+OWN_FAILURES = (torch.OutOfMemoryError, torch.AcceleratorError)  # never caused by a peer
 
 
 class PeerLost(RuntimeError):
-    """Another rank died or fell silent in something that all ranks do together; the group is of no
-    use to anybody from then on."""
+    """Another rank died or did not answer during a collective; the group is unusable for all ranks
+    from then on."""
 
 
 class Ranks:
-    """The ranks of a learner and what they do together. All but `join` and `close` are no-ops for
-    one rank. `device` is this rank's."""
+    """This rank's view of the learner's ranks, and their collectives. With one rank, nothing is
+    communicated. `device` is this rank's."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         if not 0 <= rank < world_size:
@@ -101,10 +101,10 @@ class Ranks:
         self._lost: str | None = None  # what broke the group
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
-        """Enter the group; the deadline holds for entering and for every collective after it.
+        """Enter the group. The deadline holds for entering and for every later collective.
 
-        A process is in one group at a time: ranks that lost their peers may be made anew in it, and
-        the group they were in is left here.
+        A process is in one group at a time. Ranks that lost their peers may be created again in the
+        same process, which leaves the old group here.
         """
         if self.world_size == 1:
             return
@@ -123,8 +123,8 @@ class Ranks:
         self._joined = True
 
     def check(self) -> None:
-        """Raise PeerLost when the group is broken, or was never entered because the recovery that
-        made this rank broke off; waits for nothing."""
+        """Raise PeerLost when the group is broken, or when this rank never entered it because a
+        recovery was cut short. Does not wait."""
         self._check_group()
         if self.world_size > 1 and not self._joined:
             raise PeerLost(f"rank {self.rank} of {self.world_size} is in no group with the others")
@@ -140,7 +140,7 @@ class Ranks:
         self._joined = False
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the ranks, in fp64."""
+        """Returns each value summed over the ranks, in fp64. Collective."""
         if self.world_size == 1:
             return list(values)
         total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
@@ -150,7 +150,7 @@ class Ranks:
             return list(total.tolist())
 
     def most(self, value: int) -> int:
-        """The largest value of any rank."""
+        """Returns the largest value of all ranks. Collective."""
         if self.world_size == 1:
             return value
         largest = torch.tensor(value, dtype=torch.int64, device=self.device)
@@ -160,8 +160,8 @@ class Ranks:
             return int(largest)
 
     def reduce_scatter(self, whole: Tensor, queued: bool = False) -> Tensor:
-        """This rank's slice of the sum over ranks; what `whole` has elsewhere is of no use
-        afterwards. `queued` as for `_together`."""
+        """Returns this rank's slice of the sum over ranks; the rest of `whole` must not be used
+        afterwards. `queued` as for `_together`. Collective."""
         if self.world_size == 1:
             return whole
         self._require_joined()
@@ -173,8 +173,8 @@ class Ranks:
             return own
 
     def all_gather(self, whole: Tensor, queued: bool = False) -> None:
-        """Fill `whole`, in which this rank has made its slice, with every other rank's; `queued` as
-        for `_together`."""
+        """Fill `whole`, of which this rank has written its own slice, with every other rank's
+        slice. `queued` as for `_together`. Collective."""
         if self.world_size == 1:
             return
         self._require_joined()
@@ -186,10 +186,11 @@ class Ranks:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around work in which every rank makes the same collectives in the same order.
+        """Marks work in which every rank makes the same collectives in the same order.
 
-        A rank that fails in it leaves the others waiting in the middle of one, and its next one
-        would meet that: its group is broken. They hear of it when its process ends.
+        A rank that fails inside leaves the others waiting in a collective, which would be mixed up
+        with this rank's next one: so this rank counts its group as broken. The others notice when
+        its process ends.
         """
         try:
             yield
@@ -200,11 +201,13 @@ class Ranks:
 
     @contextmanager
     def _together(self, what: str, queued: bool = False) -> Iterator[None]:
-        """What a backend raises for a dead peer gets a type here, and the rank remembers it.
+        """Turn a backend's error for a dead peer into PeerLost, and remember that the group is
+        broken.
 
-        A GPU works behind its queue: what failed in it before is this rank's own and must be told
-        before the collective, which in turn is over only when the queue is. What is `queued` waits
-        for neither: its failure is met by the next collective that is not.
+        A GPU works behind a queue. Earlier failures in the queue are this rank's own and must be
+        raised before the collective, and the collective is over only when the queue is empty. A
+        `queued` collective waits for neither: its failure is raised by the next one that is not
+        queued.
         """
         self._check_group()
         if not queued:
@@ -233,15 +236,16 @@ class Ranks:
 
 
 def meeting_point(host: str, folder: str | None) -> str:
-    """Where ranks find each other of which the first is reached by this address: a file that nobody
-    else may open where all of them are on this machine, else a free port of the address."""
+    """The address where the ranks find each other, given rank 0's host. On the loopback, a file in
+    a new directory that only this user may open; else a free port of the host."""
     if is_loopback(host):
         return f"{FILE}{tempfile.mkdtemp(prefix='ranks-', dir=folder)}/store"
     return f"tcp://{f'[{host}]' if ':' in host else host}:{free_port(host)}"
 
 
 def _store(meeting_point: str, rank: int, world_size: int, deadline: timedelta) -> Store:
-    """What torch's `init_method` of this name makes, but on the one address that it names."""
+    """The store that torch's `init_method` of this name would make, but listening only on the named
+    address."""
     if meeting_point.startswith(FILE):
         file = FileStore(meeting_point.removeprefix(FILE), world_size)
         file.set_timeout(deadline)
@@ -260,12 +264,12 @@ def _store(meeting_point: str, rank: int, world_size: int, deadline: timedelta) 
 
 
 def _bound(host: str, port: int) -> int:
-    """A socket that listens; torch's own would listen on every address."""
+    """The descriptor of a listening socket; torch's own would listen on every address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family).detach()
 
 
 def _peer_failures(device: torch.device) -> type[RuntimeError]:
-    """Gloo reports a dead peer as a plain RuntimeError of many wordings, NCCL as an error of
-    torch.distributed's own."""
+    """The errors for a dead peer: gloo raises a plain RuntimeError of many wordings, NCCL an error
+    of torch.distributed."""
     return dist.DistError if device.type == "cuda" else RuntimeError

@@ -2,10 +2,10 @@
 
     collective ─▶ RemoteLearner ─▶ bytes over Dask ─▶ LearnerActor ─▶ LearnerRank
 
-The actor's long methods run in the worker's one actor thread; ping and version answer beside them.
-Every method that changes the policy names the step it belongs to and is idempotent: asked again for
-a step it has already done, it returns the report of that step, so that a task that Dask or Prefect
-runs twice cannot update twice.
+The actor's long methods run in the worker's one actor thread; ping and version answer while they
+run. Every method that changes the policy takes the step it belongs to and is idempotent: called
+again for a step that is done, it returns that step's report. So a task that Dask or Prefect runs
+twice cannot update twice.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tasks.learner.ranks import meeting_point
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerRank
 
-RENDEZVOUS_S = 30.0  # a rank that does nothing else finds a free port
-KEPT_VERSIONS = 2  # handed-over files that are there at once
-JOINED_WITHIN_S = 10.0  # what a call to join may take beyond the deadline of the group itself
+RENDEZVOUS_S = 30.0  # deadline of `rendezvous`, which finds a free port on an idle rank
+KEPT_VERSIONS = 2  # published weight files that exist at once
+JOINED_WITHIN_S = 10.0  # seconds that a call to join may take beyond the group's own deadline
 
 
 def _file_of(directory: str, version: int) -> str:
@@ -39,21 +39,21 @@ def _file_of(directory: str, version: int) -> str:
 
 
 def _own_host() -> str:
-    """The address by which others reach this worker; the loopback's where there is none."""
+    """The address at which others reach this worker; the loopback outside a worker."""
     with suppress(ValueError):
         return urlsplit(get_worker().address).hostname or LOOPBACK
     return LOOPBACK
 
 
 def _own_folder() -> str | None:
-    """Where this worker has its files; None where there is none."""
+    """This worker's directory; None outside a worker."""
     with suppress(ValueError):
         return str(get_worker().local_directory)
     return None
 
 
 class LearnerActor:
-    """Holds one rank of the learner."""
+    """Holds one rank of the learner in a Dask worker."""
 
     def __init__(
         self,
@@ -78,16 +78,15 @@ class LearnerActor:
         self._update_report = b""
 
     async def ping(self) -> None:
-        """Answers as long as the worker lives; raises PeerLost when its group has lost another
-        rank."""
+        """Return while the worker lives; raises PeerLost when its group has lost another rank."""
         self._rank.check_peers()
 
     async def version(self) -> int:
-        """The last step whose update this rank has made; 0 before the first."""
+        """The last step that this rank has updated in; 0 before the first."""
         return self._version
 
     async def rendezvous(self) -> str:
-        """Where the ranks meet: on this worker's host; asked of rank 0."""
+        """The address where the ranks meet, on this worker's host; called on rank 0."""
         return meeting_point(_own_host(), _own_folder())
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
@@ -96,16 +95,17 @@ class LearnerActor:
         self._rank.join(meeting_point, deadline_s)
 
     def discard(self) -> None:
-        """Forget gradients accumulated so far in this step."""
+        """Drop the gradients accumulated so far in this step."""
         self._rank.discard()
 
     def accumulate(self, step: int, payload: bytes) -> bytes:
-        """Add the gradients of these groups or parts of groups; the report is empty bytes if this
-        step has been updated already."""
+        """Add the gradients of these groups or parts of groups, and return the packed report; empty
+        bytes if this step has been updated already."""
         return b"" if step <= self._version else pack(self._rank.accumulate(payload))
 
     def update(self, step: int) -> bytes:
-        """Reduce, divide once, clip, step. Collective; all ranks must be at the same version."""
+        """Make the step's updates and return the packed report. Collective; all ranks must be at
+        the same version. Raises ValueError for a step that does not follow this rank's version."""
         if step <= self._version:
             return self._update_report
         if step != self._version + 1:
@@ -118,22 +118,22 @@ class LearnerActor:
         return self._update_report
 
     def export_weights(self, directory: str) -> WeightsRef | None:
-        """Write this version where engines can read it, over the one that they no longer read; only
-        rank 0 does and returns the reference. Collective where ranks work in step, like what is
-        below."""
+        """Write this version where engines can read it, over the oldest file, which they read no
+        longer. Only rank 0 writes, and returns the reference. Collective where ranks work in step,
+        like the methods below."""
         target = _file_of(directory, self._version)
-        # all ranks may ask for it: the first one finds it
+        # every rank tries to reuse the old file: the first one finds it
         reuse(_file_of(directory, self._version - KEPT_VERSIONS), target)
         return self._rank.export_weights(self._version, target)
 
     def attest(self, probes: bytes) -> bytes:
-        """What the gate compares: fingerprints of the exported view, and log-probabilities of the
-        probe prompts."""
+        """The packed version, fingerprints of the exported tensors and log-probabilities of the
+        probe prompts, for the weight check."""
         tokens: Sequence[tuple[int, ...]] = unpack(probes)
         return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
 
     def save_checkpoint(self, path: str) -> None:
-        """Write this rank's shard."""
+        """Write this rank's shard of the checkpoint."""
         self._rank.save_checkpoint(path, self._version)
 
     def load_checkpoint(self, path: str) -> int:
@@ -148,8 +148,8 @@ class LearnerActor:
 
 
 class RemoteLearner:
-    """A learner rank over its actor; see the actor's methods. Raises ActorLost when its worker is
-    gone, TimeoutError when it does not answer in time."""
+    """A learner rank, called through its actor; the actor's methods have the details. Raises
+    ActorLost when the worker is gone, TimeoutError when it does not answer in time."""
 
     def __init__(self, remote: Remote, deadline_s: float) -> None:
         self.name = remote.name
@@ -158,7 +158,8 @@ class RemoteLearner:
 
     @classmethod
     def connect(cls, run_id: str, name: str, deadline_s: float) -> RemoteLearner:
-        """The current generation of a run's rank. Raises ActorLost if it is gone."""
+        """Connect to the current generation of a rank of the run. Raises ActorLost if it is
+        gone."""
         return cls(Remote.connect(run_id, name), deadline_s)
 
     async def version(self) -> int:
@@ -170,7 +171,7 @@ class RemoteLearner:
         return meeting_point
 
     async def join(self, meeting_point: str, deadline_s: float) -> None:
-        """deadline_s: of the group's meeting, and of every later collective."""
+        """deadline_s: for joining the group, and for every later collective."""
         await self._remote.call(
             "join", meeting_point, deadline_s, deadline_s=deadline_s + JOINED_WITHIN_S
         )
@@ -179,7 +180,7 @@ class RemoteLearner:
         await self._remote.call("discard", deadline_s=self._deadline_s)
 
     async def accumulate(self, step: int, parts: tuple[GroupPart, ...]) -> AccumulateReport:
-        """All zero if the step has been updated already."""
+        """The report is all zero if the step has been updated already."""
         answer: bytes = await self._remote.call(
             "accumulate", step, pack(parts), deadline_s=self._deadline_s
         )
@@ -192,7 +193,8 @@ class RemoteLearner:
         return report
 
     async def export_weights(self, directory: str) -> WeightsRef | None:
-        """None of any rank but the first, which is of use only where ranks work in step."""
+        """Returns None for every rank but the first; calling those is needed only where ranks work
+        in step."""
         weights: WeightsRef | None = await self._remote.call(
             "export_weights", directory, deadline_s=self._deadline_s
         )
@@ -214,7 +216,7 @@ class RemoteLearner:
 
 @dataclass(frozen=True, slots=True)
 class LearnerAtStep:
-    """A rank that accumulates for one step (`GradientRank`)."""
+    """A learner rank that accumulates for one step (`GradientRank`)."""
 
     learner: RemoteLearner
     step: int

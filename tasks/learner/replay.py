@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayDiffers(RuntimeError):
-    """Replayed training did not reproduce the committed weights; the run must not go on from
-    them."""
+    """Replayed training did not reproduce the committed weights, so the run must not continue with
+    the replayed ones."""
 
 
 async def versions_of(learners: Sequence[RemoteLearner]) -> list[int]:
@@ -42,9 +42,9 @@ async def replay_training(
     scratch: Path,
     config: LearnerConfig,
 ) -> None:
-    """Restore the last sound checkpoint up to this step, and train the recorded steps after it.
+    """Restore the last intact checkpoint up to this step, and train the recorded steps after it.
 
-    scratch: where a checkpoint of a remote store may lie meanwhile, for all ranks to read.
+    scratch: a directory for a copy of a remote store's checkpoint, which all ranks can read.
     """
     start = await _restored(learners, checkpoints, step, scratch)
     journal = Journal(store)
@@ -57,8 +57,8 @@ async def replay_training(
 async def _restored(
     learners: Sequence[RemoteLearner], checkpoints: Checkpoints, step: int, scratch: Path
 ) -> int:
-    """Load the last sound checkpoint up to this step and return its step; 0, the model that the
-    learners started from, where there is none."""
+    """Load the last intact checkpoint up to this step and return its step; 0 where there is none
+    and the learners have the model that they started from."""
     for start in reversed([saved for saved in checkpoints.steps() if saved <= step]):
         with ExitStack() as stack:
             fetched = checkpoints.fetched(start, scratch)
@@ -75,7 +75,7 @@ async def _restored(
 
 
 def check_digest(found: WeightsRef, committed: WeightsRef) -> None:
-    """ReplayDiffers unless these are the committed weights."""
+    """Raises ReplayDiffers unless `found` are the committed weights."""
     if found.digest != committed.digest:
         raise ReplayDiffers(
             f"replaying training up to step {found.version} must give the committed weights "

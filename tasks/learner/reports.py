@@ -1,7 +1,6 @@
-"""The learner's reports of its work, as sums, so that reports of calls and of ranks can be added;
-and those of the three training stages of a step (gradients, update, publication), each handed on to
-the next stage, and all to the step's figures.
-"""
+"""The learner's reports. Reports of work are sums, so that those of several calls and ranks can be
+added. Each of a step's three training stages (gradients, update, publication) hands its report to
+the next stage, and all go into the step's figures."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tasks.learner.version_sums import TokenSums, VersionSums
 
 
 class Skipped(StrEnum):
-    """The reason why a step made no update: its version has the weights, bit by bit, of the version
+    """The reason why a step made no update; its weights are then, bit by bit, those of the version
     before."""
 
     EMPTY = "empty"  # nothing was in the loss
@@ -34,13 +33,14 @@ REASONS = {
 
 
 class GradientsNotFinite(RuntimeError):
-    """Too many steps in a row had a gradient that was not finite; this does not mend itself."""
+    """Too many steps in a row had a gradient that was not finite; the run cannot recover by
+    itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulateReport:
-    """One `accumulate`. Token statistics cover tokens whose log-probabilities were computed: those
-    of skipped responses were not."""
+    """The report of one call of `accumulate`. Token statistics cover only tokens whose
+    log-probabilities were computed, and so not those of skipped responses."""
 
     num_groups: int = 0  # groups given
     # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
@@ -86,7 +86,7 @@ class AccumulateReport:
     busy: tuple[tuple[float, float], ...] = ()  # when the device worked: Unix seconds, (start, end)
 
     def __add__(self, other: AccumulateReport) -> AccumulateReport:
-        """Sums of sums, the larger maximum, and all busy times."""
+        """Add two reports: sums are added, the larger maximum is kept, busy times are joined."""
         total = {
             each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)
         }
@@ -95,7 +95,7 @@ class AccumulateReport:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of device work."""
+        """Seconds in which the device worked."""
         return sum(end - start for start, end in self.busy)
 
     @property
@@ -105,7 +105,8 @@ class AccumulateReport:
 
     @property
     def effective_fraction(self) -> float:
-        """The effective sample size over the number of scored tokens, whatever sampled them."""
+        """The effective sample size over the number of scored tokens, all weight versions
+        together."""
         scored = TokenSums(
             num_tokens=self.num_tokens_scored,
             importance_sum=self.importance_sum,
@@ -132,7 +133,7 @@ class MadeUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticReport:
-    """The critic's updates in a step; the same on every rank."""
+    """The report of the critic's updates in a step; the same on every rank."""
 
     loss: float  # mean over its updates
     grad_norm: float  # mean over its updates, before the clip
@@ -144,9 +145,9 @@ class CriticReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """The updates of a step; the same on every rank but for `computed` and `busy`."""
+    """The report of a step's updates; the same on every rank but for `computed` and `busy`."""
 
-    step: int  # the step it made
+    step: int  # the step of these updates
     skipped: Skipped | None  # why the step made no update; None when it made one or more
     normaliser: float  # divisor, summed over ranks and updates
     loss: float  # of an update, divided; the mean of several
@@ -154,13 +155,13 @@ class UpdateReport:
     learning_rate: float  # of the step
     busy: tuple[tuple[float, float], ...]  # when the device updated: Unix seconds, (start, end)
     several: tuple[MadeUpdate, ...] = ()  # in their order, where a step makes several
-    # what this rank did for them between updates; all zero where a step makes one
+    # this rank's passes between the updates; all zero where a step makes one update
     computed: AccumulateReport = AccumulateReport()
     critic: CriticReport | None = None
 
     @property
     def reasons(self) -> tuple[Skipped | None, ...]:
-        """The reason why each of the updates was not made, None for one that was."""
+        """For each of the updates, the reason why it was not made; None for an update that was."""
         return tuple(made.skipped for made in self.several) or (self.skipped,)
 
     @property
@@ -170,8 +171,8 @@ class UpdateReport:
 
 
 def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | None:
-    """The reason to make no update, or None. Decided from sums over all ranks, so that they
-    agree."""
+    """The reason to make no update, or None. The arguments are sums over all ranks, so that all
+    ranks decide alike."""
     if not normaliser:
         return Skipped.EMPTY
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -188,12 +189,14 @@ def skipped_of(figures: Mapping[str, float]) -> Skipped | None:
 
 
 def main_skip_reason(reasons: Iterable[Skipped]) -> Skipped | None:
-    """The gravest of these reasons: an error before a usual one; None of none."""
+    """The gravest of these reasons: an error counts more than a usual one. None if there are
+    none."""
     return max(reasons, key=list(Skipped).index, default=None)
 
 
 def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int) -> None:
-    """Raises GradientsNotFinite if, by their figures, so many last steps made no update.
+    """Raises GradientsNotFinite if the figures of the last steps show max_nonfinite_steps steps in
+    a row whose gradient was not finite.
 
     Flat and empty steps neither count nor end the row: no gradient was computed in them.
     """
@@ -216,8 +219,8 @@ def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int
 
 
 def update_figures(update: UpdateReport) -> dict[str, float]:
-    """The metrics of a step's updates by name, ready for tracking; those of each one where there
-    are several."""
+    """The metrics of a step's updates by name, ready for tracking; where there are several updates,
+    also those of each one."""
     reasons = update.reasons
     figures = {
         "train/loss": update.loss,
@@ -241,10 +244,10 @@ def update_figures(update: UpdateReport) -> dict[str, float]:
 
 
 def token_means(report: AccumulateReport) -> dict[str, float]:
-    """The per-token metrics by name, ready for tracking; 0 where nothing was scored.
+    """The per-token metrics by name, ready for tracking; 0 where no token was scored.
 
-    The shares of clipped tokens, of responses that the sequence mask dropped, and of tokens that
-    lost their gradient to either are left out where nothing clips or masks.
+    Three shares are left out where nothing clips or masks: clipped tokens, responses that the
+    sequence mask dropped, and tokens without gradient for either reason.
     """
     count = max(1, report.num_tokens_scored)
     clipped = report.num_tokens_clipped / max(1, report.num_tokens_clippable)
@@ -273,7 +276,7 @@ def token_means(report: AccumulateReport) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientReport:
-    """The gradients of a round, which themselves stay with the learners."""
+    """The report of a round's gradients; the gradients themselves stay with the learners."""
 
     ranks: tuple[AccumulateReport, ...]  # by rank; all zero if the step had been updated before
     num_groups_streamed: int = 0  # groups trained before the round was closed
@@ -282,7 +285,7 @@ class GradientReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReport:
-    """The updates of a step."""
+    """The report of a step's updates, with their times."""
 
     update: UpdateReport
     spans: tuple[Span, ...]
@@ -292,13 +295,14 @@ class PolicyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
-    """The publication of a version, with which the engines sample from now on."""
+    """The report of a weight version's publication; the engines sample with this version from now
+    on."""
 
     weights: WeightsRef
     # mean absolute difference of the probes' log-probabilities, engines against learner; None
     # where no weight check compares them
     probe_difference_nats: float | None
-    check_s: float  # the comparison alone; learner and engines attest while the engines load
+    check_s: float  # seconds of the comparison alone; attestations are made while engines load
     attested: Attestation | None = None  # what engines must attest; None without a weight check
-    drained_s: float = 0.0  # longest that an engine finished its requests before it loaded
+    drained_s: float = 0.0  # longest time in which an engine finished requests before its load
     spans: tuple[Span, ...] = ()

@@ -1,9 +1,9 @@
 """From accepted groups to samples: the responses that are trained, their advantages and weights.
 
-Everything here is done group by group, as they arrive; what an advantage needs of the whole step
-comes with the part. An update's loss is sum(weight * token loss) / sum(normaliser), both over all
-ranks, divided once (invariants 4 and 5, docs/architecture.md); its tokens are those that the model
-sampled (invariant 14). Leaves out the division (`trainer`), packing and tensors.
+Groups are processed one by one, as they arrive; moments of the whole step, where an advantage needs
+them, come with each part. An update's loss is sum(weight * token loss) / sum(normaliser), both over
+all ranks, divided once (invariants 4 and 5, docs/architecture.md); its tokens are those that the
+model sampled (invariant 14). Leaves out the division (`trainer`), packing and tensors.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TokenMean(BaseModel):
 
 
 class SequenceMean(BaseModel):
-    """Every response counts the same, an episode as one: the mean over responses of the mean over
-    their tokens (GRPO as published)."""
+    """Every response counts the same, an episode as one response: the mean over responses of the
+    mean over their tokens (GRPO as published)."""
 
     model_config = _FROZEN
 
@@ -53,8 +53,8 @@ class SequenceMean(BaseModel):
 
 
 class ConstantLength(BaseModel):
-    """Token sums over a constant, then the mean over responses (Dr.GRPO): no reward for being short
-    or long."""
+    """Token sums over a constant, then the mean over responses (Dr.GRPO): the length of a response
+    is neither favoured nor punished."""
 
     model_config = _FROZEN
 
@@ -77,11 +77,11 @@ AggregationConfig = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSet:
-    """What some groups contribute to an update, as sums."""
+    """The samples of some groups, and what they add to the sums of an update."""
 
     # every response with a verdict and at least one sampled token that is not masked
     samples: tuple[Sample, ...]
-    normaliser: float  # what they add to the divisor of the loss
+    normaliser: float  # what the samples add to the divisor of the loss
     num_groups: int  # groups given
     num_groups_flat: int  # groups whose advantages are all zero
     num_responses_excluded: int  # responses without a verdict or without a sampled token
@@ -94,11 +94,11 @@ def training_set(
     normalisation: TokenMean | SequenceMean | ConstantLength,
     overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
-    """Samples in the order of groups and responses. Responses without a verdict change neither a
-    mean nor a normaliser.
+    """Make samples in the order of groups and responses. Responses without a verdict change neither
+    a mean nor a normaliser.
 
-    A part of a group trains its own responses alone; the advantages are those of the whole group.
-    Its first part counts for the group.
+    A part of a group trains only its own responses, with the advantages of the whole group. The
+    part with the group's first response counts the group in the statistics.
     """
     samples: list[Sample] = []
     normaliser = 0.0
@@ -138,7 +138,7 @@ def _sample(
     reward: float,
     weight: float,
 ) -> Sample:
-    """The training of one response."""
+    """Make the training sample of one response."""
     return Sample(
         prompt=prompt.token_ids,
         response=generated.token_ids,
@@ -158,8 +158,8 @@ def trained_advantages(
     overlong: Overlong = AS_SCORED,
     moments: Moments | None = None,
 ) -> dict[str, float]:
-    """Advantages of those responses of a group that are in the loss, by response id; the mean over
-    sampled tokens where turns are told apart."""
+    """The advantage of each response of a group that is in the loss, by response id; where turns
+    have advantages of their own, their mean over sampled tokens."""
     advantages = turn_advantages(group, _rewards(group, overlong), advantage, moments)
     answers = [response.generated for response in group.responses]
     return {
@@ -175,7 +175,7 @@ def advantages_of(
     overlong: Overlong = AS_SCORED,
     moments: Moments | None = None,
 ) -> dict[str, float]:
-    """`trained_advantages` of all groups of a step."""
+    """The `trained_advantages` of all groups of a step in one mapping."""
     found: dict[str, float] = {}
     for group in groups:
         found |= trained_advantages(group, advantage, overlong, moments)
@@ -185,14 +185,15 @@ def advantages_of(
 def moments_of(
     groups: Sequence[Group], advantage: Credit, overlong: Overlong = AS_SCORED
 ) -> Moments | None:
-    """Moments of all rewards of a step, if the advantage needs to know them."""
+    """The moments of all rewards of a step; None for an advantage that does not need them."""
     if not isinstance(advantage, ReinforcePlusPlusAdvantage):
         return None
     return step_moments([_rewards(group, overlong) for group in groups], advantage)
 
 
 def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
-    """The group's rewards as training sees them, after checking that it can be trained."""
+    """The group's rewards after overlong shaping. Raises ValueError for a group that cannot be
+    trained."""
     name = group.prompt.prompt_id
     if not group.prompt.token_ids:
         raise ValueError(
@@ -214,7 +215,7 @@ def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
 
 
 def _check_rewards(score: Score, generated: Generated) -> None:
-    """ValueError for a record that holds what no reward may be: older versions took any number."""
+    """Raises ValueError for a recorded reward out of range: older versions accepted any number."""
     turns = generated.episode.turns if generated.episode else ()
     for reward in (score.reward, *(turn.reward for turn in turns)):
         try:

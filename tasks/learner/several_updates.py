@@ -1,4 +1,4 @@
-"""A step that makes several updates, or has a critic: a rank keeps its mini-batches and goes over
+"""A step that makes several updates, or has a critic: a rank keeps its mini-batches and passes over
 them.
 
     take(rows)   once for each mini-batch: a forward pass with the weights of the step's beginning
@@ -6,9 +6,9 @@ them.
                  passes x mini-batches x (gradients ─▶ sums over ranks ─▶ one update)
                                          (the same for the critic)
 
-The forward pass gives the log-probabilities of the proximal policy, in the very rows that are
-trained, so that the first update meets ratios of exactly 1. The loss of an update is a mean over
-its mini-batch alone: a sum over the mini-batch's tokens, on all ranks, over the sum of the
+The forward pass gives the log-probabilities of the proximal policy. It uses the same rows as
+training, so that the ratios of the first update are exactly 1. The loss of an update is a mean over
+its mini-batch alone: the sum over the mini-batch's tokens on all ranks, divided by the sum of the
 mini-batch's normalisers. All updates of a step have the step's learning rate. Leaves out how groups
 become mini-batches (`dealing`, `split`).
 """
@@ -44,14 +44,14 @@ class MiniBatch:
     """This rank's part of a mini-batch."""
 
     rows: tuple[ScoredRow, ...]
-    num_idle: int  # rows that another rank has more, where ranks work in step
-    normaliser: float  # what it adds to the divisor of its updates
-    values: tuple[Tensor, ...] = ()  # of each row's tokens, by the critic if there is one
+    num_idle: int  # idle passes to match the rank with most rows, where ranks work in step
+    normaliser: float  # what this part adds to the divisor of its updates
+    values: tuple[Tensor, ...] = ()  # the critic's values of each row's tokens; empty without one
     returns: tuple[Tensor, ...] = ()  # the targets of the critic's values
 
 
 class SeveralUpdates:
-    """The mini-batches of a step on this rank."""
+    """Keeps this rank's mini-batches of a step, and makes the step's updates from them."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class SeveralUpdates:
     def take(
         self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
     ) -> AccumulateReport:
-        """The next mini-batch, `num_idle` idle passes included; the statistics are those of the
-        policy that the step begins with."""
+        """Score the rows of the next mini-batch, make `num_idle` idle passes, and keep the
+        mini-batch. The report's statistics are of the policy before the step's updates."""
         report, scored = AccumulateReport(), []
         for row in rows:
             scored_row, row_report = self._micro_step.score(row)
@@ -91,9 +91,10 @@ class SeveralUpdates:
             self._critic.discard()
 
     def make(self, step: int) -> UpdateReport:
-        """All updates of the step. Collective: every rank has taken as many mini-batches.
+        """Make all updates of the step. Collective: every rank must have taken all mini-batches.
 
-        A rank that fails between two of them has weights of no version, and counts as lost.
+        The weights of a rank that fails between two updates belong to no version: the rank counts
+        as lost.
         """
         assert len(self._taken) == self._config.mini_batches, "one call for each mini-batch"
         made: list[MadeUpdate] = []
@@ -126,8 +127,8 @@ class SeveralUpdates:
         )
 
     def _estimate(self) -> float:
-        """Give the tokens their advantages where a critic makes them; the share of the returns'
-        variance that its values explain."""
+        """Compute the tokens' advantages from the critic's values, if there is a critic. Returns
+        the share of the returns' variance that the values explain."""
         if self._critic is None:
             return 0.0
         rows = list(chain(*(mini_batch.rows for mini_batch in self._taken)))
@@ -145,7 +146,7 @@ class SeveralUpdates:
         return estimated.explained_variance
 
     def _learn(self, mini_batch: MiniBatch, step: int) -> tuple[AccumulateReport, MadeUpdate]:
-        """Gradients and update of the policy, unless its critic is to learn first."""
+        """Compute gradients and update the policy, unless the critic is still warming up."""
         if self._critic is not None and step <= self._config.critic.warmup_steps:
             now = time.time()
             return AccumulateReport(), MadeUpdate(
@@ -178,7 +179,7 @@ class SeveralUpdates:
     def _learn_values(
         self, critic: Critic, mini_batch: MiniBatch, step: int
     ) -> tuple[AccumulateReport, MadeUpdate]:
-        """Gradients and update of the critic."""
+        """Compute gradients and update the critic."""
         report = AccumulateReport()
         for row, values, returns in zip(
             mini_batch.rows, mini_batch.values, mini_batch.returns, strict=True

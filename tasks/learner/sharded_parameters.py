@@ -4,12 +4,13 @@
     backward  the same backwards; whole gradients --reduce-scatter, in fp32--> sums of own shard
     update    the fp32 shards are the masters: nothing is gathered
 
-Units that are whole at a time: a decoder layer, the embedding, the head (or both, where they are
-tied), and what is left, the final norm. The decoder reads embedding and head itself: it gathers
-them through `whole` and reduces their gradients through `reduce`. Layers do both in torch's hooks.
+A unit is gathered as a whole: a decoder layer, the embedding, the head (or both together, where
+they are tied), and the rest, which is the final norm. The decoder reads embedding and head itself:
+it gathers them through `whole` and reduces their gradients through `reduce`. For layers, torch's
+hooks do both.
 
-Every pass is made of collectives, so that all ranks make the same passes in the same order; a rank
-without data makes an idle one (micro_step).
+Every pass consists of collectives, so all ranks must make the same passes in the same order; a rank
+without data makes an idle pass (`micro_step`).
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from tasks.learner.ranks import Ranks
 
 
 class ShardedParameters:
-    """Leaves every rank one shard of a model's parameters, each cut along its first dimension."""
+    """The parameters of a model, each cut along its first dimension, with one shard on every
+    rank."""
 
     def __init__(
         self, model: Any, compute: torch.dtype, ranks: Ranks, kept: torch.dtype
     ) -> None:  # Any: transformers models carry no types
-        """The model is whole, in the host's memory; the ranks have joined. `kept`: the dtype of the
-        shards, which are gathered in `compute`."""
+        """The model must be whole, in host memory; the ranks must have joined. `kept`: the dtype of
+        the shards, which are gathered in dtype `compute`."""
         self._model, self._ranks = model, ranks
         self.shapes: Mapping[str, torch.Size] = {
             name: parameter.shape for name, parameter in model.named_parameters()
@@ -62,7 +64,7 @@ class ShardedParameters:
 
     @contextmanager
     def whole(self, name: str) -> Iterator[Tensor]:
-        """Collective."""
+        """Gather the parameter for the length of the block. Collective."""
         unit = self._unit_of[name]
         unit.unshard()
         try:
@@ -72,7 +74,8 @@ class ShardedParameters:
 
 
 class TrainedShards(ShardedParameters):
-    """Shards that are trained (`TrainedParameters`): fp32, so that they are their own masters."""
+    """Sharded parameters that are trained (`TrainedParameters`). The shards are in fp32 and serve
+    as their own masters."""
 
     def __init__(
         self, model: Any, compute: torch.dtype, ranks: Ranks
@@ -82,8 +85,8 @@ class TrainedShards(ShardedParameters):
         self.pieces = tuple(self._owned())
         self._gathered = list(self._gathered_parameters())
         self._passed = False
-        # of parameters whose gradients the decoder makes: the sums of this pass, padded so that
-        # shards are equal, and those of own shards
+        # for the parameters whose gradients the decoder makes itself: the sums of this pass, padded
+        # so that shards are equal, and the reduced sums of this rank's shards
         self._sums: dict[str, Tensor] = {}
         self._reduced: dict[str, Tensor] = {}
 
@@ -94,7 +97,8 @@ class TrainedShards(ShardedParameters):
         model.base_model.register_forward_pre_hook(note_pass)
 
     def checksum(self) -> int:
-        """Of what this rank loaded; gathered parameters would be the same on every rank."""
+        """The checksum of the weights that this rank loaded; gathered parameters would be equal on
+        every rank in any case."""
         return self._checksum
 
     def gradient(self, name: str) -> Tensor:
@@ -105,7 +109,8 @@ class TrainedShards(ShardedParameters):
         return self._sums[name][:rows]
 
     def reduce(self, name: str) -> None:
-        """Collective."""
+        """Reduce the gradient of this pass over the ranks, into the sum of this rank's shard.
+        Collective."""
         own = self._ranks.reduce_scatter(self._sums.pop(name).flatten())
         if name in self._reduced:
             self._reduced[name] += own
@@ -121,14 +126,15 @@ class TrainedShards(ShardedParameters):
             parameter.grad = None
 
     def reduced(self) -> list[Tensor]:
-        """Every backward pass has reduced its gradients already."""
+        """Return the sums; every backward pass has reduced its gradients already."""
         return [self._gradient_of(piece) for piece in self.pieces]
 
     def publish(self) -> None:
-        """Nothing to do: whoever computes gathers."""
+        """Do nothing: every pass gathers the current shards."""
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Unit by unit, in the compute dtype. Collective: all ranks must go to the end."""
+        """Yield unit by unit, in the compute dtype. Collective: all ranks must exhaust the
+        iterator."""
         for unit, names in self._names.items():
             unit.unshard()
             try:
@@ -138,8 +144,8 @@ class TrainedShards(ShardedParameters):
                 unit.reshard()
 
     def _gathered_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of every unit while it is whole, the same objects every time: an
-        interrupted backward leaves gradients with them. Collective."""
+        """The parameter objects of every gathered unit, which are the same each time; an
+        interrupted backward pass leaves gradients in them. Collective."""
         for unit, names in self._names.items():
             unit.unshard()
             yield from map(self._model.get_parameter, names)
@@ -152,7 +158,7 @@ class TrainedShards(ShardedParameters):
         return torch.zeros_like(piece.masters) if gradient is None else _local(gradient)
 
     def _rows(self, name: str) -> int:
-        """Rows of a shard, as torch cuts them: the last ranks may have fewer, or none."""
+        """Rows of a shard as torch cuts them; the last ranks may have fewer, or none."""
         return -(-self.shapes[name][0] // self._ranks.world_size)
 
     def _owned(self) -> Iterator[Piece]:
@@ -168,7 +174,7 @@ class TrainedShards(ShardedParameters):
 
 
 class _RanksCollective:
-    """A collective that torch has the ranks make, in new memory."""
+    """Base of the collectives that torch calls; each allocates new memory."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -180,7 +186,7 @@ class _RanksCollective:
 
 
 class _Gather(_RanksCollective, AllGather):
-    """torch's all-gather, with a type for the failure of a peer."""
+    """Replaces torch's all-gather, so that the failure of a peer raises PeerLost."""
 
     def __call__(
         self,
@@ -195,7 +201,7 @@ class _Gather(_RanksCollective, AllGather):
 
 
 class _Reduce(_RanksCollective, ReduceScatter):
-    """The same for torch's reduce-scatter: a sum, whatever else it is asked."""
+    """Replaces torch's reduce-scatter likewise; always a sum, whatever `op` is."""
 
     def __call__(
         self,
@@ -209,7 +215,7 @@ class _Reduce(_RanksCollective, ReduceScatter):
 
 
 def units_of(model: Any) -> Iterator[list[nn.Module]]:  # Any: transformers models carry no types
-    """Modules whose parameters are whole together, from the inside out."""
+    """The modules whose parameters are gathered together, from the inside out."""
     with importing_transformers():
         from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -222,14 +228,14 @@ def units_of(model: Any) -> Iterator[list[nn.Module]]:  # Any: transformers mode
 
 
 def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
-    """The parameters of these modules, under the names that the model has for them."""
+    """The names, within the model, of all parameters of these modules."""
     inside = {id(parameter) for module in modules for parameter in module.parameters()}
     return [name for name, parameter in model.named_parameters() if id(parameter) in inside]
 
 
 def _shard(modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks) -> FSDPModule:
-    """One unit; on its device from now on. Its gradients are summed, not averaged, and it is whole
-    no longer than a pass through it."""
+    """Shard these modules as one unit, on its device from now on. The unit's gradients are summed,
+    not averaged, and it is whole only during a pass through it."""
     policy = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -247,6 +253,6 @@ def _shard(modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks) -> 
 
 @torch.no_grad()
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's shard, flat: the same memory."""
+    """This rank's shard as a flat view of the same memory."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local().view(-1)

@@ -1,12 +1,12 @@
-"""The learner's checkpoint: one safetensors file per rank with the masters and moments of what it
-owns, restored bit by bit.
+"""The learner's checkpoint: one safetensors file per rank with the masters and moments of the
+pieces that the rank owns, restored bit by bit.
 
     masters/model.norm.weight, mean/..., square/...: consecutive elements of the parameter
     header: the step, every parameter's shape, and where these elements begin
 
-So a learner of another number of ranks, or with its parameters kept in another way, reads the same
-checkpoint. Every rank must see all files. Leaves out the commit: the step's manifest says which
-checkpoints count.
+So a learner with another number of ranks, or with another placement of parameters, can read the
+same checkpoint. Every rank must see all files. Leaves out the commit: the step's manifest says
+which checkpoints count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Shapes = Mapping[str, torch.Size]
 
 
 def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ranks: Ranks) -> None:
-    """Write this rank's file into the directory `path`, aside first. Raises StoreError."""
+    """Write this rank's file into the directory `path`: first under another name, then renamed.
+    Raises StoreError."""
     directory = Path(path)
     target = directory / f"shard-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
     header = {
@@ -50,7 +51,8 @@ def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ra
 
 
 def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
-    """Restore this rank's pieces from all shards of the newest complete set; returns the step."""
+    """Restore this rank's pieces from the shards in the directory `path`; returns their step.
+    Raises ValueError for shards that are missing, damaged or of another model."""
     for file_path in _complete_set(Path(path)):
         with _named(file_path), safe_open(file_path, framework="pt") as file:
             header = json.loads(file.metadata()["header"])
@@ -66,8 +68,8 @@ def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
 
 @contextmanager
 def _named(file_path: Path) -> Iterator[None]:
-    """Turn a reader's error at a damaged shard into a sentence; the shards of a checkpoint with
-    digests have been compared before."""
+    """Turn a reader's error at a damaged shard into a ValueError that names the file. Shards of
+    checkpoints with digests were verified before."""
     try:
         yield
     except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:
@@ -77,7 +79,7 @@ def _named(file_path: Path) -> Iterator[None]:
 
 
 def _kept(optimizer: ShardedAdamW) -> Iterator[tuple[str, int, Tensor]]:
-    """The tensors of a checkpoint: name there, place of the piece, tensor."""
+    """The tensors of a checkpoint: (name in the file, index of the piece, tensor)."""
     for place, piece in enumerate(optimizer.pieces):
         yield f"masters/{piece.name}", place, piece.masters
         yield f"mean/{piece.name}", place, optimizer.mean[place]
@@ -85,7 +87,8 @@ def _kept(optimizer: ShardedAdamW) -> Iterator[tuple[str, int, Tensor]]:
 
 
 def _complete_set(directory: Path) -> list[Path]:
-    """The shards of one save. Several sets side by side, or a missing shard, are errors."""
+    """The shards of one save, in order. Raises ValueError for several sets side by side, or a
+    missing shard."""
     found = sorted(directory.glob("shard-*-of-*.safetensors"))
     expected = int(found[0].stem.rsplit("-", 1)[1]) if found else 1
     if [path.name for path in found] != [
@@ -117,7 +120,7 @@ def _listed(shapes: Shapes) -> dict[str, list[int]]:
 
 
 def _copy_overlap(target: Tensor, target_start: int, source: Tensor, source_start: int) -> None:
-    """Copy the elements that two ranges of one parameter have in common."""
+    """Copy the elements that both ranges of one parameter cover."""
     start = max(target_start, source_start)
     end = min(target_start + target.numel(), source_start + source.numel())
     if start < end:

@@ -1,5 +1,4 @@
-"""The split of a step's responses over the ranks: the record by which a replay makes the same
-calls.
+"""The split of a step's responses over the ranks, recorded so that a replay makes the same calls.
 
 dealt, live ─▶ Split ─▶ splits/00007.json ─▶ accumulate_split ─▶ the same sums, bit by bit
 """
@@ -22,7 +21,7 @@ from tasks.learner.reports import AccumulateReport
 
 
 class GradientRank(Protocol):
-    """A learner rank as far as accumulation is concerned; one call at a time."""
+    """A learner rank that accumulates gradients; takes one call at a time."""
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         """Add the gradients of these parts to the rank's sums."""
@@ -42,15 +41,15 @@ Split = tuple[Share, ...]  # all calls of a step; those of one rank in the order
 
 
 def one_shot(groups: Sequence[Group], num_ranks: int, flat_costs: bool) -> Split:
-    """The split of a round that freed no device; the same for the same groups in any order."""
+    """The split of a round that freed no device; independent of the order of the groups."""
     return shares_of(balance(groups, num_ranks, flat_costs=flat_costs))
 
 
 def in_mini_batches(
     groups: Sequence[Group], step: int, number: int, num_ranks: int, flat_costs: bool
 ) -> Split:
-    """The split of a step of several updates: every rank is called once for each mini-batch, in
-    their order, if with nothing."""
+    """The split of a step of several updates: every rank has one call for each mini-batch, in
+    order, even if the call has no parts."""
     return tuple(
         share_of(rank, parts)
         for mini_batch in mini_batches(groups, step, number)
@@ -64,9 +63,10 @@ async def accumulate_split(
     split: Split,
     moments: Moments | None = None,
 ) -> tuple[AccumulateReport, ...]:
-    """Make exactly the calls of a recorded split, and one with nothing to a rank that has none: the
-    others may need it (trainer). The reports by rank. ValueError when it is not a split of these
-    groups. `moments`: of the step's rewards, where the advantages depend on them."""
+    """Make exactly the calls of a recorded split, and one empty call to each rank without any,
+    because ranks in step must all take part (`trainer`). Returns each rank's report, by rank.
+    Raises ValueError if the split is not one of these groups. `moments`: of the step's rewards, for
+    advantages that need them."""
     by_id = {group.prompt.prompt_id: group for group in groups}
     named = sorted(
         (name, place) for share in split for name, places in share.parts for place in places
@@ -97,25 +97,25 @@ async def accumulate_split(
 
 
 def share_of(rank: int, parts: Sequence[GroupPart]) -> Share:
-    """The record of a call."""
+    """The record of one call."""
     return Share(
         rank=rank, parts=tuple((part.group.prompt.prompt_id, part.places) for part in parts)
     )
 
 
 def shares_of(dealt: Sequence[tuple[GroupPart, ...]]) -> Split:
-    """The record of one call to each rank that is dealt anything."""
+    """The record of one call to each rank that gets any part."""
     return tuple(share_of(rank, parts) for rank, parts in enumerate(dealt) if parts)
 
 
 def write_split(store: Store, step: int, split: Split) -> None:
-    """Record how the step's groups are dealt."""
+    """Record the split of the step's groups."""
     shares = [[share.rank, share.parts] for share in split]
     store.keep(layout.split_file(step), json.dumps({"shares": shares}).encode())
 
 
 def read_split(store: Store, step: int) -> Split | None:
-    """How the step's groups were dealt, or None if that was not decided."""
+    """Read the recorded split of the step's groups; None if there is none."""
     name = layout.split_file(step)
     if not store.exists(name):
         return None

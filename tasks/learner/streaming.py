@@ -1,14 +1,14 @@
-"""Gradients while the round still runs: accepted groups to the ranks whose devices are free, the
-rest to all ranks at its end.
+"""Computes gradients while the round still runs: accepted groups go to ranks whose devices are
+free, the rest to all ranks when the round ends.
 
     accepted groups ─▶ waiting ─▶ rows for freed ranks ───┐ (the rest generate)
     round closed:      waiting ─▶ balanced over all ranks ┴▶ sums on every rank
                                                              ─▶ one reduction, one update
 
 Exact by construction: a rank adds sums of losses, gradients and normalisers, and nothing is divided
-before the reduction (invariant 4, docs/architecture.md). Which group went where depends on timing,
-and with it the last bits of the sums; so the split is kept as a record and a replayed step follows
-it call by call. Leaves out devices and processes: a rank is whatever accumulates.
+before the reduction (invariant 4, docs/architecture.md). The assignment of groups to ranks depends
+on timing, and the last bits of the sums depend on it; so the split is recorded, and a replayed step
+follows it call by call. Leaves out devices and processes: any `GradientRank` will do.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tasks.learner.dealing import (
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.split import GradientRank, Share, Split, share_of, shares_of
 
-# a freed rank gets its share of a step in at least so many calls, so that none is long behind when
-# the round ends
+# a freed rank gets its share of a step in at least this many calls, so that no call still runs long
+# after the round has ended
 PORTIONS = 4
 
 
 class StreamedAccumulation:
-    """One step's gradients. `offer` and `free` as the round goes on, `finish` when it is closed;
-    inside the task group given."""
+    """Accumulates one step's gradients: call `offer` and `free` while the round runs, `finish` when
+    it is closed; all inside the given task group."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class StreamedAccumulation:
         row_tokens: int,
         flat_costs: bool,
     ) -> None:
-        """`num_groups`: those of the step. `row_tokens`: of a full row, the most a rank gets at
-        once. `flat_costs`: see `balance`."""
+        """`num_groups`: of the step. `row_tokens`: tokens of a full row, the most that a rank gets
+        in one call. `flat_costs`: see `balance`."""
         self._ranks, self._tasks = tuple(ranks), tasks
         self._row_tokens, self._flat_costs = row_tokens, flat_costs
         self._row_parts = max(1, num_groups // (PORTIONS * len(self._ranks)))
@@ -55,8 +55,8 @@ class StreamedAccumulation:
         self._changed = asyncio.Condition()
         self._is_closed = False
         self._workers: dict[int, asyncio.Task[None]] = {}
-        self._calls: list[Share] = []  # those made before the round was closed
-        self._loads = [0.0] * len(self._ranks)  # predicted cost of what a rank is busy with
+        self._calls: list[Share] = []  # calls made before the round was closed
+        self._loads = [0.0] * len(self._ranks)  # predicted cost of the call that a rank works on
         self._reports = [AccumulateReport()] * len(self._ranks)
         self.num_streamed = 0  # groups of which something was trained before the round was closed
 
@@ -71,17 +71,19 @@ class StreamedAccumulation:
         await self._wake()
 
     def free(self, rank: int) -> None:
-        """Have this rank, whose device is free, take groups as they come."""
+        """Let this rank, whose device is free, train groups as they come."""
         if rank not in self._workers:
             self._workers[rank] = self._tasks.create_task(self._work(rank))
 
     async def finish(
         self, record: Callable[[Split], Awaitable[None]]
     ) -> tuple[AccumulateReport, ...]:
-        """Deal what is left to all ranks, given what they are still busy with; the reports by rank.
+        """Deal the remaining groups to all ranks, considering their unfinished calls. Returns each
+        rank's report, by rank.
 
         The split is final, and recorded, before the last calls are made. A rank that was never
-        freed is called once, if with nothing: the others may need it (trainer).
+        freed gets one call, even if an empty one, because ranks in step must all take part
+        (`trainer`).
         """
         self._is_closed = True
         self.num_streamed = len({name for share in self._calls for name, _ in share.parts})
@@ -108,8 +110,8 @@ class StreamedAccumulation:
             await self._accumulate(rank, row)
 
     async def _next_row(self) -> tuple[GroupPart, ...]:
-        """The oldest waiting parts that fill a row or a portion, at least one; nothing when the
-        round is closed."""
+        """The oldest waiting parts that fill a row or a portion, at least one; empty when the round
+        is closed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._waiting or self._is_closed)
         if self._is_closed:
@@ -134,7 +136,7 @@ class StreamedAccumulation:
 
 
 def tokens_of(part: GroupPart) -> int:
-    """Tokens of a part that go through a rank's layers, its prompt once."""
+    """The tokens of a part that go through a rank's layers, its prompt once."""
     return len(part.group.prompt.token_ids) + sum(
         num_computed(part.group.responses[place].generated) for place in part.places
     )

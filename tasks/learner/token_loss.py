@@ -1,9 +1,9 @@
-"""The seam of a loss: one number per sampled token, from the log-probabilities around it.
+"""The interface of a loss: one number per sampled token, from the token's log-probabilities.
 
     TokenBatch + current log-probabilities ──▶ PolicyLoss.token_loss ──▶ TokenLoss
 
-A loss is its own configuration: a frozen pydantic model with a `kind`, one line of the union in
-`losses.registry`. Leaves out the weights and sums of tokens, and terms added to a loss
+A loss is its own configuration: a frozen pydantic model with a `kind`, and one line of the union in
+`losses.registry`. Leaves out the weights and sums of tokens, and terms that are added to any loss
 (`objective`).
 
 Beside it two things that losses are made of. Importance weights: how much likelier the learner
@@ -13,10 +13,10 @@ finds a token than the engine did,
     the product of u over its response            level sequence
     the geometric mean of u over its response     level geometric
 
-The product is the exact weight of a response, and a trap: a factor of 1.1 at every token makes a
-weight of 1.1^100 = 13,780 over a hundred of them, so that under any bound short responses keep
-their weights and long ones have 0 or the bound. The geometric mean has no such trend with the
-length; it is the exact weight of nothing.
+The product is the exact importance weight of a response, but it explodes: a factor of 1.1 at every
+token makes a weight of 1.1^100 = 13,780 over a hundred tokens. So under any bound short responses
+keep their weights, and long ones get about 0 or the bound. The geometric mean has no such trend
+with length, but is not an exact importance weight.
 
 And sums over whole responses, in fp64 on the host, response by response: the same whatever the
 device and whichever responses share the row. A response lies in one packed row (`packing`), so that
@@ -37,14 +37,14 @@ from tasks.learner.log_ratios import bounded_exp, ratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """What the loss knows of each sampled token besides its current log-probability; all of shape
-    (tokens,), fp32."""
+    """What the loss knows of each sampled token besides its current log-probability; all tensors
+    are (tokens,) fp32."""
 
-    sampling_logp: Tensor  # log-probability under the engine that sampled it, as it sampled it
-    advantage: Tensor  # of its response, less the KL penalty that the token has to answer for
-    reward: Tensor  # of its response, as training sees it
-    weight: Tensor  # of its token loss in the sum
-    num_tokens: Tensor  # sampled ones of its response
+    sampling_logp: Tensor  # log-probability that the engine reported when it sampled the token
+    advantage: Tensor  # the token's advantage, less the KL penalty that it is charged with
+    reward: Tensor  # of its response, after overlong shaping
+    weight: Tensor  # weight of the token's loss in the sum
+    num_tokens: Tensor  # number of sampled tokens of its response
     reference: Tensor | None  # log-probability under the frozen reference; None without a KL term
     # mean over its response of the log-probabilities' difference learner - engine, held constant;
     # None where nothing asks for it (`needs_whole_responses`)
@@ -54,7 +54,7 @@ class TokenBatch:
     proximal: Tensor | None = None
 
     def take(self, indices: Tensor) -> TokenBatch:
-        """The tokens with these indices."""
+        """The batch of the tokens with these indices."""
         reference, ratio, proximal = self.reference, self.mean_log_ratio, self.proximal
         return TokenBatch(
             sampling_logp=self.sampling_logp[indices],
@@ -70,7 +70,8 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """A loss per token, unweighted, and what explains it; all of shape (tokens,)."""
+    """The unweighted loss of each token, and why its gradient may be bounded or zero; all
+    (tokens,)."""
 
     loss: Tensor  # differentiable with respect to the log-probabilities
     truncated: Tensor  # bool: its importance weight was bounded, and it keeps a gradient
@@ -78,36 +79,37 @@ class TokenLoss:
 
 
 class PolicyLoss(Protocol):
-    """What the learner asks of every kind of loss."""
+    """The interface of every kind of loss."""
 
     @property
     def kind(self) -> str:
-        """Its name under `learner.loss.kind`."""
+        """The loss's name under `learner.loss.kind`."""
         ...
 
     @property
     def clips(self) -> bool:
-        """Whether it may cut the gradient of a token, so that clipped tokens are worth
-        counting."""
+        """True if the loss may zero the gradient of a token in a step of one update, so that
+        clipped tokens are counted."""
         ...
 
     @property
     def corrects_staleness(self) -> bool:
-        """Whether the sampler's log-probabilities weigh, clip or mask its tokens, so that tokens of
-        older weights may be trained."""
+        """True if the loss uses the sampling log-probabilities to weigh, clip or mask tokens, so
+        that tokens of older weights may be trained."""
         ...
 
     @property
     def needs_whole_responses(self) -> bool:
-        """Whether a token's loss depends on the whole of its response (`mean_log_ratio`)."""
+        """True if a token's loss depends on the whole of its response (`mean_log_ratio`)."""
         ...
 
     def explain(self) -> str:
-        """In words, what bounds the weight of a token."""
+        """Describe in words what bounds the weight of a token."""
         ...
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        """The loss of each token; `logp` are the learner's log-probabilities, with gradient."""
+        """Compute the loss of each token; `logp` are the learner's log-probabilities (tokens,),
+        with gradient."""
         ...
 
 
@@ -121,13 +123,14 @@ def means(values: Tensor, lengths: Lengths) -> Tensor:
 
 
 def sums_to_go(values: Tensor, lengths: Lengths) -> Tensor:
-    """(tokens,) -> (tokens,): each token's value and those that follow it in its response."""
+    """(tokens,) -> (tokens,): the sum of each token's value and the values after it in its
+    response."""
     sums = [part.flip(0).cumsum(0).flip(0) for part in _parts(values, lengths)]
     return torch.cat(sums).to(values)
 
 
 def spread(values: Tensor, lengths: Lengths, device: torch.device) -> Tensor:
-    """(responses,) -> (tokens,): each response's value on all of its tokens."""
+    """(responses,) -> (tokens,): repeat each response's value on all of its tokens."""
     return values.repeat_interleave(torch.tensor(lengths)).to(device)
 
 
@@ -147,7 +150,8 @@ Level = Annotated[
 
 
 def importance(logp: Tensor, batch: TokenBatch, level: Level) -> Tensor:
-    """The weight of each token at this level, before any bound of the loss, held constant."""
+    """The importance weight of each token at this level, before any bound of the loss, held
+    constant."""
     if level == "token":
         return ratio(logp.detach(), batch.sampling_logp)
     assert batch.mean_log_ratio is not None, "levels above the token need whole responses"

@@ -4,12 +4,13 @@
         sums of gradients,     reduce, divide once,
         normaliser, loss       clip, AdamW, gather
 
-In a step of several updates, or with a critic, a call to `accumulate` is a mini-batch, and `update`
-makes all gradients and updates (several_updates). With replicated parameters `accumulate` talks to
-no other rank, so that ranks may get different numbers of calls in any split (invariant 4,
-docs/architecture.md). With sharded ones ranks work in step: whatever computes or reads whole
-parameters is called on all ranks, as often and in the same order. All methods are synchronous and
-called from one thread; the Dask actor around it is `remote.LearnerActor`.
+In a step of several updates, or with a critic, each call of `accumulate` takes a mini-batch, and
+`update` makes all gradients and updates (`several_updates`). With replicated parameters
+`accumulate` communicates with no other rank, so that ranks may get different numbers of calls in
+any split (invariant 4, docs/architecture.md). With sharded parameters ranks work in step: every
+method that computes with or reads whole parameters must be called on all ranks, equally often and
+in the same order. All methods are synchronous and called from one thread; the Dask actor around a
+rank is `remote.LearnerActor`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tasks.learner.shards import load_shards, save_shard
 
 
 class LearnerRank:
-    """The policy, its gradients and this rank's part of the optimizer."""
+    """One rank of the learner: the policy, its gradients and this rank's part of the optimizer."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class LearnerRank:
         device: str = "cpu",
         temperature: float = 1.0,
     ) -> None:
-        """temperature: of the sampling; logits are divided by it."""
+        """temperature: of sampling; the learner divides logits by it, too."""
         self._config, self._model_path = config, model_path
         self._temperature = temperature
         self._ranks = Ranks(rank, world_size, torch.device(device))
@@ -64,7 +65,7 @@ class LearnerRank:
             )
 
     def _load(self) -> None:
-        """Policy, optimizer and reference; collective where parameters are sharded."""
+        """Load policy, optimizer, reference and critic; collective where parameters are sharded."""
         config, where = self._config, self._config.parameters
         # first, so that what its loading leaves free is there for the policy
         reference = None
@@ -87,8 +88,9 @@ class LearnerRank:
         )
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
-        """Enter the group of all ranks; sharded parameters are loaded here. Collective; the
-        deadline holds for every later collective too."""
+        """Enter the group of all ranks; sharded parameters are loaded here. The deadline also holds
+        for every later collective. Collective. Raises ValueError if ranks start from different
+        weights."""
         self._ranks.join(meeting_point, deadline_s)
         if self._config.ranks_in_step:
             self._load()
@@ -101,9 +103,9 @@ class LearnerRank:
             )
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
-        """Add the gradients, loss and normaliser of these groups or parts of groups (packed
-        tuples), or take them as the next mini-batch. Collective where ranks work in step, then with
-        any number of groups, none included."""
+        """Add the gradients, loss and normaliser of these groups or parts of groups (a packed
+        tuple), or take them as the next mini-batch. Where ranks work in step this is collective,
+        and the tuple may be empty."""
         groups: tuple[Group | GroupPart, ...] = unpack(payload)
         data = training_set(
             groups, self._config.advantage, self._config.aggregation, self._config.overlong
@@ -131,7 +133,8 @@ class LearnerRank:
     def _train(
         self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
     ) -> AccumulateReport:
-        """Train these rows, then make an idle pass for every row that another rank has more."""
+        """Train these rows, then make `num_idle` idle passes, to match the rank with the most
+        rows."""
         if self._config.scores_first:
             return self._several.take(rows, num_idle, normaliser)
         report = AccumulateReport()
@@ -150,8 +153,8 @@ class LearnerRank:
         self._normaliser = self._loss_sum = 0.0
 
     def update(self, step: int) -> UpdateReport:
-        """Make the step's updates: each reduces over ranks, divides once, clips and makes an AdamW
-        step, unless `skip_reason` gives a reason. Collective."""
+        """Make the step's updates. Each one reduces over ranks, divides once, clips and makes an
+        AdamW step, unless `skip_reason` gives a reason not to. Collective."""
         if self._config.scores_first:
             return self._several.make(step)
         rate = self._config.optimizer.rate(step)
@@ -168,8 +171,8 @@ class LearnerRank:
         )
 
     def export_weights(self, version: int, path: str) -> WeightsRef | None:
-        """Rank 0 writes the bf16 weights under the checkpoint's names; the others return None, and
-        only help where ranks work in step."""
+        """On rank 0, write the bf16 weights under the checkpoint's names. The other ranks return
+        None; they must be called only where ranks work in step."""
         tensors, in_step = self._policy.parameters.exported(), self._config.ranks_in_step
         if self._ranks.rank == 0:
             return write_weights(_copied(tensors) if in_step else tensors, path, version)
@@ -178,11 +181,11 @@ class LearnerRank:
         return None
 
     def fingerprints(self) -> dict[str, int]:
-        """Fingerprint of every tensor that `export_weights` writes."""
+        """The fingerprint of every tensor that `export_weights` writes, by name."""
         return {name: fingerprint(tensor) for name, tensor in self._policy.parameters.exported()}
 
     def probe(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
-        """Log-probability of each token after the first, per probe, at temperature 1."""
+        """For each probe, the log-probability of each token after its first, at temperature 1."""
         samples = [
             Sample(
                 prompt=ids[:1],
@@ -200,19 +203,20 @@ class LearnerRank:
         return tuple(tuple(next(values) for _ in ids[1:]) for ids in probes)
 
     def save_checkpoint(self, path: str, step: int) -> None:
-        """Write this rank's shard into the directory. Then freed memory goes back to the system."""
+        """Write this rank's shard into the directory, then return freed memory to the operating
+        system."""
         save_shard(path, step, self._optimizer, self._policy.parameters.shapes, self._ranks)
         if self._critic is not None:
             self._critic.save(path, step)
-        # Rows of ever new lengths leave holes between the allocator's blocks, a gigabyte in twenty
-        # steps of SmolLM2. Once a checkpoint, because every page is faulted in anew afterwards.
+        # Rows of ever new lengths fragment the allocator's memory, by a gigabyte in twenty steps of
+        # SmolLM2. Only at checkpoints, because every page has to be faulted in again afterwards.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
         if trim is not None:
             trim(0)
 
     def load_checkpoint(self, path: str) -> int:
-        """Restore weights, optimizer and step bit by bit; returns the step. Sums of gradients are
-        dropped. Collective."""
+        """Restore weights, optimizer and step bit by bit, and drop the sums of gradients; returns
+        the step. Collective."""
         self.discard()
         step = load_shards(path, self._optimizer, self._policy.parameters.shapes)
         self._policy.parameters.publish()
@@ -221,15 +225,15 @@ class LearnerRank:
         return step
 
     def check_peers(self) -> None:
-        """Raise PeerLost when the group of all ranks is broken; waits for nothing."""
+        """Raise PeerLost when the group of all ranks is broken. Does not wait."""
         self._ranks.check()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group of all ranks."""
         self._ranks.close()
 
 
 def _copied(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """In the host's memory, to last: a gathered parameter is gone when the next is asked for."""
+    """Yield bf16 copies in host memory: a gathered parameter is gone when the next one is taken."""
     for name, tensor in tensors:
         yield name, tensor.to(device="cpu", dtype=torch.bfloat16, copy=True)

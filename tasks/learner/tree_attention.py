@@ -1,15 +1,15 @@
 """Attention over a packed prefix tree: each token sees its ancestors and itself, nothing else.
 
-`register_attention` tells transformers of them as `TREE_BLOCKS` and `TREE_FLEX`, so that any of its
-decoders runs on packed rows: pass `tree=TreePlan` through the model's keyword arguments. A layer
-with a sliding window sees the last so many of a token's ancestors. Layers that ask for more (soft
-caps, sinks) are refused.
+`register_attention` registers two implementations with transformers, `TREE_BLOCKS` and `TREE_FLEX`,
+so that any of its decoders runs on packed rows: pass `tree=TreePlan` through the model's keyword
+arguments. In a layer with a sliding window, a token sees only its nearest ancestors within the
+window. Layers with soft caps or attention sinks are refused.
 
-`TREE_BLOCKS` (CPU) walks the row in blocks of queries. The keys of a block are the path above its
-first token and the block itself, so no T x T matrix exists. Plain matrix products with the query
-heads of one key head folded together: torch's fused CPU kernel needs 1.5 to 2 times as long for
-bf16 backward. Probabilities are kept for backward, scores are formed in fp32. `TREE_FLEX` (CUDA)
-hands the same mask to flex_attention.
+`TREE_BLOCKS` (CPU) processes the row in blocks of queries. The keys of a block are the path above
+its first token and the block itself, so no T x T matrix exists. It uses plain matrix products, with
+the query heads of one key head folded together, because torch's fused CPU kernel takes 1.5 to 2
+times as long for the backward pass in bf16. Probabilities are kept for backward, scores are
+computed in fp32. `TREE_FLEX` (CUDA) gives the same mask to flex_attention.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ QUERIES_PER_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryBlock:
-    """Consecutive queries and the keys they need."""
+    """A block of consecutive queries, and the keys that they attend to."""
 
     start: int  # first query
     end: int  # one past the last query
     # half-open ranges of keys, in order; the last one is the block itself
     key_spans: tuple[tuple[int, int], ...]
-    hidden: Tensor  # bool (queries, keys): True where a query must not look
+    hidden: Tensor  # bool (queries, keys): True where a query must not attend to the key
 
 
 @dataclass(frozen=True)
 class TreePlan:
-    """A packed row's mask, and the blocks in which the CPU works it off."""
+    """The attention mask of a packed row, and the blocks in which the CPU processes it."""
 
     subtree_ends: Tensor  # int64 (T,)
     positions: Tensor  # int64 (T,): the depth of each node
     queries_per_block: int = field(default_factory=lambda: QUERIES_PER_BLOCK)
-    window: int | None = None  # how many of its last ancestors a token sees, itself included
+    window: int | None = None  # number of nearest ancestors that a token sees, itself included
     _windowed: dict[int, TreePlan] = field(default_factory=dict)  # this row under other windows
 
     def within(self, window: int | None) -> TreePlan:
-        """The plan of a layer with this window; without one, or where none is as long, this one."""
+        """The plan for a layer with this sliding window; this plan itself without a window, or if
+        no path is longer than the window."""
         if window is None or window > int(self.positions.max()):
             return self
         if window not in self._windowed:
@@ -61,7 +62,7 @@ class TreePlan:
         return self._windowed[window]
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether node `query` attends to node `key`; broadcasts."""
+        """True where node `query` attends to node `key`; broadcasts."""
         seen = is_ancestor(self.subtree_ends, query, key)
         if self.window is None:
             return seen
@@ -89,14 +90,14 @@ class TreePlan:
 
 
 def is_ancestor(subtree_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Whether node `key` lies on the path from the root to node `query`, itself included;
-    broadcasts."""
+    """True where node `key` lies on the path from the root to node `query`, which is itself
+    included; broadcasts."""
     return (key <= query) & (query < subtree_ends[key])
 
 
 def _block(plan: TreePlan, start: int, end: int) -> QueryBlock:
-    """An ancestor before `start` of any query of the block is an ancestor of `start` too: preorder
-    keeps subtrees together."""
+    """Make one block. An ancestor before `start` of any query in the block is an ancestor of
+    `start`, too, because preorder keeps subtrees together."""
     path = torch.nonzero(plan.subtree_ends[:start] > start).flatten()
     keys = torch.cat([path, torch.arange(start, end)])
     gaps = (torch.nonzero(path.diff() > 1).flatten() + 1).tolist()
@@ -166,7 +167,7 @@ class _TreeBlocks(torch.autograd.Function):
 
 
 def _fold(x: Tensor, num_key_heads: int) -> Tensor:
-    """(H, n, D) -> (K, H/K * n, D): the query heads of one key head under each other."""
+    """(H, n, D) -> (K, H/K * n, D): the query heads of each key head one after another."""
     return x.reshape(num_key_heads, -1, x.shape[2])
 
 
@@ -202,7 +203,8 @@ def tree_blocks(
     tree: TreePlan,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
-    """transformers' attention signature: (1, heads, T, D) -> (1, T, heads, D)."""
+    """Tree attention on CPUs, with transformers' attention signature: (1, heads, T, D) -> (1, T,
+    heads, D)."""
     _require_plain(kwargs)
     plan = tree.within(kwargs.get("sliding_window"))
     attend: Any = _TreeBlocks.apply  # Any: torch has no type for it
@@ -227,7 +229,7 @@ def tree_flex(
     tree: TreePlan,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
-    """The same on CUDA, by flex_attention."""
+    """Tree attention on CUDA by flex_attention; the signature of `tree_blocks`."""
     _require_plain(kwargs)
     mask = tree.within(kwargs.get("sliding_window")).block_mask
     out = _compiled_flex()(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
@@ -235,8 +237,8 @@ def tree_flex(
 
 
 def register_attention() -> None:
-    """Make both known to transformers, which is imported here: it takes seconds, and most processes
-    of a run hold no model."""
+    """Register both implementations with transformers. transformers is imported here, because the
+    import takes seconds and most processes of a run hold no model."""
     with importing_transformers():
         from transformers import AttentionInterface
 

@@ -1,9 +1,10 @@
-"""The learner's statistics of tokens by the weights that sampled them, as sums, so that rows and
-ranks add up.
+"""Statistics of tokens by the weight version that sampled them, kept as sums, so that those of
+several rows and ranks can be added.
 
     versions of tokens, statistics of each ─▶ VersionSums + VersionSums ─▶ figures by lag
 
-A token has a version; its lag depends on the step that trains it, which the step's report knows.
+A token has a version; its lag depends on the step that trains it, which only the step's report
+knows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from artifacts.records import VersionSpan
 
-MAX_LAG = 8  # tokens that lag more count with those that lag so much
+MAX_LAG = 8  # tokens with a larger lag are counted at this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +41,11 @@ class TokenSums:
 
     @property
     def effective_fraction(self) -> float:
-        """The effective sample size over the number of tokens: (sum u)^2 / (N sum u^2) of their
-        importance weights u = learner over engine.
+        """The effective sample size over the number of tokens: (sum u)^2 / (N sum u^2), with the
+        tokens' importance weights u = learner over engine.
 
-        1 for equal weights; a few tokens that outweigh the rest push it towards 0, earlier than the
-        KL shows them (M2PO). 0 where a weight is infinite or none is there.
+        It is 1 for equal weights; a few tokens that outweigh the rest push it towards 0, earlier
+        than the KL shows them (M2PO). 0 where a weight is infinite or there are no tokens.
         """
         squares = self.importance_square_sum
         if not squares or not math.isfinite(squares):
@@ -54,7 +55,7 @@ class TokenSums:
 
 @dataclass(frozen=True, slots=True)
 class VersionSums:
-    """Sums by the weight version that sampled the tokens."""
+    """A TokenSums for each weight version that sampled tokens."""
 
     of: Mapping[int, TokenSums] = field(default_factory=dict)
 
@@ -65,7 +66,8 @@ class VersionSums:
         return VersionSums(dict(zip(versions, (one + two for one, two in pairs), strict=True)))
 
     def by_lag(self, version: int) -> dict[int, TokenSums]:
-        """The sums by the number of versions that tokens are behind this one, the learner's."""
+        """The sums by lag: the number of versions from the one that sampled a token to `version`,
+        the learner's."""
         sums: dict[int, TokenSums] = {}
         for sampled_by, tokens in self.of.items():
             lag = min(MAX_LAG, version - sampled_by)
@@ -76,7 +78,8 @@ class VersionSums:
 def sums_by_version(
     versions: Iterable[VersionSpan], is_cut: Tensor, importance: Tensor, mismatch_k3: Tensor
 ) -> VersionSums:
-    """Sums of a row's tokens, whose versions are given in their order; the rest is (tokens,)."""
+    """Make the sums of a row's tokens. `versions` gives the tokens' versions in order; the tensors
+    are (tokens,)."""
     spans = tuple(versions)
     if not spans:
         return VersionSums()
@@ -106,8 +109,8 @@ def sums_by_version(
 def figures_by_lag(
     sums: VersionSums, version: int, *, may_drop_gradients: bool
 ) -> dict[str, float]:
-    """The metrics of tokens by their lag behind this version, by name, ready for tracking; the
-    share of those without gradient only where something clips, masks or gates."""
+    """The metrics of tokens by their lag behind this version, by name, ready for tracking. The
+    share of tokens without gradient is there only if something clips or masks."""
     by_lag = sums.by_lag(version)
     total = sum((tokens.num_tokens for tokens in by_lag.values()), 0)
     figures: dict[str, float] = {}

@@ -1,9 +1,9 @@
 """The weight check: after every publication learner ranks and engines must hold the same weights.
 
-Two comparisons, because each finds faults that the other cannot: exact checksums name the tensor
-that is stale, missing or transposed; log-probabilities of fixed probe prompts show that the engine
-computes with the tensors that it holds. An engine that computes no log-probabilities is judged by
-its tensors alone. An engine samples nothing for training before it has passed.
+Two comparisons are made, because each finds faults that the other cannot: exact checksums name the
+tensor that is stale, missing or transposed; log-probabilities of fixed probe prompts show that the
+engine computes with the tensors that it holds. An engine that computes no log-probabilities is
+checked by its tensors alone. No engine samples for training before it has passed the check.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from tasks.engines.base import Attestation
 
 
 class WeightCheckConfig(BaseModel):
-    """The check after every weight publication that the engines sample with the learner's
-    weights."""
+    """The settings of the weight check."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,15 +42,17 @@ class WeightCheckConfig(BaseModel):
 class WeightCheckFailed(RuntimeError):
     """An engine or a learner rank does not hold the learner's weights.
 
-    The run must stop: its rollouts would come from another policy, or its gradients be another's.
+    The run must stop: rollouts would come from another policy than the one that is trained, or a
+    rank's gradients would be another policy's.
     """
 
 
 def check_weights(
     engine: str, attested: Attestation, expected: Attestation, tolerance_nats: float
 ) -> float | None:
-    """The mean absolute difference of the probes' log-probabilities, None if either side computes
-    none. Raises WeightCheckFailed with the tensor's name or the difference."""
+    """Check an engine; returns the mean absolute difference of the probes' log-probabilities in
+    nats, None if either side computes none. Raises WeightCheckFailed with the tensor's name or the
+    difference."""
     check_tensors(engine, attested, expected)
     if attested.probe_logprobs is None or expected.probe_logprobs is None:
         return None
@@ -67,7 +68,7 @@ def check_weights(
 
 
 def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> None:
-    """Raises WeightCheckFailed unless the holder has every expected tensor, of the expected
+    """Raises WeightCheckFailed unless `holder` has every expected tensor, of the expected
     version."""
     version, held, wanted = expected.version, attested.fingerprints, expected.fingerprints
     if attested.version != version:
@@ -89,7 +90,7 @@ def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> 
 
 
 def mean_difference(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
-    """Mean absolute difference over all probe tokens, nats; 0 without probes."""
+    """The mean absolute difference over all probe tokens, in nats; 0 without probes."""
     pairs = [
         (a, b)
         for ours, theirs in zip(first, second, strict=True)

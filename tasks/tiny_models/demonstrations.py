@@ -1,12 +1,14 @@
-"""What the tiny models are warmed up on: worked answers to the task chain_sum, or episodes of a
-game in which every move is valid.
+"""The demonstrations that tiny models are warmed up on: worked answers to the task chain_sum, or
+episodes of a game in which every move is valid.
 
-Chain sums are clean at first, so that a model finds the rule, and in the last quarter have a known
-share of wrong steps, so that sampling errs while the most likely answer is mostly right. The moves
-of a game are any valid ones: the model learns the form of an action, and not which to choose. Of
-some games a share of the episodes heeds what was answered, so that the model does so sometimes. It
-predicts what the game answers, too, and so comes to know what follows from an action.
-Either way there is a gap that reinforcement learning closes.
+Chain sums are free of errors at first, so that a model finds the rule. In the last quarter a known
+share of steps is wrong, so that sampling errs while the most likely answer is mostly right. The
+moves of a game are drawn from the valid ones: the model learns the form of an action, and not which
+one to choose. In some games a share of the episodes takes the game's answers into account, so that
+the model sometimes does so, too. The model also learns to predict the game's answers, and so what
+follows from an action.
+
+Either way, reinforcement learning has something left to improve.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tasks.environments.registry import EnvironmentConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# more long chains than any task draws: they hold most of the steps to learn from
+# draws more long chains than any task does: they hold most of the steps to learn from
 TRAINING_ALPHA = 0.7
 
 
@@ -56,7 +58,8 @@ Draw = Callable[[random.Random, bool], Example]  # (its noise, whether it must b
 
 
 def demonstrations_of(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
-    """Where the demonstrations of a tiny model come from. ValueError as `game_of`."""
+    """Return a function that draws demonstrations for a tiny model. Raises ValueError as
+    `game_of`."""
     if isinstance(config, TinyPlayerConfig):
         return _episodes(game_of(config), config.heedful_share, tokenizer)
     return _chain_sums(config, tokenizer)
@@ -92,8 +95,8 @@ def _episodes(game: GameConfig, heedful_share: float, tokenizer: PreTrainedToken
 
 
 def game_of(config: TinyPlayerConfig) -> GameConfig:
-    """What a player is warmed up on. ValueError for a game whose moves are not known, or not the
-    heedful ones that are asked for."""
+    """The game that a player is warmed up on. Raises ValueError for a game whose valid moves are
+    not known, or which lacks the heedful moves that the configuration wants."""
     try:
         game = TypeAdapter[EnvironmentConfig](EnvironmentConfig).validate_python(config.game)
     except ValidationError as error:

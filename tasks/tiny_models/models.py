@@ -1,5 +1,5 @@
-"""From a model's configuration to the directory it lies in; it is fetched or built first where that
-is needed."""
+"""Finds the directory of a configured model; the model is fetched or built first where
+necessary."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from artifacts.models.registry import (
 
 Report = Callable[[str], None]
 
-# by kind; raise it when warm_up, muon, demonstrations, chain_sum or a game change what the same
-# configuration builds: cached models are then left alone
+# version of the recipe by kind; raise it when warm_up, demonstrations, chain_sum or a game change
+# what the same configuration builds, so that cached models are no longer used
 RECIPES: Mapping[str, int] = {"tiny_llama": 3, "tiny_player": 4}
 SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
 
 def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) -> Path:
-    """A Hugging Face directory that engine and learner can load; built models are kept in
-    `cache_dir`. A build takes up to a minute and tells `report` how far it is.
+    """Return a Hugging Face directory that engine and learner can load; built models are kept in
+    `cache_dir`. Building takes up to a minute and reports its progress to `report`.
 
-    Raises ValueError for a directory that holds no model, or when the package that a model comes
-    from is missing.
+    Raises ValueError for a directory without a model, or when the package that holds a model is
+    missing.
     """
     match config:
         case PathConfig():
@@ -48,8 +48,8 @@ def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) 
 
 
 def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
-    """A directory with the model's config.json, if it lies on this machine already; nothing is
-    fetched or built."""
+    """The model's directory, if its config.json is on this machine already, else None. Fetches and
+    builds nothing."""
     match config:
         case PathConfig():
             directory = Path(config.path).expanduser()

@@ -1,12 +1,12 @@
-"""The tiny models: a small Llama and its supervised warm-up, after which its answers are right
-sometimes.
+"""The tiny models: a small Llama and its supervised warm-up, after which its answers are sometimes
+right.
 
     demonstrations (clean, then flawed) -> batches of about 800 tokens -> next-token loss on what
     the model is to predict
         -> Muon for the matrices, AdamW for the rest -> Hugging Face directory
 
-The same configuration gives the same bytes on the same machine; the thread count is fixed for that.
-Leaves out the content of the demonstrations (`demonstrations`).
+The same configuration gives the same bytes on the same machine; therefore the thread count is
+fixed. Leaves out the content of the demonstrations (`demonstrations`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ EPSILON = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """With Nesterov's momentum and without weight decay. Raises ValueError for a parameter that is
-    no matrix."""
+    """The Muon optimizer, with Nesterov momentum and without weight decay. Raises ValueError for a
+    parameter that is not a matrix."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float) -> None:
         super().__init__(list(parameters), {"lr": lr, "momentum": momentum})
@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -59,7 +59,7 @@ class Muon(torch.optim.Optimizer):
                     parameter.add_(orthogonal(update), alpha=-lr)
 
     def _momentum(self, parameter: Tensor, share: float) -> Tensor:
-        """The running mean of the gradients, with this one in it."""
+        """The running mean of the gradients, the current one included."""
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
@@ -68,8 +68,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About the nearest matrix whose singular values are one (here 0.7 to 1.2), of the same shape,
-    by Newton's and Schulz's iteration."""
+    """A matrix of the same shape near the closest one whose singular values are all one (here they
+    are 0.7 to 1.2), by the Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
@@ -105,8 +105,8 @@ def build_tiny_model(config: TinyConfig, target: Path, report: Report) -> None:
 def warm_up(
     config: TinyConfig, tokenizer: PreTrainedTokenizerBase, report: Report
 ) -> LlamaForCausalLM:
-    """A model trained for config.warm_up_steps, in float32. Touches no global random state or
-    thread count for good."""
+    """Build a model and train it for config.warm_up_steps, in float32. Global random state and
+    thread count are restored afterwards."""
     with _reproducible(config.seed):
         with building_model():
             model = LlamaForCausalLM(_architecture(config, tokenizer))
@@ -159,8 +159,8 @@ def _architecture(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Lla
 
 
 def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon learns the matrices in a third of the steps that AdamW needs here; embeddings and norms
-    are not its business."""
+    """Muon for matrices, which it learns here in a third of AdamW's steps; AdamW for embeddings and
+    norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return (
@@ -170,7 +170,8 @@ def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def _lr_share(step: int, num_steps: int) -> float:
-    """Linear up over the first steps, linear down to a tenth."""
+    """The share of the full learning rate: rises linearly over RAMP_STEPS, and falls linearly to a
+    tenth."""
     return min(1.0, (step + 1) / RAMP_STEPS) * (1.0 - (1.0 - FINAL_LR_SHARE) * step / num_steps)
 
 

@@ -1,4 +1,5 @@
-"""Losses whose ratio is clipped: of two surrogates the one that promises less (PPO, GSPO)."""
+"""Losses with a clipped ratio: the smaller of the plain and the clipped surrogate counts (PPO,
+GSPO)."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from tasks.learner.token_loss import TokenBatch, TokenLoss, importance
 def clipped_surrogate(
     ratio: Tensor, advantage: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """min(ratio A, clip(ratio, 1 - low, 1 + high) A) of each token, and where the clip decided, so
-    that nothing is left of the gradient."""
+    """Returns min(ratio A, clip(ratio, 1 - low, 1 + high) A) for each token, and a mask of the
+    tokens where the clip decided, which have no gradient."""
     plain = finite(ratio * advantage, ratio)
     bounded = finite(ratio.clamp(1 - low, 1 + high) * advantage, ratio)
     return torch.minimum(plain, bounded), (bounded < plain).detach()
@@ -26,12 +27,12 @@ class PpoClipLoss(BaseModel):
     """-w min(r A, clip(r) A), clipped to 1 - clip_low and 1 + clip_high (Schulman et al. 2017;
     clip-higher: DAPO, arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729).
 
-    Decoupled PPO (Hilton et al. 2022; AReaL) is old_policy learner: r = policy/proximal is clipped,
-    and the constant w = min(proximal/engine, importance_cap) corrects for who sampled. The proximal
-    policy is the one that the step's updates start from. In a step of one update it is the current
-    policy: r is 1, the clip never acts, and what remains is the policy gradient with truncated
-    importance weights. With old_policy engine r = policy/engine moves in any case; the clip then
-    takes the truncation's place, and w is 1.
+    old_policy learner is decoupled PPO (Hilton et al. 2022; AReaL): r = policy/proximal is clipped,
+    and the constant w = min(proximal/engine, importance_cap) corrects for the difference between
+    learner and engine. The proximal policy is the policy before the step's updates. In a step of
+    one update it equals the current policy: r is 1, the clip never acts, and the loss is the policy
+    gradient with truncated importance weights. With old_policy engine, r = policy/engine differs
+    from 1 in any case; the clip then replaces the truncation, and w is 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,7 +83,7 @@ class PpoClipLoss(BaseModel):
 
     @property
     def clips(self) -> bool:
-        """Whether the ratio can differ from 1 in a step of one update."""
+        """True if the ratio can differ from 1 in a step of one update."""
         return self.old_policy == "engine"
 
     def explain(self) -> str:
@@ -117,11 +118,11 @@ class GspoLoss(BaseModel):
     """-min(s A, clip(s) A), s = exp(mean over the response of log(policy/engine)) (Group Sequence
     Policy Optimization, arXiv 2507.18071, equations 5 to 7).
 
-    As GSPO-token (equation 13): a token's ratio has the value of s and the gradient of its own
-    log-probability, s logp', which for advantages that are equal within a response is the gradient
-    of s itself. The published bounds, 3e-4 and 4e-4, are for an engine whose numerics equal the
-    learner's: a difference of 0.04 a token, usual in bf16, moves s by 0.004 over a hundred tokens.
-    Look at train/clip_fraction before narrowing them.
+    Computed as GSPO-token (equation 13): a token's ratio has the value of s and the gradient of the
+    token's own log-probability, s logp'. For advantages that are equal within a response this is
+    the gradient of s itself. The published bounds, 3e-4 and 4e-4, are for an engine whose numerics
+    equal the learner's: a difference of 0.04 a token, usual in bf16, moves s by 0.004 over a
+    hundred tokens. Check train/clip_fraction before narrowing the bounds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,6 +1,5 @@
-"""Policy gradients whose tokens are weighted by importance (`token_loss`), bounded in five ways or
-not at all; the gradient of no token is clipped away, but IcePop masks tokens.
-"""
+"""Policy gradients with importance weights (`token_loss`), which are bounded in five ways or not at
+all. No token's gradient is clipped away, except that IcePop masks tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from tasks.learner.token_loss import Level, TokenBatch, TokenLoss, importance
 class PolicyGradientLoss(BaseModel):
     """-A logp (Williams 1992): right for tokens of the very policy that is trained.
 
-    It ignores who sampled a token: neither the engine's other numerics nor older weights are
-    corrected. There to compare with.
+    Corrects neither for the engine's different numerics nor for tokens of older weights. Meant as a
+    baseline for comparisons.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,11 +38,11 @@ class PolicyGradientLoss(BaseModel):
 
 
 class ReinforceLoss(BaseModel):
-    """-w A logp with the truncated importance weight w = min(policy/engine, cap) held constant:
-    never clips a gradient away.
+    """-w A logp with the truncated importance weight w = min(policy/engine, cap), which is held
+    constant: never clips a gradient away.
 
-    Truncated importance sampling (Ionides 2008; Espeholt et al. 2018, IMPALA), of tokens or of
-    whole responses.
+    Truncated importance sampling (Ionides 2008; Espeholt et al. 2018, IMPALA), per token or per
+    response.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -80,8 +79,9 @@ class CispoLoss(BaseModel):
     """-w A logp with the constant w = clip(u, 1 - clip_low, 1 + clip_high), u = policy/engine
     (MiniMax-M1, arXiv 2506.13585, equation 4).
 
-    Rare words that turn an argument have large ratios; PPO's clip silences them, this one only
-    bounds them. With the published lower bound of 0 it is `reinforce` with a cap of 1 + clip_high.
+    Rare words that turn an argument have large ratios: PPO's clip removes their gradients, CISPO
+    only bounds their weights. With the published lower bound of 0 it equals `reinforce` with a cap
+    of 1 + clip_high.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -118,9 +118,9 @@ class ToprLoss(BaseModel):
     """Reward > 0: -w+ A logp. Reward <= 0: -w- min(u, 1) A logp, u = policy/engine held constant
     (Tapered Off-Policy REINFORCE, arXiv 2503.14286; w+ and w- are the weighted form of ROLL).
 
-    To push away what the policy no longer says only destroys; to pull towards what was good never
-    does harm. So it is the sign of the reward that decides, as training sees it, and not that of
-    the advantage: within a group of wrong answers the least wrong one stays a bad one. The paper's
+    Pushing away responses that the policy no longer gives only destroys; pulling towards good ones
+    does no harm. So the sign of the reward (after overlong shaping) decides, not that of the
+    advantage: within a group of wrong answers, the least wrong one is still a bad one. The paper's
     ratio is that of the response (level sequence), ROLL's that of the token.
     """
 
@@ -178,8 +178,9 @@ class IcePopLoss(BaseModel):
     """-u A logp where mask_low <= u <= mask_high, else nothing; u = policy/engine held constant
     (Ling team, arXiv 2510.18855, IcePop).
 
-    A truncated weight keeps a token's noise, bounded; a mask drops it, small ratios too, where the
-    engine was sure of what the learner finds unlikely. What is dropped stays in the divisor.
+    A truncated weight keeps a token's noise within a bound; a mask removes the token. It also
+    removes tokens with small ratios, of which the engine was sure and which the learner finds
+    unlikely. Masked tokens still count in the divisor.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
