@@ -4,7 +4,7 @@
     ... abort(ids) -> partial responses come by collect()
 
 Implementations: `vllm.engine.VllmEngine` (real) and `simulation.replica.SimulatedEngine` (discrete
-events, on a virtual clock or a real one). Only `registry` lists them: no other code asks for the
+events, on a virtual clock or a real one). Only `registry` lists them: no other code depends on the
 kind of an engine.
 """
 
@@ -26,7 +26,7 @@ DRAIN_S = 3600.0
 
 
 class EngineLost(RuntimeError):
-    """The replica died or does not answer; its requests must be launched elsewhere."""
+    """The replica died or does not answer; its requests must be launched on another replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,8 @@ class ReplicaConfig(BaseModel):
 
 
 def check_room(request: Request, max_model_len: int) -> None:
-    """ValueError when the prompt and the longest response do not fit the engine's context."""
+    """Raises ValueError when the prompt and the longest response do not fit the engine's
+    context."""
     name, length = request.response_id, len(request.prompt_tokens)
     if length < 1 or length + request.max_new_tokens > max_model_len:
         raise ValueError(
@@ -179,8 +180,8 @@ def check_room(request: Request, max_model_len: int) -> None:
 
 
 def check_request(request: Request, max_model_len: int, vocabulary: int) -> None:
-    """ValueError when the request cannot be generated as asked; nothing is ever shortened
-    silently."""
+    """Raises ValueError when the request cannot be generated exactly as given; nothing is ever
+    shortened silently."""
     check_room(request, max_model_len)
     name, num_kept = request.response_id, len(request.kept_tokens)
     if num_kept >= request.max_new_tokens:

@@ -155,7 +155,8 @@ class ChatTokens:
     # --- ids to text ---------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, without the tokens that frame a turn, end it or fill it up."""
+        """Decode token ids to text, without the tokens that frame or end a turn, and without
+        padding."""
         said = [index for index in token_ids if index not in self._left_out]
         return str(self._tokenizer.decode(said))
 

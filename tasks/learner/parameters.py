@@ -103,7 +103,7 @@ _ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSlot:
-    """The place of a parameter in the flat buffer."""
+    """The name, shape and range of a parameter in the flat buffer."""
 
     name: str  # its name in the checkpoint
     shape: torch.Size  # its shape

@@ -1,4 +1,4 @@
-"""The learner brought back to a committed step, from the last checkpoint and recorded groups.
+"""Brings the learner back to a committed step, from the last checkpoint and the recorded groups.
 
 checkpoint of step 20 + groups of steps 21..27 -> the weights of step 27, bit by bit, without
 generating a token
@@ -29,7 +29,7 @@ class ReplayDiffers(RuntimeError):
 
 
 async def versions_of(learners: Sequence[RemoteLearner]) -> list[int]:
-    """The last updated step of each rank."""
+    """The last updated step of each rank, by rank."""
     return list(await asyncio.gather(*(learner.version() for learner in learners)))
 
 

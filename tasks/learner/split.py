@@ -30,7 +30,7 @@ class GradientRank(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The parts that one call gave to one rank."""
+    """The parts that one call gives to one rank."""
 
     rank: int  # from 0
     # in the order given: a group's prompt id, and places of the responses trained

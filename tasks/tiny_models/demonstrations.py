@@ -46,7 +46,8 @@ class Example:
 
     @classmethod
     def of(cls, parts: Iterable[tuple[tuple[int, ...], bool]]) -> Example:
-        """The example of these parts in order, each with whether the model is to predict it."""
+        """Join parts, in order, to an example. A part is (token ids, whether the model is to
+        predict them)."""
         parts = list(parts)
         return cls(
             token_ids=tuple(index for ids, _ in parts for index in ids),

@@ -1,5 +1,6 @@
-"""What the process of a vLLM engine imports: one module, for the process that workers are forked
-from (`tasks.cluster.fork_server`). These imports take more of a core than all others of a run."""
+"""The slow imports of a vLLM engine's process, gathered in one module for the process that workers
+are forked from (`tasks.cluster.fork_server`). They take more CPU time than all other imports of a
+run."""
 
 from __future__ import annotations
 

@@ -1,20 +1,22 @@
 """Where the tensors of a checkpoint lie in a vLLM model, and how a later version is written there.
 
-vLLM fuses q, k, v and gate, up, calls experts by other names, and a rank of tensor parallelism
-holds a shard of most tensors: `parameters_of` and `parts_of` are the map. `worker` reads by it.
+vLLM fuses q, k, v and gate, up and renames experts, and a rank of tensor parallelism holds a shard
+of most tensors: `parameters_of` and `parts_of` map a checkpoint's tensors to their places. `worker`
+reads weights back by this map.
 
-Direct loading (`load_parameter`) writes by it: one copy or one repacking of each tensor. vLLM's own
-reload plans every parameter anew on the meta device, runs its loaders twice, allocates the whole
-layer once more and copies it back. Direct loading may be used only where the map has been proven on
-the very model: `worker` has vLLM load the first version and reads the result back. Models with
-anything but plain layers always go through vLLM.
+Direct loading (`load_parameter`) writes weights by the same map, with one copy or one repacking of
+each tensor. vLLM's own reload is slower: it plans every parameter again on the meta device, runs
+its loaders twice, allocates the whole layer once more and copies it back. Direct loading may be
+used only where the map has been proven on this model: `worker` has vLLM load the first version and
+compares what it reads back with the file. Models with other than plain layers are always loaded by
+vLLM.
 
 All experts of a layer are two parameters of one module (`RoutedExperts`). vLLM's CPU backend packs
-both for its kernel in place, so that they keep their shapes and hold the numbers in another order.
-It packs only when it builds the kernel, which an update of the weights (0.32) does not: the kernel
-would read as packed what is not. Without its kernel a module builds it, and packs, at its next load
-(`forget_kernels`). Nothing can be read out of packed weights, so the file's are packed as well and
-compared. Experts that are spread over ranks are not read back.
+both for its kernel in place: they keep their shapes and hold the numbers in another order. In vLLM
+0.32 it packs only when it builds the kernel, and an update of the weights does not build one: the
+kernel would read unpacked weights as packed. So `forget_kernels` removes the kernel, and the module
+builds it, and packs, at its next load. Packed weights cannot be unpacked, so the file's are packed
+as well and compared. Experts that are spread over ranks are not read back.
 """
 
 from __future__ import annotations
