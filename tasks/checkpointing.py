@@ -1,5 +1,5 @@
-"""What makes a run survive: the learner restored from the last checkpoint, and training replayed
-from recorded groups.
+"""Checkpoints of a run: saving them, restoring the learners from the last one, replaying training
+from recorded groups, and the export of the trained model.
 
     checkpoint of step 20, groups of steps 21 to 27
     ─▶ the weights of step 27, bit by bit, without generating a token
@@ -24,7 +24,7 @@ from tasks.run.actor_handles import learners_of, sleep_engines
 from tasks.run.run_context import RunContext
 from tasks.train import publish
 
-# of files of weights, in whatever format
+# suffixes of weight files, in any format
 WEIGHT_ENDINGS = (
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".ot", ".onnx",
 )  # fmt: skip
@@ -38,8 +38,9 @@ WEIGHT_ENDINGS = (
 async def restore_policy(
     run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None
 ) -> PublishReport:
-    """Bring the learners to this step, unless they have come so far, and the engines to what the
-    learners hold; checks the digest of the step's weights against the commit's."""
+    """Restore the learners to this step, unless they already hold its weights or later ones, and
+    publish their weights to the engines. Raises ReplayDiffers if the restored weights are not the
+    committed ones."""
     learners = learners_of(run)
     if min(await versions_of(learners)) < step:
         store = run.open_store()
@@ -59,7 +60,8 @@ async def restore_policy(
 
 
 async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
-    """Every rank's shard, complete or absent; the store path."""
+    """Save the shards of all learner ranks as one checkpoint, complete or absent; returns its path
+    in the store. keep: how many checkpoints remain."""
     checkpoints = Checkpoints(run.open_store(), keep)
     with checkpoints.aside(Path(run.weights_dir)) as aside:
         saving = (learner.save_checkpoint(str(aside)) for learner in learners_of(run))
@@ -68,8 +70,8 @@ async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
 
 
 def export_model(run: RunContext, weights: WeightsRef) -> str:
-    """The trained model as a Hugging Face directory in the run's folder: the weights, and all but
-    the weights of the first model."""
+    """Write the trained model into the run's folder as a Hugging Face directory: the new weights,
+    and all files of the first model's directory but its weights. Returns the URL."""
     store = run.open_store()
     with tempfile.TemporaryDirectory(prefix="rollflow-model-") as aside:
         for path in Path(run.model_path).iterdir():

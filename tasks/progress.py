@@ -1,5 +1,5 @@
-"""The progress of the round that runs: a progress bar in the Prefect UI, and metadata on the Dask
-scheduler for the terminal.
+"""Shows the progress of the running round: as a progress bar in the Prefect UI, and as metadata on
+the Dask scheduler, which the terminal reads.
 
     scheduler, finished responses, accepted groups ─▶ ProgressReporter ─▶ metadata ─▶ terminal
 """
@@ -22,17 +22,17 @@ from tasks.run.run_context import StepPlan
 from tasks.scheduling.staleness import lag_of
 
 PROGRESS_EVERY_S = 2.0
-FIRST_AFTER_S = 0.5  # the engines have got their first requests by then, and come first
+FIRST_AFTER_S = 0.5  # by then the engines, which come first, have got their first requests
 
 
 class ProgressReporter:
     """Counts what a round has launched, finished and accepted."""
 
     def __init__(self, plan: StepPlan) -> None:
-        self.scheduler = ObservedScheduler(plan.scheduler(), plan.round)  # the round's
+        self.scheduler = ObservedScheduler(plan.scheduler(), plan.round)  # decides the round
         self._step = plan.step
         self._lags: list[int] = []
-        # an asynchronous round may begin with less than it will bring home
+        # an asynchronous round may begin with fewer prompts than it accepts
         num_prompts = max(len(plan.round.prompts), plan.round.accept_prompts)
         self.num_launched = num_prompts * plan.round.launch_per_prompt
         self.num_finished = 0
@@ -43,7 +43,8 @@ class ProgressReporter:
 
     @property
     def percentage(self) -> float:
-        """The share of the planned responses that has finished; a round may launch more."""
+        """Percent of the planned responses that have finished, at most 100: a round may launch more
+        than planned."""
         return min(100.0, 100.0 * self.num_finished / self.num_launched)
 
     def accept(self, group: Group) -> None:
@@ -60,7 +61,8 @@ class ProgressReporter:
 
 @asynccontextmanager
 async def shown_progress(plan: StepPlan) -> AsyncIterator[ProgressReporter]:
-    """Show the counts of the reporter until the block ends, and after it as it ended."""
+    """Show a round's progress while the block runs. At its end the last counts of a training round
+    stay in the metadata; those of an evaluation are removed."""
     reporter = ProgressReporter(plan)
     showing = asyncio.create_task(_show(plan, reporter))
     try:
@@ -102,14 +104,14 @@ async def _keep(client: Client, plan: StepPlan, progress: RoundProgress | None) 
 
 
 def artifact_key(run_id: str) -> str:
-    """The run's name as Prefect accepts it in an artifact's key: lowercase letters, digits and
-    dashes."""
+    """The run's name in the form that Prefect accepts as an artifact's key: lowercase letters,
+    digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", run_id.lower())
 
 
 def progress_key(run_id: str, *, is_evaluation: bool = False) -> list[str]:
-    """The key, in the scheduler's metadata, of the `RoundProgress` of the round that runs, or of
-    the evaluation beside it."""
+    """The key in the Dask scheduler's metadata that holds the `RoundProgress` of the running round,
+    or of the evaluation beside it."""
     return ["rollflow", run_id, "progress", _name(is_evaluation)]
 
 

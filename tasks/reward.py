@@ -1,5 +1,5 @@
 """The reward stage: one coordinator task that scores every response as soon as it is finished, and
-records it.
+records the verdict.
 
     sample buffer ─▶ reward workers, or the judges' batches ─▶ verdict
     ─▶ sample buffer, and the step's journal
@@ -44,8 +44,8 @@ def score_responses(plan: StepPlan) -> RewardReport:
 
 
 def scoring_inputs(plan: StepPlan) -> ScoringInputs:
-    """The inputs of the reward stage. A round that is read back may have launched prompts that do
-    not fit any more: none of their responses is scored."""
+    """The inputs of the reward stage. A recorded round that is read back may name prompts that no
+    longer fit the context: responses to these are not scored."""
     run, refs = plan.run, plan.round.candidates
     if not plan.is_evaluation:
         refs = tuple(ref for ref in refs if ref.row not in run.unfit)
@@ -61,8 +61,8 @@ def scoring_inputs(plan: StepPlan) -> ScoringInputs:
 
 
 def pool_for(run: RunContext) -> RewardPool:
-    """The run's reward workers in this process; a fresh process begins with the running times of
-    the committed steps."""
+    """The pool of reward workers that this process keeps for the run. A new pool starts with the
+    running times that committed steps recorded."""
 
     def make() -> RewardPool:
         times = MeasuredTimes()
@@ -80,7 +80,8 @@ _caches: dict[str, JudgementCache] = {}  # the verdicts of the run that this pro
 
 
 def cache_of(run: RunContext) -> JudgementCache:
-    """The run's verdicts: read back once per process, then kept up by every round."""
+    """The judges' verdicts of the run: read from the store once per process, then extended by every
+    round."""
     if run.run_id not in _caches:
         _caches.clear()
         store = run.open_store()
@@ -90,8 +91,8 @@ def cache_of(run: RunContext) -> JudgementCache:
 
 @asynccontextmanager
 async def batcher_of(plan: StepPlan) -> AsyncIterator[JudgeBatcher]:
-    """The judge batcher of a round; its judgements are kept when it closes. Without judges it is
-    never called."""
+    """The judge batcher of a round; its judgements are saved when the block ends. In a run without
+    judges it has none and is never called."""
     run = plan.run
     engine = judge_engine_of(run.rewards)
     if engine is None:

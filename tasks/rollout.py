@@ -58,7 +58,7 @@ from tasks.scheduling.stream_training import (
     separable_groups,
 )
 
-EMPTY_S = 10.0  # without any engine, before those of the run are made anew
+EMPTY_S = 10.0  # seconds without any engine, after which the run's own are recreated
 
 
 @task(
@@ -73,7 +73,7 @@ def run_rollout(plan: StepPlan) -> RolloutReport:
 
 
 async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
-    """The round's report, once its groups are with the learner."""
+    """Play the round, or read it back, and pass its groups to the learner; returns the report."""
     report = read_round(store_of(plan), plan.step)
     if report is None:
         report = await play_round(plan, stream)
@@ -88,7 +88,7 @@ async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
 
 
 async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
-    """Play the round, hand the engines over to training, record the result, close."""
+    """Play the round, hand its devices over to training, record the result, and close the round."""
     run = plan.run
     prompts = prompts_of(run, plan.round.candidates)
     async with shown_progress(plan) as progress:
@@ -157,12 +157,14 @@ def round_inputs(
 
 
 def client_of(plan: StepPlan) -> EngineClient:
-    """The engines' client for this round: an evaluation may share the engines with a round."""
+    """The name under which this round calls the engines: an evaluation may share them with a
+    round."""
     return EngineClient.EVALUATION if plan.is_evaluation else EngineClient.ROUND
 
 
 def is_streamed(plan: StepPlan) -> bool:
-    """True if groups may be trained before the round closes; those of an evaluation never are."""
+    """True if accepted groups may be trained before the round closes; groups of an evaluation are
+    never trained."""
     return plan.run.stream_trainer.enabled and not plan.is_evaluation
 
 
@@ -183,8 +185,8 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
 
 
 def with_window(plan: StepPlan, alone: FreesDevices) -> FreesDevices:
-    """The object that frees devices in this step's round: its seeding window if there is one, which
-    asks the stream trainer (`alone`) as long as it is open."""
+    """The policy that frees devices in this step's round: a `SeedingWindow` if the plan has a
+    window, which asks `alone` (the stream trainer) while it is open, else `alone` itself."""
     if plan.window is None:
         return alone
     groups = device_groups_of(plan.run, plan.run.engines)
@@ -192,7 +194,8 @@ def with_window(plan: StepPlan, alone: FreesDevices) -> FreesDevices:
 
 
 def device_groups_of(run: RunContext, engines: tuple[str, ...]) -> tuple[DeviceGroup, ...]:
-    """The separable parts of these engines and the run's learners; a rank accumulates alone."""
+    """The separable groups of these engines' and the learners' devices. Each learner rank is a
+    communication group of its own, because it accumulates gradients alone."""
     generating = {name: frozenset(run.devices_of(name)) for name in engines}
     training = {name: frozenset(run.devices_of(name)) for name in run.learners}
     return separable_groups(generating, training, [(name,) for name in run.learners])
@@ -251,7 +254,8 @@ def _record(
 def rows_of(
     plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult
 ) -> list[ResponseRow]:
-    """The round's responses as rows of the responses table; none of an evaluation is trained."""
+    """The round's responses as rows of the responses table. Responses of an evaluation have no
+    advantage, because none of them is trained."""
     learner = plan.run.learner
     trained = () if plan.is_evaluation else result.groups
     moments = baseline_moments(trained, store_of(plan), plan.step, learner) if trained else None

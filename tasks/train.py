@@ -1,11 +1,11 @@
 """The training stages: accumulate gradients over accepted groups, update the policy, publish its
-weights through the gate.
+weights to the engines, and compare engines with the learner (weight check).
 
 sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one reduction, one update
 -> safetensors -> engines
 
-In a step of several updates the first stage scores the groups, and the second makes gradients and
-updates in turn (tasks.learner.several_updates).
+In a step of several updates the first stage only computes log-probabilities, and the second makes
+gradients and updates in turn (tasks.learner.several_updates).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from tasks.run.sample_stream import BUFFER, RemoteBuffer, SampleStream, aborting
     cache_policy=NO_CACHE,
 )
 def accumulate_gradients(plan: StepPlan) -> GradientReport:
-    """Train on the accepted groups of the round as far as their gradients; where devices are freed,
-    while the others generate."""
+    """Compute the gradients of the round's accepted groups, without an update of the policy. Where
+    the stream trainer frees devices, this runs while other engines still generate."""
     run = plan.run
     stream = SampleStream.connect(plan)
     done = asyncio.run(aborting(stream, "training", accumulate(plan, stream)))
@@ -45,7 +45,8 @@ def accumulate_gradients(plan: StepPlan) -> GradientReport:
 
 
 async def accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
-    """The gradients of the round that this stream is of, on the run's ranks."""
+    """Accumulate the gradients of the stream's round on all learner ranks; returns their
+    reports."""
     return await accumulate_round(
         learners_of(plan.run),
         stream.drain(GROUPED),
@@ -59,8 +60,8 @@ async def accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
 
 @task(name="update-policy", task_run_name="update-{plan.step}", cache_policy=NO_CACHE)
 async def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
-    """The step's synchronous updates. Idempotent: the learners answer a repeated call with the
-    report of the updates they made."""
+    """Make the step's synchronous updates on all ranks. Idempotent: a learner answers a repeated
+    call with the report of the updates that it has made."""
     updates = dict(zip(plan.run.learners, await update(plan), strict=True))
     passes = {rank: made.computed.busy for rank, made in updates.items()}
     busy = {rank: made.busy for rank, made in updates.items()}
@@ -72,7 +73,7 @@ async def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyRepo
 
 
 async def update(plan: StepPlan) -> list[UpdateReport]:
-    """The step's updates, by rank."""
+    """Make the step's updates; returns each rank's report, in the order of ranks."""
     return await update_all(learners_of(plan.run), plan.step)
 
 
@@ -82,12 +83,13 @@ async def update(plan: StepPlan) -> list[UpdateReport]:
     cache_policy=NO_CACHE,
 )
 async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
-    """Export the new version, load it into every engine, and let the gate compare."""
+    """Export the new weight version, load it into every engine, and run the weight check."""
     return await publish_and_announce(plan)
 
 
 async def publish_and_announce(plan: StepPlan) -> PublishReport:
-    """Publish; a round that goes on meanwhile hears of the version."""
+    """Publish the weights. A round that overlaps this step's training is notified of the new
+    version through the sample buffer."""
     published = await publish(plan.run, plan.round.at_update)
     if not plan.overlaps:
         return published
@@ -97,7 +99,8 @@ async def publish_and_announce(plan: StepPlan) -> PublishReport:
 
 
 async def publish(run: RunContext, running: Running = Running.DROP) -> PublishReport:
-    """The learner's version into all engines, see `publish_version`."""
+    """Load the learner's weight version into all engines, see `publish_version`. running: treatment
+    of responses that run at that moment."""
     started_s = time.time()
     published = await publish_version(
         learners_of(run),

@@ -1,11 +1,12 @@
-"""Warnings about a run that collapses or learns nothing, from the figures of its steps. Pure.
+"""Warnings about a run that collapses or learns nothing, from the metrics of its steps. Pure.
 
     a limit passed in several steps in a row        ─▶ MonitorWarning, with the cure
     several flat steps in a row, and why they are   ─▶ NothingLearned, with the cure
 
 A warning stops nothing: at the end of learning flat steps are to be expected. A step that scored no
-token passes no limit and ends no row of passed limits. Steps without a finite gradient, and those
-in which a critic learns first, are reported elsewhere.
+token is skipped where limits are compared: it neither passes one nor ends a series of steps that
+did. Steps without a finite gradient, and those in which a critic learns first, are reported
+elsewhere.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CURES = {
 
 
 class MonitorConfig(BaseModel):
-    """Limits beyond which a run warns; it is never stopped."""
+    """Limits beyond which a run warns; the run is never stopped."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +62,7 @@ class MonitorConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarningLimit:
-    """One limit."""
+    """A limit on one metric of a step."""
 
     figure: str  # name of the metric
     limit: float
@@ -77,7 +78,7 @@ class MonitorWarning:
     """A limit that was passed in several steps in a row."""
 
     rule: WarningLimit
-    step: int  # the last of them
+    step: int  # the last of these steps
     value: float  # of the figure in that step
     num_steps: int  # number of these steps
 
@@ -93,8 +94,8 @@ class MonitorWarning:
 def warnings_of(
     steps: Sequence[tuple[int, Mapping[str, float]]], config: MonitorConfig
 ) -> tuple[MonitorWarning, ...]:
-    """Every warning of a run, given its steps with their figures, by step. A limit warns again only
-    after a step within it."""
+    """Every warning of a run, in the order of steps. steps: (number, metrics by name). A limit
+    warns again only after a step within it."""
     scored = [(step, figures) for step, figures in steps if figures.get(SCORED)]
     if not scored:
         return ()
@@ -141,11 +142,11 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NothingLearned:
-    """Flat steps in a row."""
+    """Several flat steps in a row: steps whose rewards or gradients tell no responses apart."""
 
-    step: int  # the last of them
+    step: int  # the last of these steps
     num_steps: int  # number of these steps
-    what: str  # the flat quantity of the last one
+    what: str  # the flat quantity of the last step
     cure: str  # what to check or change
 
     def __str__(self) -> str:
@@ -156,8 +157,8 @@ class NothingLearned:
 def nothing_learned(
     steps: Sequence[tuple[int, Figures]], steps_in_a_row: int
 ) -> Iterator[NothingLearned]:
-    """Every row of flat steps, given a run's steps with their figures; a row is reported once, when
-    it has steps_in_a_row steps."""
+    """Yield every series of flat steps once, when it reaches steps_in_a_row steps. steps: (number,
+    metrics by name)."""
     num_flat = 0
     for step, figures in steps:
         found = _flat(figures)

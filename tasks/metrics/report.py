@@ -1,5 +1,5 @@
-"""The report of a step, put together from its stages, and the share of each stage in its time.
-Pure. Its metrics are those of `step_metrics`."""
+"""The report of a step, which combines the reports of its stages, and the step's seconds by stage.
+Pure. `step_metrics` makes metrics of it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class StepReport:
     published: PublishReport
     started_s: float  # Unix seconds
     finished_s: float  # Unix seconds
-    turn_s: float = 0.0  # Unix seconds from which on it might train
-    held_s: float = 0.0  # that its update waited for the evaluation of the weights before it
+    turn_s: float = 0.0  # Unix seconds from which on the step might have trained
+    held_s: float = 0.0  # seconds its update waited for the evaluation of the weights before it
     # when the engines were rebuilt for this step, as "wake" of their devices
     relayout: tuple[Span, ...] = ()
 
     @property
     def window(self) -> tuple[float, float]:
-        """Its beginning and end, Unix seconds."""
+        """Beginning and end of the step, Unix seconds."""
         return self.started_s, self.finished_s
 
     @property
@@ -45,12 +45,12 @@ class StepReport:
 
     @property
     def rollout_s(self) -> float:
-        """Seconds in which an engine generated."""
+        """Seconds of the step in which at least one engine generated."""
         return stage_s(self.spans, "rollout", *self.window)
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The work of the devices, of all stages."""
+        """Timeline spans of all devices, over all stages of the step."""
         return (
             *self.relayout,
             *self.rollout.spans,
@@ -62,13 +62,14 @@ class StepReport:
 
     @property
     def trained(self) -> AccumulateReport:
-        """The report of accumulation, of all ranks together."""
+        """The report of gradient accumulation, summed over all ranks."""
         return reduce(add, self.gradients.ranks, AccumulateReport())
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Tokens by column: those that engines generated, by fate and by the success of the update,
-        and those that judges wrote. A critic that learned has trained on the tokens, too."""
+        """Tokens by column of the ledger: generated ones by fate, and those that judges wrote. If
+        the update was not applied, trained tokens count as `NO_UPDATE`, unless a critic learned
+        from them."""
         tokens = {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens, NO_UPDATE: 0}
         update = self.policy.update
         if not update.applied and update.critic is None:
@@ -78,12 +79,12 @@ class StepReport:
 
 
 def stage_times(report: StepReport) -> dict[str, float]:
-    """Seconds of the step by stage; a moment in which two stages work counts for the earlier one,
-    so that the stages sum to the step."""
+    """Seconds of the step by stage, and the rest as orchestration. A moment in which several stages
+    work counts for the first of these in `STAGES`, so that the seconds sum to the step."""
     times, rest_s = attributed_s(report.spans, STAGES[:-1], *report.window)
     return times | {STAGES[-1]: rest_s}
 
 
 def reward_exposed_s(report: StepReport) -> float:
-    """Seconds of the step in which its round waited for nothing but verdicts (`reward_waits`)."""
+    """Seconds of the step in which its round waited only for verdicts (`reward_waits`)."""
     return length(within(report.rollout.reward_waits, *report.window))

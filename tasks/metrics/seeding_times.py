@@ -5,8 +5,8 @@ each other. Pure.
                 rollout of elastic workers  ─┼─▶ SeedingTimes ─▶ `scheduling.seeding.after_step`
                 training                    ─┘
 
-Clocks of several machines are taken to agree. Leaves out which workers are there, and what follows
-from the times.
+The clocks of several machines are assumed to agree. Leaves out which workers are present, and the
+next window.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tasks.scheduling.seeding import Seeding, SeedingTimes
 
 
 def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes | None:
-    """The measured times of a step; None where no elastic worker generated anything, and for a step
-    of several attempts, whose times do not belong together.
+    """The measured times of a step. None if no elastic worker generated anything, or if the step
+    took several attempts, whose times do not belong together.
 
-    staying: the elastic workers that are there at its end.
+    staying: names of the elastic workers that are present at the end of the step.
     """
     window, planned = report.rollout.window, report.plan.window
     spans = [span for span in report.rollout.spans if span.actor in report.rollout.joined]
@@ -52,8 +52,8 @@ def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes |
 def seeding_figures(
     window: WindowRecord, times: SeedingTimes | None, after: Seeding
 ) -> dict[str, float]:
-    """The metrics of a step's window, without those that were not measured or have no length.
-    after: the state of seeding when the step is over."""
+    """The metrics of a step's seeding window; those that were not measured, and windows without a
+    length, are left out. after: the state of seeding after the step."""
     figures: dict[str, float | None] = {
         "seeding/window_s": window.window_s,
         "seeding/own_s": window.own_s,

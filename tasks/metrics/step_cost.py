@@ -5,10 +5,10 @@ The life of an elastic worker beside its rollouts:
     admitted ── build ──▶ first weights ── transfer, (rollout), transfer, ... ──▶ drain ──▶ gone
                                                            └── lost ──▶ known to be gone
 
-An elastic worker that is gone without a word is lost from the last sign of life: a renewed lease,
-or tokens that came. Where it was generating then, it is lost from the last tokens that were kept;
-tokens after them are generated elsewhere. Spans may overlap: `reports.device_cost` gives every
-moment one use.
+An elastic worker that vanishes without notice counts as lost since its last sign of life: a renewed
+lease, or tokens that arrived. If it was generating then, it counts as lost since the last tokens
+that were kept; the tokens after these are generated elsewhere. Spans may overlap:
+`reports.device_cost` gives every moment one use.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tasks.run.run_context import RunContext
 def elastic_worker_spans(
     elastic_workers: Iterable[AdmittedWorker], report: StepReport, window: Window
 ) -> list[Span]:
-    """The lives of elastic workers as spans of their devices, as far as the report of a step tells,
-    until the end of its window."""
+    """The phases of elastic workers beside their rollouts (build, transfer, drain, lost) as spans
+    of their devices, until the end of the step's window."""
     return [
         Span(device=device, actor=worker.name, kind=kind, start_s=start_s, end_s=end_s)
         for worker in elastic_workers
@@ -69,11 +69,12 @@ def cost_metrics(
 ) -> dict[str, float]:
     """The cost metrics of a step.
 
-    before_s: when the step before it was over, or this attempt at the run began; 0 for the step's
-    own beginning. A step pays from then on: so an evaluation, a checkpoint and a failed attempt are
-    paid by the step after them, and the seconds of overlapping steps once. The uses of devices are
-    reported only for steps that do not overlap: in others they work for several at a time.
-    elastic_workers: all that came, paid for from admission until they are gone.
+    before_s: Unix seconds at which the step before was over, or this attempt at the run began; 0
+    for the step's own beginning. A step pays from then on. So an evaluation, a checkpoint and a
+    failed attempt are paid by the step after them, and overlapping steps do not pay the same
+    seconds twice. The uses of devices are reported only for steps that do not overlap: otherwise a
+    device works for several steps at a time. elastic_workers: all that were admitted, paid from
+    admission until they are gone.
     """
     window = Window(start_s=before_s or report.started_s, end_s=report.finished_s)
     prices = report.plan.run.prices
@@ -97,7 +98,7 @@ def own_devices(run: RunContext, price_class: str, window: Window) -> list[Held]
 
 
 def own_dollars_per_h(run: RunContext) -> float:
-    """The price of an hour of the run's own devices; 0 where nothing has a price."""
+    """Price of one hour of the run's own devices, in dollars; 0 if no prices are set."""
     prices = run.prices
     if not prices.are_set:
         return 0.0
@@ -109,7 +110,8 @@ def _names(run: RunContext) -> list[str]:
 
 
 def elastic_worker_devices(elastic_workers: Sequence[AdmittedWorker], window: Window) -> list[Held]:
-    """The devices that were lent to the run, each for as long as it was there."""
+    """The devices of elastic workers, each held from its worker's admission until the worker is
+    gone or the window ends."""
     return [
         Held(
             device=device,

@@ -1,8 +1,7 @@
 """The metrics of a step, made of the reports of its stages. Pure.
 
-A policy that gives up what takes long is fast and trains short responses: `length/trained_share`,
-the mean trained length over the mean sampled one (1 without bias), says how much of its speed that
-is.
+A policy that gives up slow responses is fast because it trains short ones. `length/trained_share`
+measures how short: it is the mean trained length over the mean sampled length, 1 without bias.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from tasks.scheduling.staleness import staleness_figures
 def step_metrics(
     report: StepReport, state: QueueState, groups: tuple[Group, ...]
 ) -> dict[str, float]:
-    """Every metric of a step by its stable name, `stage/quantity_unit`; `groups` are the trained
-    ones."""
+    """Every metric of a step by its stable name, `stage/quantity_unit`. state: the queue after the
+    step; groups: those that the step trains."""
     difference = report.published.probe_difference_nats  # None where no check compares the probes
     return {
         **_time_metrics(report),
@@ -167,7 +166,7 @@ COUNTED = {  # counters of a run, and the figures of a step that add to them
 def running_totals(
     before: Mapping[str, int], figures: Mapping[str, float], state: QueueState
 ) -> dict[str, int]:
-    """The totals of a run: those before a step, and the step's figures added to them."""
+    """The totals of a run after a step: the totals before it, plus the figures of the step."""
     return {
         "prompts_drawn": state.num_drawn,
         "prompts_trained": state.num_trained,
@@ -250,8 +249,8 @@ def _learner_metrics(report: StepReport) -> dict[str, float]:
 
 
 def length_figures(rollout: RolloutReport, groups: tuple[Group, ...]) -> dict[str, float]:
-    """Lengths of a step: of the trained groups, and of all responses to the prompts that its round
-    decided ("sampled")."""
+    """Numbers of tokens and responses in a step: "trained" counts its trained groups, "sampled" all
+    responses to prompts that its round trained, filtered or dropped."""
     lengths = [response.generated.num_sampled for group in groups for response in group.responses]
     figures = {
         "length/trained_tokens": float(sum(lengths)),
@@ -263,7 +262,8 @@ def length_figures(rollout: RolloutReport, groups: tuple[Group, ...]) -> dict[st
 
 
 def lengths_so_far(totals: Mapping[str, int]) -> dict[str, float]:
-    """The share of the trained in the sampled length, of a run with these totals."""
+    """The metric `length/trained_share_so_far`: the mean trained length over the mean sampled
+    length, over a whole run with these totals."""
     return _share("length/trained_share_so_far", [totals.get(counter, 0) for counter in TOTALS])
 
 

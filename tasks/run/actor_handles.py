@@ -1,4 +1,5 @@
-"""Handles on the engines and learner ranks of a run, for its tasks: by name, as they are now."""
+"""Handles for a run's tasks on its engines and learner ranks. Each call connects by name, so that
+it finds an actor that was replaced."""
 
 from __future__ import annotations
 
@@ -24,14 +25,16 @@ def learners_of(run: RunContext) -> list[RemoteLearner]:
 def engines_of(
     run: RunContext, names: Sequence[str], client: EngineClient = EngineClient.ROUND
 ) -> list[RemoteEngine]:
-    """These engines of the run, as this client sees them. Raises ActorLost if one is gone."""
+    """Handles on these engines, through which the given client calls them. Raises ActorLost if one
+    is gone."""
     deadline_s = run.deadlines.call_s
     return [RemoteEngine.connect(run.run_id, name, deadline_s, client) for name in names]
 
 
 async def sleep_engines(run: RunContext, names: Sequence[str]) -> None:
-    """Have these engines give their GPUs to the learners until the next load, where the run says
-    so. Raises EngineLost for one that is there and does not sleep."""
+    """Have these engines leave their GPUs to the learners until the next load of weights; no effect
+    in a run whose engines do not sleep (`engine.sleeps`). Raises EngineLost for a living engine
+    that fails to sleep."""
 
     async def sleep(name: str) -> None:
         try:

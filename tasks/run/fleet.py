@@ -1,11 +1,11 @@
 """The actors of a run: sample buffer, engines, learner ranks, judges and pools of environments;
 started together, replaced one by one when their worker dies.
 
-Engines can be rebuilt with other device groups between two rounds; `run` says which there are. What
-is lost is made anew, pools of environments while a round goes on (`PoolKeeper`). Learner ranks
-form one process group, so that one lost rank means new ones for all, in new processes, and the
-caller must restore them. The registry makes an actor on its worker, from the class and the
-arguments that `recipe_of` names.
+Between two rounds, engines can be rebuilt on other device groups; `Fleet.run` has the present ones.
+Lost actors are recreated, pools of environments even while a round runs (`PoolKeeper`). The learner
+ranks form one process group: when one is lost, all are recreated in new processes, and the caller
+must restore their state. The registry creates an actor on its worker, from the class and the
+arguments that `recipe_of` returns.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tasks.run.sample_stream import BUFFER, CAPACITIES, BufferActor, RemoteBuffe
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 20.0  # how long an engine, a judge or the buffer may take to close
-OPEN_S = 30.0  # the buffer only forgets what it has
-LEAVE_S = 3.0  # a learner closes after the call it is in, and a stopped run does not wait for that
-END_S = 30.0  # for all of them together; Prefect gives a cancelled run as long
+OPEN_S = 30.0  # deadline of a call to the buffer, which drops old records at most
+LEAVE_S = 3.0  # a learner closes after its present call; a stopped run does not wait for that
+END_S = 30.0  # for all actors together; Prefect gives a cancelled run the same time
 
 
 class Fleet:
@@ -59,7 +59,7 @@ class Fleet:
         self.run = run  # with the engines as they are now
         self._specs = {spec.name: spec for spec in specs}
         self._start_s = run.deadlines.start_s
-        self._are_joined = False  # the learners, in one group
+        self._are_joined = False  # whether the learners form their process group
         self._making = asyncio.Lock()  # one change of actors at a time
         self.elastic = RunElasticWorkers(
             client, run, lambda notice: self._buffer().announce_worker(notice)
@@ -91,35 +91,37 @@ class Fleet:
             self._registry.close()
 
     async def start(self) -> None:
-        """Make every actor and join the learners. Where a worker dies of it, `replace_lost` goes
-        on with what is missing."""
+        """Create every actor and join the learners in one group. If a worker dies meanwhile,
+        `replace_lost` creates the actors that are missing."""
         async with self._making:
             await self._make(self._names)
         await self._start_keepers()
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
-        """Make room for a round's responses, beside rounds that go on; what any other left in the
-        buffer is dropped."""
+        """Open a round in the sample buffer, beside these other rounds; records of all further
+        rounds are dropped."""
         await self._buffer().open_round(key, beside)
 
     async def announce(self, version: int) -> None:
-        """Tell rounds that overlap the training of others that all engines have this version."""
+        """Notify rounds that overlap the training of other steps that all engines hold this weight
+        version."""
         await self._buffer().announce(version)
 
     async def published(self, report: PublishReport, running: Running = Running.DROP) -> None:
-        """The run's engines hold this version; elastic workers are to load it, too."""
+        """Have elastic workers load the weight version that the run's own engines hold now."""
         await self.elastic.publish(report, running)
 
     async def abort_rounds(self, reason: str) -> None:
-        """End every round that is open, for all its coordinators. Without a buffer nobody waits."""
+        """End every open round for all its coordinators; no effect if the buffer is lost, because
+        no coordinator can wait on it then."""
         with suppress(ActorLost, TimeoutError):
             await self._buffer().abort(reason)
 
     async def replace_lost(self) -> tuple[str, ...]:
-        """Make every lost actor anew; returns the names that were replaced. All learners count as
-        one.
+        """Create every lost actor anew; returns the names of the replaced ones. If one learner rank
+        is lost, all ranks are replaced.
 
-        Raises ClusterLost when the scheduler is gone: then there is nothing to make them on.
+        Raises ClusterLost when the scheduler is gone, because no worker can be reached then.
         """
         async with self._making:
             replaced = await self._replace_lost()
@@ -148,19 +150,20 @@ class Fleet:
         return tuple(names)
 
     def account(self, error: BaseException) -> ActorLost:
-        """A loss that ends the run, with how the processes ended that it is about."""
+        """The error that ends the run after this loss; it says how the processes concerned
+        ended."""
         deaths = self._registry.accounts()
         reason = str(error).partition("\n")[0] if deaths else str(error)
         return ActorLost("; ".join((reason, *deaths)))
 
     async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
-        """Tear the engines down and build others: by name, the workers whose devices each holds.
-        Nothing may run on them.
+        """Close all engines and create others, on which no request may be running. members: by the
+        name of each new engine, the workers whose devices it holds.
 
-        Every engine worker gets a new process, because a process sees the devices that it saw at
-        first, and gives all memory back only when it ends. The new engines hold the model's first
-        weights until the next publication. Raises TimeoutError with the engine that was not ready
-        in time.
+        Every engine worker gets a new process: the devices that a process sees are fixed when it
+        starts, and its memory is released entirely only when it ends. The new engines hold the
+        model's first weights until the next publication. Raises TimeoutError with the engine that
+        was not ready in time.
         """
         async with self._making:
             await self._close_all(self.run.engines)
@@ -249,7 +252,8 @@ ReadVariable = Callable[[Sequence[str], str], tuple[str, ...]]
 def recipe_of(
     run: RunContext, name: str, specs: Mapping[str, WorkerSpec], read_variable: ReadVariable
 ) -> Recipe:
-    """The class and the arguments of an actor. specs: the run's workers, by name."""
+    """The class and the constructor arguments of an actor. specs: the run's workers, by name.
+    read_variable: reads an environment variable on given workers."""
     if name == BUFFER:
         return BufferActor, (CAPACITIES, run.run_id)
     if name in run.engines:

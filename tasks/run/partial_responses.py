@@ -4,8 +4,8 @@ which of them an attempt at the step finds, and when they are deleted.
     engines ─▶ turns/   turns of episodes      ┐
     coordinator ─▶ tokens/   of other responses┴─▶ partial_responses ─▶ the next attempt goes on
 
-They are written where the artifact root is a folder, which engines and coordinators share; at a URL
-nothing is written, and interrupted responses begin again.
+These parts are written only if the artifact root is a folder, which engines and coordinators share.
+At a URL nothing is written, and interrupted responses begin again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from tasks.run.sample_stream import is_attempt_at
 
 
 def turns_folder(run: RunContext) -> Path | None:
-    """The folder in which the engines of a run record its episodes; None where they do not."""
+    """The folder in which a run's engines record the turns of episodes; None in a run without
+    environments, or whose artifact root is a URL."""
     return _folder(run, layout.TURNS) if run.environments else None
 
 
 @contextmanager
 def written_tokens(run: RunContext) -> Iterator[Callable[[Sequence[NewTokens]], None]]:
-    """A function that records the tokens which engines report, for as long as the block."""
+    """A function, valid within the block, that records the tokens which engines report. It records
+    nothing in a run without reports, or whose artifact root is a URL."""
     folder = _tokens_folder(run)
     if folder is None:
         yield lambda new_tokens: None
@@ -54,9 +56,9 @@ def _folder(run: RunContext, name: str) -> Path | None:
 
 
 def partial_responses(plan: StepPlan) -> Callable[[], Awaitable[Mapping[str, Generated]]]:
-    """A function that reads the recorded parts of the responses that the attempts at this step
-    began, and of those that the round before left to it, by response id; it reads in a thread,
-    because the round goes on."""
+    """A function that reads the recorded parts of unfinished responses, by response id: of those
+    that attempts at this step began, and of those that the round before left running. It reads in a
+    thread, so that the round goes on meanwhile."""
     turns, tokens = turns_folder(plan.run), _tokens_folder(plan.run)
     if turns is None and tokens is None:
         return _nothing
@@ -87,8 +89,8 @@ async def _nothing() -> Mapping[str, Generated]:
 
 
 def drop_partial(plan: StepPlan) -> None:
-    """Delete the recorded parts of a committed step's responses, but those that it left to the next
-    one."""
+    """Delete the recorded parts of the responses of a committed step and of earlier ones, except
+    those that this step's round left running for the next one."""
     folders = [folder for folder in (turns_folder(plan.run), _tokens_folder(plan.run)) if folder]
     left = {response.attempt for response in _left_by(plan, plan.step)} if folders else set()
     for folder in folders:

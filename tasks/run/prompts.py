@@ -1,11 +1,11 @@
-"""The questions of a run: its rows, the prompts behind references to them, and the rows that no
-context has room for.
+"""A run's prompts: the rows of its dataset, rows rendered as prompts, and a check for rows that are
+unfit to be asked.
 
     PromptRef "3/17" ─▶ row 17 of the dataset ─▶ chat template, tokenizer ─▶ Prompt
 
-Where the domain of a row has an environment the row is a seed, and the prompt is what every episode
-of that environment begins with. Before a run all rows are rendered once: those that are too long
-are never asked.
+If a row's domain has an environment, the row is the seed of an episode, and its prompt has the
+tokens that every episode of that environment begins with. Before a run, the rows that it may ask
+are rendered once; unfit ones, for example too long ones, are never asked.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def _dataset(task_json: str, seed: int) -> Dataset:
 
 
 def dataset_of(run: RunContext) -> Dataset:
-    """The run's dataset; made once per process, the same in all of them."""
+    """The run's dataset: loaded once per process, with the same rows in all processes."""
     return task_dataset(run.task, run.seed)
 
 
 def task_dataset(task: TaskConfig, seed: int) -> Dataset:
-    """A task's rows; made once per process. ValueError names a malformed one."""
+    """A task's dataset: loaded once per process. Raises ValueError that names a malformed row."""
     return _dataset(task.model_dump_json(), seed)
 
 
@@ -84,7 +84,7 @@ def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
 
 
 def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
-    """The row as a prompt. ValueError for one that cannot be used."""
+    """Render and tokenise a row. Raises ValueError if the row cannot be asked."""
     settings = run.environments.get(row.domain)
     if settings is not None:
         bridge = bridge_of(run.model_path, settings.head())
@@ -109,8 +109,8 @@ def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
 
 
 def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
-    """The tokens before a response to this prompt. The first observation of an episode is not known
-    yet: the text of its row stands in for it, so that prompts differ."""
+    """The tokens that precede a response to this prompt. The first observation of an episode is not
+    known yet: the text of the prompt's row stands in for it, so that prompts differ."""
     if prompt.episode_seed is None:
         return prompt.token_ids
     bridge = bridge_of(run.model_path, run.environments[prompt.domain].head())
@@ -118,7 +118,7 @@ def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
 
 
 def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
-    """The first held-out prompts that are fit."""
+    """References to the first num_prompts held-out prompts, unfit ones passed over."""
     rows = (
         (number, row)
         for number, row in enumerate(dataset_of(run).heldout)
@@ -131,13 +131,13 @@ def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
 
 
 def is_heldout(prompt_id: str) -> bool:
-    """True for the prompts of evaluations."""
+    """True if this is the id of a held-out prompt; only evaluations ask these."""
     return prompt_id.startswith(f"{HELDOUT}/")
 
 
 def check_prompts(policy: UnfitPrompts, reasons: Mapping[str, str], num_examined: int) -> None:
-    """Raise ValueError with the first unfit prompt, or log each of them if they are to be passed
-    over."""
+    """Raise ValueError with the first unfit prompt if the policy is 'refuse'; log each of them if
+    it is 'skip'. reasons: why a row is unfit, by its name."""
     if policy == "refuse" and reasons:
         raise ValueError(
             f"every prompt that the run can ask must fit, {len(reasons)} of {num_examined} do "
@@ -149,8 +149,9 @@ def check_prompts(policy: UnfitPrompts, reasons: Mapping[str, str], num_examined
 
 
 def check_embeddings(policy: UnfitPrompts, run: RunContext) -> None:
-    """Raise ValueError for a tokenizer that knows tokens which its model does not embed, or log
-    them where the prompts that hold one are passed over."""
+    """Check that the tokenizers of the run's models know no token which their model does not embed.
+    Raises ValueError if the policy is 'refuse'; logs them if prompts that hold one are passed
+    over."""
     for model_path in filter(None, (run.model_path, run.judge_model_path)):
         size = vocabulary_size_of(model_path)
         tokens = [] if size is None else unembedded_tokens(tokenizer_of(model_path), size)
@@ -171,8 +172,8 @@ class Examination:
 
     A row is unfit when its prompt leaves no room for the longest response, when the model's
     template or tokenizer refuses it, when it has a token that the model does not embed, when its
-    reward can pay no response for its gold answer, or when the question about it leaves no room for
-    an answer in its judge's context. The work is bounded by what the run would render anyway.
+    gold answer is unusable for its reward, or when the question about it leaves no room for an
+    answer in its judge's context. The work is bounded by what the run would render anyway.
     """
 
     def __init__(self, run: RunContext, rewards: Rewards) -> None:
@@ -188,18 +189,18 @@ class Examination:
         return len(self._examined)
 
     def rows(self) -> frozenset[int]:
-        """The unfit rows of the training set."""
+        """Numbers of the unfit rows of the training set."""
         return frozenset(int(name) for name in self.reasons if not name.startswith(HELDOUT))
 
     def heldout(self) -> frozenset[int]:
-        """The unfit held-out rows."""
+        """Numbers of the unfit held-out rows."""
         return frozenset(
             int(name.partition("/")[2]) for name in self.reasons if name.startswith(HELDOUT)
         )
 
     def examine_stream(self, state: QueueState, num_prompts: int) -> None:
-        """Examine the waiting prompts and the next num_prompts that fit; the whole dataset if that
-        has not so many."""
+        """Examine the waiting prompts, then rows in the order of the stream until num_prompts of
+        them fit. If the dataset has fewer, all its rows are examined."""
         num_rows, seed = len(self._dataset.rows), self._dataset.order_seed(self._run.seed)
         carried = (prompt.ref for prompt in state.carried)
         self._examine(ref.row for ref in (*state.queue, *state.skipped, *carried))

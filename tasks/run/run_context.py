@@ -1,8 +1,8 @@
-"""The records that every task of a run receives: the run's configuration and actors
-(`RunContext`), and one step (`StepPlan`) with the place of its records.
+"""The records that every task of a run receives: the run's configuration and actors (`RunContext`),
+and one step (`StepPlan`) with the place of its records.
 
-Small and picklable: references and records, never rows or tensors. A part that a run could change
-between two steps (the engines' layout) comes as another context.
+Small and picklable: references and records, never rows or tensors. A change between two steps, such
+as another layout of the engines, makes a new context.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from tasks.scheduling.wait_for_all import WaitForAll
 
 
 class DeadlineConfig(BaseModel):
-    """The table of time limits; all others of a run follow from these (`flows.config.limits`)."""
+    """The table of time limits; all other limits of a run are derived from these
+    (`flows.config.limits`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -94,7 +95,7 @@ class DeadlineConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """The parts of a run that all its tasks share."""
+    """The settings and actor names of a run that all its tasks share."""
 
     run_id: str  # its folder under the artifact root
     artifact_root: str  # fsspec URL
@@ -112,7 +113,7 @@ class RunContext:
     engine: EngineConfig  # the rollout engines; their size is that of the layout
     sampling: SamplingConfig  # how responses are drawn
     learner: LearnerConfig  # the training of the policy
-    scheduling: SchedulingConfig  # what the rounds of the steps are
+    scheduling: SchedulingConfig  # the policy that plans rounds
     stream_trainer: StreamTrainerConfig  # when devices stop generating in mid-round
     # how engines share the responses of rounds that elastic workers have joined
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
@@ -122,7 +123,7 @@ class RunContext:
     prices: PriceConfig = field(default_factory=PriceConfig)  # of device-hours, by class
     # where elastic workers pull weights; None where they read the run's own paths
     weight_server: WeightServerConfig | None = None
-    # fixed token sequences of the sync gate; empty switches the gate off
+    # fixed token sequences of the weight check; empty switches the check off
     probes: tuple[tuple[int, ...], ...] = ()
     engines: tuple[str, ...]  # actor names of the rollout replicas
     learners: tuple[str, ...]  # actor names of the learner ranks, by rank
@@ -137,7 +138,7 @@ class RunContext:
     unfit_heldout: frozenset[int] = frozenset()  # held-out rows of the same kind
     # BLAKE3 of the manifest that this attempt at the run wrote; empty before it did
     manifest_digest: str = ""
-    has_digests: bool = False  # as in the manifest
+    has_digests: bool = False  # whether artifacts must have digests, as the manifest says
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -146,11 +147,12 @@ class RunContext:
 
     @property
     def environment_pools(self) -> tuple[str, ...]:
-        """The actors that hold processes in which environments step."""
+        """Names of the actors that hold environment processes: the environment workers if there are
+        any, else the engines; empty without environments."""
         return (self.environment_workers or self.engines) if self.environments else ()
 
     def open_store(self) -> Store:
-        """The run's own folder."""
+        """Open the run's own folder below the artifact root."""
         store = Store.open(self.artifact_root).child(self.run_id)
         store = store.requiring_digests() if self.has_digests else store
         return store.of_begun_run() if self.manifest_digest else store
@@ -162,7 +164,8 @@ class RunContext:
     def spans(
         self, kind: str, busy: Mapping[str, Sequence[tuple[float, float]]]
     ) -> tuple[Span, ...]:
-        """Spans of these actors' work, from their own clocks: Unix seconds, (start, end)."""
+        """Timeline spans of these actors' work. busy: by actor, the (start, end) of each piece of
+        work, Unix seconds by the actor's own clock."""
         return tuple(
             Span(device=device, actor=actor, kind=kind, start_s=start_s, end_s=end_s)
             for actor, times in busy.items()
@@ -171,7 +174,8 @@ class RunContext:
         )
 
     def with_engines(self, members: Mapping[str, tuple[str, ...]]) -> RunContext:
-        """The same run with these engines."""
+        """This context with other engines. members: by engine name, the workers whose devices it
+        holds."""
         return replace(self, engines=tuple(members), members=members)
 
 
@@ -188,7 +192,8 @@ class StepPlan:
     attempt: int  # 1, and one more after each recovery
     adopted: tuple[InFlight, ...] = ()  # what the round before left on the engines
     leaves_running: bool = False  # whether what the round carries may run on when it is over
-    window: PlannedWindow | None = None  # in which the run's own engines generate; None for all
+    # the seeding window, in which the run's own engines generate; None: they do to the end
+    window: PlannedWindow | None = None
 
     @property
     def step(self) -> int:
@@ -196,8 +201,8 @@ class StepPlan:
 
     @property
     def versions(self) -> range:
-        """Weight versions whose tokens the round may train: the one that the engines hold, and in
-        an asynchronous round those within the bound."""
+        """Weight versions whose tokens the round may train: the one that the engines hold; in an
+        asynchronous round all within the bound on lag."""
         if self.round.admission is not None:
             return self.round.versions
         return range(self.weights.version, self.weights.version + 1)
@@ -212,14 +217,15 @@ class StepPlan:
         return self.round.overlaps
 
     def scheduler(self) -> RoundScheduler:
-        """The scheduler of the round; an evaluation waits for all its responses."""
+        """The scheduler of the round: the policy's, or in an evaluation one that waits for all
+        responses."""
         if self.is_evaluation:
             return WaitForAll(self.round)
         return self.run.scheduling.scheduler(self.round)
 
 
 def store_of(plan: StepPlan) -> Store:
-    """The store of this step's records; evaluations have one of their own."""
+    """The store of this step's records; evaluations have a store of their own."""
     store = plan.run.open_store()
     return store.child(EVALUATION) if plan.is_evaluation else store
 

@@ -38,7 +38,7 @@ class Stage(Generic[Record]):
 
 GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward
 SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
-GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # for training: groups, and who may begin
+GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # groups to train, learners that may begin
 PUBLISHED: Stage[int] = Stage("published")  # weight versions that every engine has
 ELASTIC_WORKERS: Stage[WorkerNotice] = Stage("elastic")  # engines that come and go in mid-round
 # Any: of any record
@@ -46,12 +46,13 @@ STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, ELASTIC
 
 
 class RoundAborted(RuntimeError):
-    """The round was aborted: every coordinator that waits on the buffer must stop."""
+    """Raised to every coordinator that waits on the buffer when its round was aborted: it must
+    stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """The records that a consumer took."""
+    """The records that a consumer took from a stage."""
 
     # at most max_items, in the order they were put; empty when the wait was over
     items: tuple[Any, ...]  # Any: of the stage's record
@@ -75,8 +76,8 @@ class _Round:
 
 
 class SampleBuffer:
-    """The bounded stages of the rounds that are open; items and waits of rounds that are over are
-    turned away."""
+    """The bounded stages of all open rounds. A round that is over accepts no records, and its
+    stages read as closed."""
 
     def __init__(self, capacities: Mapping[Stage[Any], int]) -> None:
         wrong = [stage.name for stage in STAGES if capacities.get(stage, 0) < 1]
@@ -87,18 +88,18 @@ class SampleBuffer:
             )
         self._capacities = dict(capacities)
         self._open: dict[RoundKey, _Round] = {}
-        self._over: set[RoundKey] = set()  # that were open once
+        self._over: set[RoundKey] = set()  # rounds that were open once
         self._newest: tuple[int, ...] = ()  # the version that was announced last, if any
-        # the last notice of each elastic worker that is there, by name
+        # the last notice of each elastic worker that is present, by name
         self._elastic_workers: dict[str, WorkerNotice] = {}
         self._changed = asyncio.Condition()  # binds to a loop at its first wait, not here
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
-        """Start a round; every other one is over, but those that it is opened beside. What they
-        left is dropped and counted by stage. A round may be reopened after an abort.
+        """Open a round; every other round is over, except those listed in `beside`. Returns the
+        number of their items that are dropped, by stage. A round may be reopened after an abort.
 
-        Raises ValueError for a round before those that are open. Reopening a round requires that
-        its coordinators have ended: their items could not be told from the new ones.
+        Raises ValueError for a round before those that are open. The coordinators of a round must
+        have ended before it is reopened: their items could not be told from new ones.
         """
         if self._is_before_all(key):
             raise ValueError(
@@ -119,11 +120,12 @@ class SampleBuffer:
     async def put(
         self, stage: Stage[Any], key: RoundKey, items: Sequence[object], wait_s: float
     ) -> bool:
-        """True once all items are in; False if their round is over. Waits while the stage is full.
+        """Append items to a stage, waiting while it is full. Returns True once all items are in,
+        False if their round is over.
 
-        A batch goes in whole as soon as the stage is below its capacity, which it may exceed by one
-        batch. Nothing went in when this raises: TimeoutError after wait_s, RoundAborted, or
-        RuntimeError after close_stage.
+        A batch goes in whole as soon as the stage is below its capacity, so a stage may exceed its
+        capacity by one batch. No item went in if this raises: TimeoutError after wait_s,
+        RoundAborted, or RuntimeError after close_stage.
         """
 
         def has_room(channel: _Channel) -> bool:
@@ -143,8 +145,8 @@ class SampleBuffer:
         return True
 
     async def take(self, stage: Stage[Any], key: RoundKey, max_items: int, wait_s: float) -> Taken:
-        """Up to max_items, after waiting at most wait_s for the first. To a consumer of a round
-        that is over the stage is closed."""
+        """Remove and return up to max_items, after waiting at most wait_s for the first. In a round
+        that is over, the stage reads as closed."""
 
         def is_worth_waking(channel: _Channel) -> bool:
             return bool(channel.items) or channel.closed
@@ -161,29 +163,29 @@ class SampleBuffer:
         return Taken(items=items, closed=channel.closed and not channel.items)
 
     async def announce(self, version: int) -> None:
-        """Put this weight version into the stage PUBLISHED of every open round, and first of all
-        into that of each round that opens before the next is announced."""
+        """Put this weight version into the stage PUBLISHED of every open round. Rounds that open
+        before the next version is announced begin with this one."""
         self._newest = (version,)
         await self._put_in_all(PUBLISHED, version)
 
     async def announce_worker(self, notice: WorkerNotice) -> None:
-        """Put this notice into the stage ELASTIC_WORKERS of every open round, and, as long as the
-        elastic worker is there, into that of each round that opens later."""
+        """Put this notice into the stage ELASTIC_WORKERS of every open round. As long as the worker
+        is present, rounds that open later begin with it, too."""
         self._elastic_workers.pop(notice.name, None)
         if notice.kind == "joined":
             self._elastic_workers[notice.name] = notice
         await self._put_in_all(ELASTIC_WORKERS, notice)
 
     async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
-        """End a stage: its producer is done. Closing twice, or for a round that is over, changes
-        nothing."""
+        """End a stage, whose producer is done. Closing a stage twice, or in a round that is over,
+        changes nothing."""
         if key in self._open:
             self._open[key].channels[stage].closed = True
             await self._wake()
 
     async def abort(self, reason: str) -> None:
-        """Every put and take of the open rounds raises RoundAborted from now on, those that wait
-        included. First reason wins."""
+        """Abort all open rounds: from now on every put and take in them raises RoundAborted, and so
+        do those that wait already. The first reason is kept."""
         for open_round in self._open.values():
             open_round.aborted = open_round.aborted or reason
         await self._wake()

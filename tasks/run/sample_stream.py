@@ -4,8 +4,8 @@
     the flow, and the keeper of elastic workers ───────────▶ RemoteBuffer ─▶ its actor, records as
     bytes
 
-Each attempt at a step opens a round of its own in the buffer, so that what a lost attempt left
-behind is turned away.
+Each attempt at a step opens a round of its own in the buffer, so that records of a lost attempt are
+refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 BUFFER = "sample-buffer"  # name of the sample buffer's actor
 TAKE_WAIT_S = 5.0  # longest single wait; an abort ends it at once
 PUT_WAIT_S = 120.0  # back-pressure may hold a producer this long
-ANSWER_S = 60.0  # beyond its wait, until the buffer's loop counts as lost
+ANSWER_S = 60.0  # beyond the wait of a call, until the buffer's loop counts as lost
 ABORT_S = 30.0  # longest wait of a coordinator that ends until the others are aborted
 ATTEMPTS = 1000  # rounds of one step in the buffer
 CAPACITIES: Mapping[Stage[Any], int] = {
@@ -46,38 +46,40 @@ CAPACITIES: Mapping[Stage[Any], int] = {
 
 
 class BufferActor(SampleBuffer):
-    """The sample buffer in the control worker, whose coordinators find it in their process."""
+    """The sample buffer as an actor of the control worker; coordinators run in the same process and
+    use it directly."""
 
     def __init__(self, capacities: Mapping[Stage[Any], int], run_id: str) -> None:
         super().__init__(capacities)
         self._run_id = run_id
 
     async def ping(self) -> None:
-        """Answer as long as the worker lives."""
+        """Return at once: the answer shows that the worker lives."""
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
-        """See `SampleBuffer`; from then on `SampleStream.connect` finds this buffer."""
+        """See `SampleBuffer.open_round`. From then on `SampleStream.connect` finds this buffer."""
         _here[self._run_id] = LocalBuffer(self, asyncio.get_running_loop())
         return await super().open_round(key, beside)
 
     async def announce_packed(self, version: bytes) -> None:
-        """`announce`, called from another process."""
+        """`announce` for callers in another process, with packed arguments."""
         await self.announce(unpack(version))
 
     async def announce_worker_packed(self, notice: bytes) -> None:
-        """`announce_worker`, called from another process."""
+        """`announce_worker` for callers in another process, with packed arguments."""
         await self.announce_worker(unpack(notice))
 
     async def close(self) -> None:
-        """End the processes of the rewards that were scored beside this buffer."""
+        """End the reward processes that belong to this buffer's worker; `connect` no longer finds
+        the buffer."""
         _here.pop(self._run_id, None)
         await asyncio.to_thread(close_pools)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteBuffer:
-    """The sample buffer in another process, see `SampleBuffer`; raises ActorLost when the buffer is
-    gone."""
+    """The sample buffer of another process; its methods are those of `SampleBuffer`. They raise
+    ActorLost when the buffer is gone."""
 
     remote: Remote
     deadline_s: float  # of a call
@@ -97,16 +99,18 @@ class RemoteBuffer:
 
 @dataclass(frozen=True, slots=True)
 class LocalBuffer:
-    """The sample buffer of this process, for the event loops of all its threads.
+    """The sample buffer of this process, for all threads of the process, each with its own event
+    loop.
 
-    Records are handed on as they are: a consumer must not change one.
+    Records are passed without a copy: a consumer must not change one.
     """
 
     buffer: SampleBuffer
     loop: asyncio.AbstractEventLoop  # the one that the buffer's methods run on
 
     async def call(self, work: Coroutine[Any, Any, Result], deadline_s: float) -> Result:
-        """Await a coroutine of the buffer. Raises ActorLost if its loop does not answer."""
+        """Await a coroutine of the buffer on the buffer's own event loop. Raises ActorLost if that
+        loop does not answer within deadline_s."""
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit:
@@ -123,8 +127,9 @@ _here: dict[str, LocalBuffer] = {}  # the buffers of this process, by run id
 
 
 class SampleStream:
-    """One round's view of the buffer: the reward stage (`ScoreFeed`) and the training of earlier
-    steps (`Publications`) to the driver, the rollout to the reward stage (`Delivery`)."""
+    """One round's access to the sample buffer. To the driver it is the reward stage (`ScoreFeed`)
+    and the training of earlier steps (`Publications`); to the reward stage it is the rollout
+    (`Delivery`)."""
 
     def __init__(self, here: LocalBuffer, key: RoundKey) -> None:
         self._here, self._buffer = here, here.buffer
@@ -132,15 +137,15 @@ class SampleStream:
 
     @classmethod
     def connect(cls, plan: StepPlan) -> SampleStream:
-        """The stream of a step's round. Raises ActorLost where the buffer is not in this process:
-        it was lost, and this coordinator outlived it or came too late."""
+        """The stream of a step's round. Raises ActorLost if the buffer is not in this process,
+        because it was lost: this coordinator outlived it, or came too late."""
         run_id = plan.run.run_id
         if run_id not in _here:
             raise ActorLost(f"{BUFFER} of {run_id} is not in this process")
         return cls(_here[run_id], round_key(plan))
 
     async def put(self, stage: Stage[Record], records: Sequence[Record]) -> None:
-        """Hand records on; waits while the stage is full."""
+        """Append records to a stage; waits while the stage is full."""
         if records:
             work = self._buffer.put(stage, self._key, records, PUT_WAIT_S)
             await self._here.call(work, PUT_WAIT_S + ANSWER_S)
@@ -148,13 +153,14 @@ class SampleStream:
     async def take(
         self, stage: Stage[Record], max_items: int, wait_s: float = TAKE_WAIT_S
     ) -> tuple[list[Record], bool]:
-        """Up to max_items records after waiting wait_s at most, and whether the stage is over."""
+        """Wait up to wait_s for records; returns up to max_items of them, and True if the stage is
+        over."""
         work = self._buffer.take(stage, self._key, max_items, wait_s)
         taken = await self._here.call(work, wait_s + ANSWER_S)
         return [*taken.items], taken.closed
 
     async def drain(self, stage: Stage[Record]) -> AsyncIterator[Record]:
-        """Every record of a stage as it comes, until the stage is over."""
+        """Yield every record of a stage as it arrives, until the stage is over."""
         closed = False
         while not closed:
             arrived, closed = await self.take(stage, max_items=256)
@@ -166,7 +172,7 @@ class SampleStream:
         await self.put(GENERATED, generated)
 
     async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
-        """Finished responses after waiting wait_s at most, and whether none will follow."""
+        """Wait up to wait_s for finished responses; returns them, and True if none will follow."""
         return await self.take(GENERATED, max_items=256, wait_s=wait_s)
 
     async def tell(self, score: Score) -> None:
@@ -174,37 +180,37 @@ class SampleStream:
         await self.put(SCORED, [score])
 
     async def scored(self, wait_s: float) -> list[Score]:
-        """Verdicts since the last call; waits up to wait_s for the first."""
+        """Return the verdicts since the last call; waits up to wait_s for the first."""
         return (await self.take(SCORED, max_items=1024, wait_s=wait_s))[0]
 
     async def published(self, wait_s: float) -> list[int]:
-        """Weight versions that every engine has since the last call; waits up to wait_s for the
-        first."""
+        """Return the weight versions that have reached every engine since the last call; waits up
+        to wait_s for the first."""
         return (await self.take(PUBLISHED, max_items=64, wait_s=wait_s))[0]
 
     async def announce_worker(self, notice: WorkerNotice) -> None:
-        """Notify every round that is open or opens later of an elastic worker."""
+        """Send this notice about an elastic worker to every round that is open or opens later."""
         await self._here.call(self._buffer.announce_worker(notice), ANSWER_S)
 
     async def close(self, stage: Stage[Any]) -> None:
-        """End the stage: its producer is done."""
+        """End a stage of this round, whose producer is done."""
         await self._here.call(self._buffer.close_stage(stage, self._key), ANSWER_S)
 
     async def abort(self, reason: str) -> None:
-        """End the round for everybody, and with it those that are open beside it."""
+        """Abort this round, and the rounds that are open beside it, for all their coordinators."""
         await self._here.call(self._buffer.abort(reason), ABORT_S)
 
 
 def round_key(plan: StepPlan) -> RoundKey:
-    """The buffer's key for this attempt at this step; an evaluation comes after the attempts at
-    the step it follows."""
+    """The buffer's key for this attempt at this step. An evaluation of a step's weights has a
+    larger key than all attempts at that step."""
     of_kind = ATTEMPTS // 2 if plan.is_evaluation else 0
     return RoundKey(plan.step * ATTEMPTS + of_kind + plan.attempt)
 
 
 def is_attempt_at(plan: StepPlan, key: int, *, or_before: bool = False) -> bool:
-    """Whether a key is of an attempt at this step, or at one before it; those at evaluations are
-    apart."""
+    """True if a key belongs to an attempt at this step, or (or_before) at an earlier one. Keys of
+    evaluations match plans of evaluations alone."""
     step, number = divmod(key, ATTEMPTS)
     is_evaluation = number >= ATTEMPTS // 2
     return is_evaluation == plan.is_evaluation and (
@@ -213,7 +219,8 @@ def is_attempt_at(plan: StepPlan, key: int, *, or_before: bool = False) -> bool:
 
 
 async def aborting(stream: SampleStream, who: str, work: Awaitable[Result]) -> Result:
-    """Await a coordinator's work; its failure ends the round for the other coordinators, too."""
+    """Await a coordinator's work. If the work fails, the round is aborted for the other
+    coordinators, too, and the root cause is raised. who: the stage, for the abort's reason."""
     try:
         return await work
     except BaseException as error:
@@ -224,8 +231,8 @@ async def aborting(stream: SampleStream, who: str, work: Awaitable[Result]) -> R
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The failure that made the others fail: of a task group the first that is no echo of an
-    aborted round."""
+    """The failure that made others fail: in an exception group the first one that is not a
+    RoundAborted, which only follows from another failure."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [root_cause(failure) for failure in error.exceptions]

@@ -1,5 +1,5 @@
-"""The elastic workers of a round: the keeper's notices in the sample buffer, with a handle on each
-engine that joined."""
+"""The elastic workers of a round: the keeper's notices, read from the sample buffer, with a handle
+on each engine that joined."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONNECT_S = 10.0  # an elastic worker whose link is cut holds up no round for lo
 
 @dataclass(frozen=True, slots=True)
 class StreamWorkers:
-    """`Elastic workers` of the round that a stream is of."""
+    """`ElasticWorkers` of one round, which learns of them through its sample stream."""
 
     stream: SampleStream
     connect: Callable[[str], Engine]  # by name; raises ActorLost if it is gone meanwhile
@@ -43,7 +43,8 @@ class StreamWorkers:
     connected: dict[str, Engine] = field(default_factory=dict)  # by name
 
     async def give_up(self, name: str, reason: str) -> None:
-        """Later rounds first: the keeper may take its time."""
+        """Notify the rounds first and the keeper second, because the keeper may be slow to
+        answer."""
         logger.warning("elastic_worker=%s given up: %s", name, reason)
         self.connected.pop(name, None)
         try:
@@ -89,11 +90,12 @@ class StreamWorkers:
 def workers_of_round(
     run: RunContext, stream: SampleStream, asker: EngineClient
 ) -> StreamWorkers | None:
-    """The elastic workers of this run; None where it takes none. For a task on a worker. asker: who
-    asks them, since a round and an evaluation may share an elastic worker.
+    """The elastic workers of this run, for a round; None in a run that accepts none. Must be called
+    in a task on a Dask worker. asker: the client in whose name they are called, since a round and
+    an evaluation may share an elastic worker.
 
-    A call to an elastic worker waits no longer than its lease: whoever cannot renew that answers
-    nothing.
+    A call to an elastic worker waits no longer than its lease: a worker that cannot renew its lease
+    cannot answer either.
     """
     config = run.elastic
     if not config.enabled:
