@@ -7,10 +7,10 @@ answers into the scheduler's events.
     training ─ published ──────┘       elastic workers come and go: ─▶ tracker
 
 One queue of events and one loop: an event is taken, the scheduler handles it, its answer is carried
-out to the end, and only then is the next event taken. Carrying out may append events, as of an
-engine that is found lost; it never handles them. All launches and all aborts of one answer go to an
-engine in one call, so that a round's opening is one batch per engine and always samples the same
-tokens.
+out to the end, and only then is the next event taken. Carrying out an answer may append events, for
+example if an engine is found lost, but never handles them. All launches and all aborts of one
+answer go to an engine in one call, so that a round's opening is one batch per engine and always
+samples the same tokens.
 
 A response counts if this attempt at the round requested it from this engine, or adopted the request
 of an earlier round, and if its weights are allowed (`RoundInputs.allows`). The same code drives
@@ -56,10 +56,10 @@ STOP_S = 30.0  # how long engines may take to fall idle after a failure
 async def drive_round(inputs: RoundInputs) -> RoundResult:
     """Play the round to its end. Recorded responses stand in for their launches.
 
-    However it ends, nothing of it runs on an engine afterwards, but what it carries into the next
-    round and may leave there. Raises TimeoutError when nothing happens for deadline_s, and
-    EngineLost when the last engine is gone and no elastic worker may come; one that generates with
-    weights that the round does not allow counts as gone.
+    However the round ends, none of its responses runs on an engine afterwards, except carried ones
+    that it may leave running. Raises TimeoutError when nothing happens for deadline_s, and
+    EngineLost when the last engine is gone and no elastic worker may come. An engine that generates
+    with weights that the round does not allow counts as gone.
     """
     return await _Round(inputs).play()
 
@@ -81,7 +81,7 @@ class _Round:
             await self._carry_out(self._scheduler.start())
             await self._handle_events()
             await tracker.abort_unclaimed()
-            # an engine that keeps something running has yet to hand over what it has finished
+            # an engine on which responses are left running has yet to hand over its finished ones
             while not (tracker.is_closed and self._pool.is_idle) or self._sources.are_polled(
                 self._pool.left_on
             ):
@@ -131,7 +131,7 @@ class _Round:
                 await self._tracker.abort(self._pool.running)
                 while not self._pool.is_idle:
                     await self._listen()
-        except (EngineLost, TimeoutError) as error:  # the caller is to get the first failure
+        except (EngineLost, TimeoutError) as error:  # the caller gets the first failure
             step, running = self._inputs.plan.step, ",".join(self._pool.running)
             logger.warning("step=%d not_idle=%s reason=%s", step, running, error)
 

@@ -1,20 +1,21 @@
-"""Elastic workers of a round: engines that it did not begin with, which come and go while it runs.
+"""Elastic workers of a round: engines that join and leave while the round runs.
 
     ElasticWorkers ── ElasticNews ──▶ the round's sources ──▶ ResponseTracker
       EngineJoined    it gets what waits, and then new requests; once more when it has newer weights
       EngineLeaving   it gets nothing more; what runs there moves on with its tokens
       EngineGone      what ran there is generated elsewhere
 
-News may come twice, late, or of an engine that the round does not know: news that changes nothing
-is ignored. Leaves out which workers are admitted, and how weights reach them.
+News may arrive twice, late, or about an engine that the round does not know: news that changes
+nothing is ignored. Leaves out which workers are admitted, and how weights reach them.
 
-A round calls an elastic worker through a `BufferedEngine`, which never waits for it:
+A round calls an elastic worker through a `BufferedEngine`, whose `submit` and `abort` return at
+once:
 
     submit, abort ─▶ sent one after the other, by a task of its own ─┐
     collect ───────▶ the elastic worker's answer, or the failure of a send ◀┘
 
-So an elastic worker that hangs holds up nothing but itself, and the news that it is gone arrives
-all the same. Any failure of an elastic worker is its loss: the run goes on without it.
+So an elastic worker that hangs delays no other engine, and the news that it is gone arrives all the
+same. Any failure of an elastic worker counts as its loss: the run goes on without it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from tasks.engines.base import Engine, EngineLost, EngineStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineJoined:
-    """An engine is ready to generate. Its name was never another engine's in this run."""
+    """An engine is ready to generate. No other engine of the run has ever had its name."""
 
-    engine: Engine  # the replica, idle but for what a round before left on it
+    engine: Engine  # the replica; only responses that a round before left may run on it
     devices: tuple[str, ...]  # the devices that it works on, for the timeline
     version: int  # the weight version that it has
     max_running: int | None = None  # requests that it takes at a time; None for any number
@@ -42,7 +43,7 @@ class EngineJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLeaving:
-    """An engine will be gone soon and still answers."""
+    """An engine will be gone soon but still answers."""
 
     name: str  # of the engine
 
@@ -57,7 +58,7 @@ class EngineGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNotice:
-    """Notice to rounds of an elastic worker, as plain values that cross processes."""
+    """A notice to rounds about an elastic worker, in plain values that can cross processes."""
 
     name: str  # of its engine
     kind: Literal["joined", "leaving", "gone"]
@@ -73,13 +74,14 @@ class ElasticWorkers(Protocol):
     """The elastic workers of a run, as a round sees them."""
 
     async def news(self, wait_s: float) -> list[ElasticNews]:
-        """News since the last call, of the elastic workers that are present first of all; waits up
-        to wait_s for the first."""
+        """Return the news since the last call, in the first call about the elastic workers that are
+        present. Waits up to wait_s for the first news."""
         ...
 
     async def give_up(self, name: str, reason: str) -> None:
-        """Have this elastic worker begin anew before any round uses it again: it may live and still
-        run requests of this round, which ignores it from now on. Never raises for that."""
+        """Have this elastic worker begin anew before any round uses it again. It may live and still
+        run requests of this round, which ignores the worker from now on. Raises nothing if the
+        worker cannot be reached."""
         ...
 
 
@@ -87,14 +89,14 @@ Answer = TypeVar("Answer")
 
 
 class BufferedEngine:
-    """An elastic worker behind a queue of calls. Belongs to one event loop; `close` ends its
-    task."""
+    """Calls an elastic worker through a queue, so that a round need not wait for the worker.
+    Belongs to one event loop; `close` ends the task that sends the calls."""
 
     def __init__(self, engine: Engine) -> None:
         self.name = engine.name
         self._engine = engine
         self._calls: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
-        self._num_unsent = 0  # submissions that the elastic worker has not got
+        self._num_unsent = 0  # submissions that the elastic worker has not received
         self._failure = f"{self.name} is not waited for any more"
         self._sending = asyncio.create_task(self._send())
 
@@ -108,7 +110,7 @@ class BufferedEngine:
         self._calls.put_nowait(partial(self._engine.abort, response_ids))
 
     async def collect(self, wait_s: float) -> list[News]:
-        """See `Engine`. Raises EngineLost, also when an earlier call failed."""
+        """See `Engine.collect`. Raises EngineLost, also for the failure of an earlier call."""
         collecting = asyncio.ensure_future(self._answer(self._engine.collect(wait_s)))
         try:
             await asyncio.wait({collecting, self._sending}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,20 +121,21 @@ class BufferedEngine:
             collecting.cancel()
 
     async def stats(self) -> EngineStats:
-        """See `Engine`. Raises EngineLost."""
+        """See `Engine.stats`. Raises EngineLost."""
         return await self._answer(self._engine.stats())
 
     @property
     def has_all(self) -> bool:
-        """True if the elastic worker has got every request."""
+        """True if the elastic worker has received every request."""
         return self._num_unsent == 0
 
     def hurry(self, max_s: float) -> None:
-        """Give the elastic worker so long to hand back its responses; then it counts as lost."""
+        """Give the elastic worker max_s seconds to hand back its responses; then it counts as
+        lost."""
         asyncio.get_running_loop().call_later(max_s, self.close)
 
     def close(self) -> None:
-        """Send the elastic worker nothing more."""
+        """Send the elastic worker no more calls; an open `collect` raises EngineLost."""
         self._sending.cancel()
 
     async def _submit(self, requests: Sequence[Request]) -> None:

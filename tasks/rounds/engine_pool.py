@@ -28,8 +28,8 @@ Assign = Callable[[Request, str], str | None]
 
 
 class PendingRequests:
-    """Requests that wait until an engine has room: first in, first out, but for those that wait for
-    newer weights than an engine with room has. Pure."""
+    """Requests that wait for an engine with room, first in, first out. A request that needs newer
+    weights than these engines have is passed over. Pure."""
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
@@ -48,7 +48,7 @@ class PendingRequests:
         self._requests += requests
 
     def aim(self, response_id: str, engine: str) -> None:
-        """Prefer this engine for the response when it comes to wait here."""
+        """Prefer this engine when a request of this response is next handed out."""
         self._targets[response_id] = engine
 
     def forget(self, response_ids: Collection[str]) -> None:
@@ -60,8 +60,8 @@ class PendingRequests:
             )
 
     def next(self, assign: Assign) -> tuple[str, Request] | None:
-        """Remove the first request that an engine can take; returns that engine and the request, or
-        None when no engine can take any."""
+        """Remove the first request that an engine can take; returns the engine's name and the
+        request, or None when no engine can take any."""
         in_vain = math.inf  # no engine can take a request that needs weights so new
         for place, request in enumerate(self._requests):
             if request.oldest_version >= in_vain:
@@ -76,11 +76,12 @@ class PendingRequests:
 
 
 class EnginePool:
-    """The engines of one round and the requests on them. `engines` has all that there ever were, by
-    name; `router` says which of them live and what runs where, and only the pool changes it."""
+    """The engines of one round and the requests on them. `engines` has every engine that the round
+    ever had, by name; `router` knows which of them are alive and what runs on each, and only the
+    pool changes it."""
 
     def __init__(self, engines: Sequence[Engine], max_running: int | None = None) -> None:
-        """max_running: requests that each of these has at a time; None for any number."""
+        """max_running: requests that each of these engines runs at a time; None for any number."""
         self.engines: dict[str, Engine | BufferedEngine] = {
             engine.name: engine for engine in engines
         }
@@ -95,7 +96,7 @@ class EnginePool:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Engines of the run itself that take requests."""
+        """Names of the run's own engines that take requests."""
         return tuple(name for name in self.router.in_service if name not in self._elastic_workers)
 
     @property
@@ -105,34 +106,34 @@ class EnginePool:
 
     @property
     def is_idle(self) -> bool:
-        """True if the engines have answered everything, and nothing is pending."""
+        """True if the engines have answered every request, and none is pending."""
         return not (self.router.num_in_all or self._pending)
 
     @property
     def num_pending(self) -> int:
-        """Requests that no engine has room for."""
+        """Number of requests that wait for an engine with room."""
         return len(self._pending)
 
     @property
     def awaits_weights(self) -> bool:
-        """True if nothing runs though an engine is there, so that its weights are too old for all
-        that is pending."""
+        """True if nothing runs and only newer weights can change that: nothing is pending, or the
+        weights of the engines are too old for every pending request."""
         return not self.router.num_in_all and bool(not self._pending or self.router.in_service)
 
     @property
     def num_on_own(self) -> int:
-        """Requests on the engines that the round began with."""
+        """Number of requests on the engines that the round began with."""
         on_others = sum(map(self.router.num_running, self._elastic_workers))
         return self.router.num_in_all - on_others
 
     @property
     def num_elastic_workers(self) -> int:
-        """Engines that joined and take requests."""
+        """Number of elastic workers that take requests."""
         return sum(map(self.router.is_in_service, self._elastic_workers))
 
     def join(self, joined: EngineJoined) -> bool:
-        """Add an elastic worker, or note the newer weights of one that is here. True if it is new;
-        nothing changes for one that is gone."""
+        """Add an elastic worker, or note the newer weights of one that joined before. Returns True
+        if the worker is new; nothing changes for one that is gone."""
         name = joined.engine.name
         if name not in self.engines:
             self._elastic_workers[name] = self.engines[name] = BufferedEngine(joined.engine)
@@ -143,15 +144,15 @@ class EnginePool:
         return False
 
     def retire(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Give these engines no more requests, unless no other is left; returns the ids of the
-        responses that run on them."""
+        """Send these engines no more requests, unless no other engine is left; returns the ids of
+        the responses that run on them."""
         for name in names:
             self.router.retire(name)
         return self._ids_on(names)
 
     def retire_leaving(self, name: str) -> tuple[str, ...]:
-        """Give an engine that will be gone soon no more requests; returns the ids of the responses
-        that run on it, none if it is gone or known to be leaving."""
+        """Send an engine that will be gone soon no more requests. Returns the ids of the responses
+        that run on it, none if it is gone or is known to be leaving."""
         if not self.router.is_alive(name) or name in self.router.leaving:
             return ()
         self.router.leave(name)
@@ -169,7 +170,7 @@ class EnginePool:
                 self.remove(name)
 
     def visited(self) -> dict[str, frozenset[str]]:
-        """The engines that each response has been on, by its id."""
+        """Names of the engines that each response has been sent to, by response id."""
         engines = defaultdict[str, set[str]](set)
         for engine, response_id, _ in self._sent:
             engines[response_id].add(engine)
@@ -184,13 +185,14 @@ class EnginePool:
         return [move.response_id for move in valid]
 
     async def submit(self, requests: Sequence[Request]) -> dict[str, EngineLost]:
-        """Spread requests over the engines, behind the pending ones, one submission each; returns
-        the engines that were found lost, which still hold theirs."""
+        """Queue requests behind the pending ones and spread them over engines with room, in one
+        submission per engine. Returns the engines found lost, which still hold their requests."""
         self._pending.add(requests)
         return await self.hand_out()
 
     async def hand_out(self) -> dict[str, EngineLost]:
-        """Send pending requests where there is room, as `submit`."""
+        """Send pending requests to engines with room; returns the engines found lost, as `submit`
+        does."""
         batches = defaultdict[str, list[Request]](list)
         while (given := self._pending.next(self.router.assign)) is not None:
             name, request = given
@@ -211,7 +213,8 @@ class EnginePool:
         return await _call({name: self.engines[name].abort(ids) for name, ids in batches.items()})
 
     def adopt(self, name: str, request: Request, num_kept: int) -> bool:
-        """Take over a request that a round before sent to this engine. False if it is gone."""
+        """Take over a request that an earlier round sent to this engine, with num_kept sampled
+        tokens. Returns False if the engine is gone."""
         if not self.router.is_alive(name):
             return False
         self.router.adopt(name, request)
@@ -219,8 +222,8 @@ class EnginePool:
         return True
 
     async def leave(self, response_ids: Sequence[str]) -> dict[str, EngineLost]:
-        """Let these responses run on without waiting for them; an open poll of their engines is
-        answered at once. Pending ones are forgotten. Returns the engines that were found lost."""
+        """Stop waiting for these responses, which run on; their engines answer an open poll at
+        once. Pending ones are forgotten. Returns the engines that were found lost."""
         self._pending.forget(response_ids)
         for response_id in response_ids:
             name = self.router.where(response_id)
@@ -231,20 +234,20 @@ class EnginePool:
         return await _call({name: self.engines[name].abort(()) for name in self.left_on})
 
     def come_back(self) -> None:
-        """Wait again for everything that was left."""
+        """Wait again for every response that was left to run on."""
         for name, request in self._left.values():
             self.router.adopt(name, request)
         self._left.clear()
 
     @property
     def left_on(self) -> tuple[str, ...]:
-        """The engines of the responses that were left."""
+        """Names of the engines of the responses that were left to run on."""
         return tuple(dict.fromkeys(name for name, _ in self._left.values()))
 
     @property
     def in_flight(self) -> tuple[InFlight, ...]:
-        """The responses that were left; not those on an elastic worker that has yet to receive a
-        request, since that may be one of them."""
+        """The responses that were left to run on. Those on an elastic worker that has yet to
+        receive a request are left out, since that request may be theirs."""
         return tuple(
             InFlight(
                 engine=name,
@@ -259,20 +262,21 @@ class EnginePool:
         )
 
     def expected(self, name: str, news: News) -> Request | None:
-        """The request that this engine's news is about, of this round or of the one that left it;
-        None if the engine has no such request, or has answered it."""
+        """The request that an engine's news is about, if it is one of this round or one that was
+        left to run on; None if the engine has no such request, or has answered it."""
         left_on, left = self._left.get(news.response_id, ("", None))
         request = left if left_on == name else self.router.requested(name, news.response_id)
         return request if request is not None and request.attempt == news.attempt else None
 
     def count_reported(self, name: str, new: NewTokens) -> None:
-        """Count these tokens of a running response as seen, whatever becomes of the rest."""
+        """Count these tokens of a running response as reported, even if the response is lost
+        later."""
         key = (name, new.response_id, new.attempt)
         self._sent[key] = self._sent.get(key, 0) + len(new.token_ids)
 
     def num_new(self, name: str, generated: Generated) -> int:
-        """Tokens of a response that this engine sampled and had not reported; kept tokens, which
-        were sent with the request, are not among them."""
+        """Number of tokens of a response that this engine sampled and had not reported before. Kept
+        tokens, which were sent with the request, do not count."""
         sent = self._sent.get((name, generated.response_id, generated.attempt), 0)
         return generated.num_sampled + generated.num_forgotten - sent
 
@@ -290,12 +294,12 @@ class EnginePool:
         return (*self.router.remove(name), *left)
 
     def hurry(self, max_s: float) -> None:
-        """Give elastic workers so long to hand back their responses."""
+        """Give elastic workers max_s seconds to hand back their responses."""
         for elastic_worker in self._elastic_workers.values():
             elastic_worker.hurry(max_s)
 
     def close(self) -> None:
-        """Send elastic workers nothing more."""
+        """Send elastic workers no more calls."""
         for elastic_worker in self._elastic_workers.values():
             elastic_worker.close()
 
@@ -308,7 +312,8 @@ async def _call(calls: Mapping[str, Awaitable[None]]) -> dict[str, EngineLost]:
 
 
 def losses(names: Sequence[str], results: Sequence[object]) -> dict[str, EngineLost]:
-    """The engines whose call ended with their loss; any other error is raised."""
+    """The engines whose call failed with EngineLost, by name. results: an answer or an exception
+    for each name; any other exception is raised."""
     lost: dict[str, EngineLost] = {}
     for name, result in zip(names, results, strict=True):
         if isinstance(result, EngineLost):

@@ -1,5 +1,5 @@
-"""A played round in figures and as rows of the responses table: where its tokens went, when engines
-worked, when it only waited."""
+"""A finished round in figures and as rows of the responses table: the fates of its tokens, the
+times in which engines worked, and those in which the round waited for verdicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def trained_ids(result: RoundResult) -> frozenset[str]:
 
 
 def filtered_ids(result: RoundResult) -> frozenset[str]:
-    """Ids of the responses in filtered groups, and of their siblings."""
+    """Ids of all responses to prompts whose group was filtered."""
     generated, filtered = result.generated, result.filtered
     return frozenset(
         response.response_id for response in generated if response.prompt_id in filtered
@@ -29,11 +29,11 @@ def filtered_ids(result: RoundResult) -> frozenset[str]:
 
 
 def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
-    """Sampled tokens of every response to a prompt that the round trained, filtered or dropped; of
-    a stopped response those that it had.
+    """Sampled tokens of every response to a prompt that the round trained, filtered or dropped. A
+    stopped response counts with the tokens that it had.
 
-    Deferred and carried prompts are left to the round that decides them: counted by their age when
-    a round closes, the long ones would be too many.
+    Deferred and carried prompts are left to the round that decides them: if a round counted prompts
+    that are unfinished when it closes, long ones would be counted too often.
     """
     trained = {group.prompt.prompt_id for group in result.groups}
     decided = trained | {*result.filtered, *result.dropped}
@@ -43,8 +43,8 @@ def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
 
 
 def unclaimed(result: RoundResult, readings: Sequence[EngineStats]) -> frozenset[str]:
-    """Ids of the responses that engines go on with after the round, though no round adopts them;
-    there ought to be none."""
+    """Ids of the responses that engines still run after the round, though no round adopts them;
+    there should be none."""
     left = {response.response_id for response in result.in_flight}
     return frozenset(name for reading in readings for name in reading.progress) - left
 
@@ -61,11 +61,11 @@ def ledger_of(result: RoundResult, *, is_evaluation: bool) -> dict[Fate, int]:
 
 
 def rollout_spans(result: RoundResult, devices: Mapping[str, Sequence[str]]) -> tuple[Span, ...]:
-    """The spans in which each engine had a response to generate, on each of its devices (`devices`,
-    by engine).
+    """The spans in which each engine had a response to generate, one for each of its devices.
+    devices: by engine name.
 
-    A response of an earlier attempt counts with its times; of carried responses only the stopped
-    ones count: the others are of the round that trains them.
+    A response of an earlier attempt counts with its times. Of carried responses only the stopped
+    ones count: the others belong to the round that trains them.
     """
     carried = (response.generated for response in result.carried_responses)
     stopped = (response for response in carried if response.finish_reason == "aborted")
@@ -82,11 +82,12 @@ def rollout_spans(result: RoundResult, devices: Mapping[str, Sequence[str]]) -> 
 
 
 def reward_waits(result: RoundResult) -> tuple[Interval, ...]:
-    """The intervals in which the round waited for nothing but verdicts.
+    """The intervals in which the round waited only for verdicts.
 
-    A verdict on a response of a prompt that the round decided (accepted, filtered or dropped) was
-    missing, and no such response was being generated. Aborted and deferred responses do not count:
-    the round did not wait for them, so that in a short round they hide no verdict.
+    In these, a verdict was missing on a response to a prompt that the round decided (accepted,
+    filtered or dropped), and no such response was being generated. Aborted and deferred responses
+    do not count: the round did not wait for them, so that in a short round they hide no missing
+    verdict.
     """
     decided = {*result.accepted, *result.dropped, *result.filtered}
     whole = [response for response in result.generated if response.finish_reason != "aborted"]
@@ -106,8 +107,8 @@ def response_rows(
     *,
     is_evaluation: bool,
 ) -> list[ResponseRow]:
-    """Every response with its score and its fate as a row of the responses table; `advantages` by
-    response id, of those that are in the loss."""
+    """Every response with its score and its fate as a row of the responses table. advantages: by
+    response id, for responses in the loss."""
     scores = {(score.prompt_id, score.index): score for score in result.scores}
     trained = trained_ids(result)
     filtered = filtered_ids(result)

@@ -18,8 +18,9 @@ from tasks.scheduling.events import AcceptGroup, Carry, Decision, Defer, Drop, F
 class FinishedResponses:
     """The finished responses of one round.
 
-    A whole recorded response of allowed weights, to a prompt that the round may launch, stands in
-    for its launch; one that was stopped goes on (`response_tracker`); others count as stale.
+    A recorded response stands in for its launch if it is whole, its weights are allowed, and the
+    round may launch its prompt. If it was stopped instead, it goes on (`response_tracker`). All
+    other recorded responses count as stale.
     """
 
     def __init__(self, inputs: RoundInputs) -> None:
@@ -60,15 +61,16 @@ class FinishedResponses:
         return bool(self._held)
 
     def take_recorded(self, name: str) -> Response | None:
-        """The recorded response that stands in for this launch, once."""
+        """Remove and return the recorded response that stands in for a launch, by response id; None
+        if there is none."""
         return self._recorded.pop(name, None)
 
     def finish(self, generated: Generated) -> None:
-        """Keep a response, whole or as far as it came when the round gave it up."""
+        """Keep a response, whole or with the tokens that it had when the round gave it up."""
         self._generated[generated.response_id] = generated
 
     def refuse(self, num_tokens: int) -> None:
-        """Count sampled tokens that cannot be trained as stale."""
+        """Count this many sampled tokens, which cannot be trained, as stale."""
         self._stale_tokens += num_tokens
 
     def hold(self, generated: Iterable[Generated]) -> None:
@@ -76,19 +78,19 @@ class FinishedResponses:
         self._held += generated
 
     def hand_over(self) -> list[Generated]:
-        """Release the held responses; the feed has them from now on."""
+        """Remove and return the held responses, which the caller hands to the feed."""
         held, self._held = self._held, []
         self._unscored |= {generated.response_id for generated in held}
         return held
 
     def score(self, score: Score) -> None:
-        """Keep a verdict."""
+        """Keep a verdict; its response no longer counts as unscored."""
         name = response_id(score.prompt_id, score.index)
         self._unscored.discard(name)
         self._scores[name] = score
 
     def accept(self, decision: AcceptGroup) -> Group:
-        """Keep and return the group as it is trained."""
+        """Keep and return the group of an accepted prompt, as it is trained."""
         names = [response_id(decision.prompt_id, index) for index in decision.indices]
         known, scores = self._generated, self._scores
         responses = tuple(Response(generated=known[name], score=scores[name]) for name in names)
@@ -97,7 +99,7 @@ class FinishedResponses:
         return group
 
     def note(self, decision: Decision) -> None:
-        """Remember the fate of a prompt that is not trained; other decisions change nothing."""
+        """Record the fate of a prompt that is not trained; other decisions change nothing."""
         match decision:
             case Defer(prompt_id=late, is_late=True) | Drop(prompt_id=late, is_late=True):
                 self._late.append(late)
@@ -118,13 +120,14 @@ class FinishedResponses:
         self._held = [generated for generated in self._held if generated.prompt_id != prompt_id]
 
     def describe(self) -> str:
-        """For the deadline's error message: the responses and verdicts so far."""
+        """Describe the responses and verdicts so far, for the deadline's error message."""
         tokens = sum(generated.num_sampled for generated in self._generated.values())
         come = f"{len(self._generated)} responses with {tokens} tokens have come"
         return f"{come}, {len(self._unscored)} of them wait for a verdict"
 
     def result(self, kept: Iterable[Generated], migrated: Iterable[Generated]) -> RoundResult:
-        """The result of the round; `kept`: partial responses that did not go on."""
+        """The result of the round. kept: partial responses that did not go on; migrated: partial
+        responses that went on in another engine."""
         unasked = self._recorded
         home = self._generated | {generated.response_id: generated for generated in kept}
         home |= {name: response.generated for name, response in unasked.items()}

@@ -11,11 +11,12 @@ A response keeps its tokens, their log-probabilities and versions; the new engin
 prompt and them again (one prefill), which restores the distribution of the next token exactly, so
 that migration changes nothing about what is sampled.
 
-How many tokens die with an engine nobody can say: they are in its memory alone. What can be known
-is a bound. An engine reports on all its responses at a time, after so many of its steps
-(`report_tokens`), and a step gives a response one token at most: so each loses at most that many,
-and no more than it had left to its own bound. Of an engine that lives on behind a broken link this
-bounds what it had not reported when the link broke; later tokens are not counted.
+The number of tokens that are lost with an engine cannot be known, since they are in its memory
+alone, but it can be bounded. An engine reports on all its responses at a time, every
+`report_tokens` of its steps, and a step gives a response at most one token. So each response loses
+at most that many tokens, and no more than it had left to its own bound. If an engine lives on
+behind a broken link, this bounds the tokens that it had not reported when the link broke; later
+tokens are not counted.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from tasks.scheduling.stream_training import ScaleDown
 
 
 class Migration:
-    """The responses of one round that change engines."""
+    """Tracks the responses of one round that change engines."""
 
     def __init__(self) -> None:
-        # partial responses whose continuation has not come home
+        # partial responses whose continuation has not come back
         self.kept: dict[str, Generated] = {}
         self.moved: list[Generated] = []  # partial responses as the engines handed them over
         self._moving: set[str] = set()
         self._leaving: list[ScaleDown] = []
 
     def leave(self, decision: ScaleDown, response_ids: Iterable[str]) -> None:
-        """Note that these responses are to leave the decision's engines."""
+        """Note that these responses are to leave the engines of this decision."""
         self._leaving.append(decision)
         self.move(response_ids)
 
@@ -54,8 +55,8 @@ class Migration:
         self._moving |= set(response_ids)
 
     def part(self, partial: Iterable[Generated]) -> list[Generated]:
-        """Keep unfinished responses that engines handed back; returns those that were to move. The
-        others were given up by their engine."""
+        """Keep unfinished responses that engines handed back. Returns those that were to move; the
+        engines gave up the others."""
         moving = []
         for response in partial:
             self.kept[response.response_id] = response
@@ -78,17 +79,17 @@ class Migration:
             self.kept[found.response_id] = found
 
     def finish(self, response_id: str) -> None:
-        """Forget a response that is home, with every kept token."""
+        """Forget a response that has come back with every kept token."""
         self.kept.pop(response_id, None)
         self._moving.discard(response_id)
 
     def stay(self, response_ids: Iterable[str]) -> None:
-        """Note that these responses are to move no more."""
+        """Note that these responses no longer move."""
         self._moving -= set(response_ids)
 
     def resume(self, request: Request) -> Request:
-        """The request with the kept part of its response; unchanged where that leaves no room for
-        more tokens, because a resumed run has a lower bound."""
+        """The request with the kept part of its response. Unchanged if nothing is kept, or if the
+        kept part leaves no room for more tokens, because a resumed run has a lower bound."""
         kept = self.kept.get(request.response_id)
         if kept is None:
             return request
@@ -106,18 +107,19 @@ class Migration:
         )
 
     def emptied(self, is_empty: Callable[[str], bool]) -> list[ScaleDown]:
-        """The decisions whose engines have handed everything over, each returned once."""
+        """Return the decisions whose engines have handed over every response, each decision once.
+        is_empty: True if nothing runs on the engine with this name."""
         done = [decision for decision in self._leaving if all(map(is_empty, decision.engines))]
         self._leaving = [decision for decision in self._leaving if decision not in done]
         return done
 
 
 class ReportedTokens:
-    """The tokens of running responses that their engines have reported, and bounds on those that
+    """The tokens of running responses that engines have reported, and bounds on the tokens that
     were lost with an engine."""
 
     def __init__(self, report_tokens: int) -> None:
-        """report_tokens: steps between two reports of an engine; 0 without reports."""
+        """report_tokens: steps of an engine between two of its reports; 0 without reports."""
         self.num_interrupted = 0  # responses that ran on an engine when it was lost
         self.interrupted: list[str] = []  # these engines
         # the most tokens that each of these responses lost; empty without reports
@@ -126,8 +128,9 @@ class ReportedTokens:
         self._reported: dict[str, PartialResponse] = {}
 
     def keep(self, request: Request, new: NewTokens) -> NewTokens | None:
-        """Keep new tokens of a request's response. Returns the tokens to record, with the first of
-        them all that the response has; None for tokens that do not follow on the known ones."""
+        """Keep new tokens of a request's response. Returns the tokens to record: the first time
+        those from the beginning of the response on; None if the new tokens do not follow the known
+        ones."""
         known = self._reported.get(new.response_id)
         if known is not None:
             return new if known.extend(new) else None
@@ -160,7 +163,7 @@ class ReportedTokens:
 
 
 class Freeing:
-    """Devices of one round that go over from generating to training, while the round goes on."""
+    """Hands devices of one round over from generating to training, while the round goes on."""
 
     def __init__(
         self, on_freed: Callable[[ScaleDown], Awaitable[None]], elapsed_s: Callable[[], float]
@@ -173,11 +176,12 @@ class Freeing:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, decision: ScaleDown) -> None:
-        """Free the devices of empty engines in the background."""
+        """Free the devices of this decision in the background; its engines must be empty."""
         self._tasks.append(asyncio.create_task(self.free(decision)))
 
     async def free(self, decision: ScaleDown) -> None:
-        """Free the devices of empty engines: their learners may begin."""
+        """Free the devices of this decision, whose engines must be empty: its learners may
+        begin."""
         await self._on_freed(decision)
         self.learners += decision.learners
         self.freed_s += [self._elapsed_s()] * len(decision.learners)
@@ -193,7 +197,8 @@ class Freeing:
         await asyncio.gather(*self._tasks)
 
     async def stop(self, within_s: float) -> None:
-        """After a failure: stop freeing devices, whatever comes of it."""
+        """After a failure: wait up to within_s for devices to be freed, cancel the rest, and ignore
+        errors."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=within_s)
             for task in late:

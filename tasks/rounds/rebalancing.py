@@ -2,8 +2,8 @@
 
     interval, or an elastic worker has joined ─▶ read every engine ─▶ loads ─▶ `balance` ─▶ moves
 
-Nothing waits for a slow engine: one that does not answer in time is left out of the reading, and
-the caller checks where each response is by the time that it moves.
+An engine that does not answer within `READING_S` is left out of the reading. The caller must check
+where each response is by the time that it moves.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ READING_S = 5.0  # the longest wait for an engine's reading
 
 
 class Rebalancing:
-    """Reads the engines of one round again and again, for the moves that even out their loads."""
+    """Reads the engines of one round periodically and returns the moves that even out their
+    loads."""
 
     def __init__(
         self, config: BalancingConfig, pool: EnginePool, *, among_own: bool = False
     ) -> None:
-        """among_own: whether the run's own engines share among themselves, too."""
+        """among_own: whether responses also move between the run's own engines when no elastic
+        worker is present."""
         self._config = config
         self._among_own = among_own
         self._pool = pool
@@ -41,7 +43,8 @@ class Rebalancing:
 
     @property
     def is_worthwhile(self) -> bool:
-        """True if an engine should get a share: an elastic worker, or any if so planned."""
+        """True if responses may move: balancing is enabled, and there are elastic workers or the
+        run's own engines share among themselves."""
         is_wanted = self._among_own or self._pool.num_elastic_workers > 0
         return self._config.enabled and is_wanted
 
@@ -107,9 +110,9 @@ class Rebalancing:
 async def read_engines(
     pool: EnginePool,
 ) -> tuple[dict[str, int], tuple[RunningRequest, ...], dict[str, EngineLost]]:
-    """KV capacity in tokens of every engine of the run in service, the unfinished responses on
-    these, and the engines that were found lost; without elastic workers, whose room may be gone at
-    any moment."""
+    """Three parts: the KV-cache capacity in tokens of each own engine in service, the unfinished
+    responses on these engines, and the engines found lost. Elastic workers are left out, because
+    their capacity may be gone at any moment."""
     names = pool.own
     answers = await asyncio.gather(
         *(pool.engines[name].stats() for name in names), return_exceptions=True

@@ -1,5 +1,5 @@
-"""The records at the driver's two ends, the inputs and the result of a round, and the seams to the
-reward stage and to the training of other steps."""
+"""The inputs and the result of a round, and the driver's interfaces to the reward stage and to the
+training of other steps."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ from tasks.scheduling.stream_training import (
 
 
 class ScoreFeed(Protocol):
-    """The seam to the reward stage."""
+    """The driver's interface to the reward stage."""
 
     async def publish(self, generated: Sequence[Generated]) -> None:
         """Hand finished responses over for scoring."""
         ...
 
     async def scored(self, wait_s: float) -> list[Score]:
-        """Verdicts since the last call; waits up to wait_s for the first."""
+        """Return the verdicts since the last call; waits up to wait_s for the first."""
         ...
 
 
 class Publications(Protocol):
-    """The seam to the training of earlier steps."""
+    """The driver's interface to the training of earlier steps."""
 
     async def published(self, wait_s: float) -> list[int]:
-        """Weight versions that every engine has since the last call; waits up to wait_s for the
-        first."""
+        """Return the weight versions that have reached every engine since the last call; waits up
+        to wait_s for the first."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """A response that a round left on its engine, for the next one to go on with."""
+    """A response that a round left running on its engine, for the next round to adopt."""
 
     engine: str  # name of the replica
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
     attempt: int  # the attempt that requested it
-    num_kept: int  # sampled tokens that it had when it was sent there
+    num_kept: int  # sampled tokens that the response had when it was sent to the engine
     oldest_version: int = 0  # of the weights that may go on with it
 
     @property
@@ -88,34 +88,34 @@ async def _ignore(decision: ScaleDown) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInputs:
-    """Everything a round is played with."""
+    """Everything that the driver needs to play a round."""
 
-    plan: RoundPlan  # what is launched, and what must come home
+    plan: RoundPlan  # the prompts to launch, and the groups to accept
     versions: range  # weight versions whose tokens may be trained; of a synchronous round just one
     prompts: Mapping[str, Prompt]  # the plan's prompts, by id
     scheduler: RoundScheduler  # decides; fresh, for it remembers the round
-    engines: Sequence[Engine]  # the replicas, idle but for what is adopted
+    engines: Sequence[Engine]  # the replicas; nothing but adopted responses runs on them
     feed: ScoreFeed  # the reward stage
     sampling: SamplingConfig  # how responses are drawn
     # responses of an earlier attempt or round: whole ones stand in for their launches, partial ones
-    # are gone on with
+    # are continued
     recorded: Sequence[Response]
     seed: int  # the run's; every request derives its own from it
     deadline_s: float  # how long there may be no token, no response and no verdict
     on_finished: Callable[[Sequence[Generated]], None]  # called with whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
-    # which devices stop generating in mid-round; fresh, too
+    # decides which devices stop generating in mid-round; fresh, too
     stream_trainer: FreesDevices = field(default_factory=_frees_nothing)
-    # called with each of its decisions once the engines are empty
+    # called with each decision of the stream trainer once the engines are empty
     on_freed: Callable[[ScaleDown], Awaitable[None]] = _ignore
     # how long there may be no engine at all, where elastic workers may come
     empty_s: float = math.inf
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
-    adopted: Sequence[InFlight] = ()  # what the round before left on the engines
+    adopted: Sequence[InFlight] = ()  # responses that the round before left running
     leaves_running: bool = False  # whether what is carried may run on when the round is over
     publications: Publications | None = None  # of a round that overlaps the training of others
     elastic_workers: ElasticWorkers | None = None  # of a round that engines may join while it runs
-    # how such a round shares its responses out
+    # how a round with elastic workers distributes its responses
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
     # reads the recorded parts of responses that this or an earlier attempt began, by response id
     begun: Callable[[], Awaitable[Mapping[str, Generated]]] = _nothing_begun
@@ -125,12 +125,12 @@ class RoundInputs:
 
     @property
     def max_running(self) -> int | None:
-        """Requests that each of the engines has at a time; None for any number."""
+        """Requests that each engine runs at a time; None for any number."""
         limit = self.balancing.max_running if self.elastic_workers is not None else 0
         return limit or None
 
     def goes_on_with(self, found: Generated) -> bool:
-        """True if the round launches this response and may train its tokens."""
+        """True if the round may launch this response's prompt and train its tokens."""
         return found.prompt_id in self.prompts and self.allows(found)
 
     def allows(self, generated: Generated) -> bool:
@@ -142,8 +142,8 @@ class RoundInputs:
         return all(span.version in self.versions for span in spans)
 
     def may_use(self, version: int) -> bool:
-        """True if an elastic worker with this version is of use: in a round that overlaps training
-        an older one will be, when it has pulled newer weights."""
+        """True if the round can use an elastic worker with this weight version. A round that
+        overlaps training can use an older version, too: the worker will pull newer weights."""
         may_lag = self.publications is not None and version < self.versions.start
         return version in self.versions or may_lag
 
@@ -168,38 +168,38 @@ class RoundInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """The result of a round. `generated`, `carried_responses` and `stale_tokens` have every
-    sampled token once."""
+    """The result of a round. `generated`, `carried_responses` and `stale_tokens` together have
+    every sampled token once."""
 
     groups: tuple[Group, ...]  # accepted, in acceptance order
     deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
     dropped: tuple[str, ...]  # prompt ids given up
     filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
     generated: tuple[Generated, ...]  # every response, aborted ones included
-    # what engines handed over to others; these tokens are in `generated`, too
+    # partial responses that moved to another engine; their tokens are in `generated`, too
     migrated: tuple[Generated, ...]
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
     late: tuple[str, ...] = ()  # of the deferred and dropped ones, those that came too late
     freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order
     freed_s: tuple[float, ...] = ()  # when each of these was free, seconds of the round
-    took_s: float = 0.0  # the round, until nothing of it ran any more
+    took_s: float = 0.0  # seconds of the round, until none of its responses ran
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
     # of carried prompts: whole responses for the next round to count, and stopped ones that it goes
     # on with
     carried_responses: tuple[Response, ...] = ()
     in_flight: tuple[InFlight, ...] = ()  # responses of carried prompts that run on
-    awaited_weights_s: float = 0.0  # in which only newer weights could help it on
+    awaited_weights_s: float = 0.0  # seconds in which the round waited only for weights
     num_interrupted: int = 0  # responses that ran on an engine when it was lost
     interrupted: tuple[str, ...] = ()  # names of these engines
-    # the most tokens that each of those lost; empty where engines tell nothing of what they run
+    # the most tokens that each of these responses lost; empty without reports of tokens
     lost_tokens_bounds: tuple[int, ...] = ()
     # devices of every engine that joined the round, by its name
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """Prompt ids in training order."""
+        """Ids of the accepted prompts, in training order."""
         return tuple(group.prompt.prompt_id for group in self.groups)
 
     @property

@@ -36,19 +36,20 @@ from tasks.scheduling.seeding import SeedingWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
-    """The seeding window of one round, as its report keeps it; times are seconds of the round, but
-    for the first."""
+    """The seeding window of one round, as its report keeps it. All times but `began_s` are seconds
+    of the round."""
 
     began_s: float  # when the round began, Unix seconds
-    window_s: float | None  # that it was given; None without a length
-    closed_s: float | None  # when it closed; None where it was open to the end
-    is_early: bool  # whether it closed because there was nothing left to do
+    window_s: float | None  # planned length of the window; None without a length
+    closed_s: float | None  # when the window closed; None if it was open to the end
+    is_early: bool  # whether it closed because nothing was left to generate
     freed_s: tuple[float, ...]  # when each learner that the round freed was free
-    took_s: float  # the round, until nothing of it ran any more
+    took_s: float  # seconds of the round, until none of its responses ran
 
     @property
     def own_s(self) -> float:
-        """Seconds in which the run's own engines generated, the mean over the freed learners."""
+        """Seconds in which the run's own engines generated: the mean over the freed learners, or
+        the whole round if none was freed."""
         return sum(self.freed_s) / len(self.freed_s) if self.freed_s else self.took_s
 
     @classmethod
@@ -90,16 +91,16 @@ class RolloutReport:
     kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
     num_migrated: int = 0  # responses that went on in another engine
     freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
-    reward_waits: tuple[Interval, ...] = ()  # when it waited for nothing but verdicts
+    reward_waits: tuple[Interval, ...] = ()  # intervals in which the round waited only for verdicts
     carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
-    # responses that it left on the engines; empty in a report that is read back: they may be lost
+    # responses left on the engines; empty in a report that is read back: they may be lost
     in_flight: tuple[InFlight, ...] = ()
-    awaited_weights_s: float = 0.0  # in which its engines stood still until newer weights came
+    awaited_weights_s: float = 0.0  # seconds in which engines idled for newer weights
     late: tuple[str, ...] = ()  # of the deferred and dropped prompts, those that came too late
     # responses to the prompts that it trained, filtered or dropped, and their tokens
     num_decided_responses: int = 0
     num_decided_tokens: int = 0
-    num_unclaimed: int = 0  # responses that ran on in its engines though no round adopts them
+    num_unclaimed: int = 0  # responses that run on though no round adopts them
     num_interrupted: int = 0  # responses that ran on an engine when it was lost
     interrupted: tuple[str, ...] = ()  # names of these engines
     # bound on the tokens that each of those lost; empty where engines report no tokens
@@ -120,8 +121,8 @@ def round_report(
     *,
     is_evaluation: bool,
 ) -> RolloutReport:
-    """The report of a played round; `readings` of the run's engines afterwards, `devices` by
-    engine."""
+    """The report of a played round. readings: of the run's engines after the round; devices: by
+    engine name."""
     ended = [response for response in result.generated if response.finish_reason != "aborted"]
     rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
     launched = launched_of(
@@ -162,17 +163,18 @@ def round_report(
 
 
 def close_round(store: Store, step: int, report: RolloutReport) -> None:
-    """Make the round final: it is never played again."""
+    """Write the round's report, which closes the round: it is never played again."""
     store.keep(layout.round_file(step), json.dumps(asdict(report), indent=1).encode())
 
 
 def read_round(store: Store, step: int) -> RolloutReport | None:
-    """The report of a round that is closed, or None."""
+    """The report of a closed round; None if the round is not closed."""
     return _read(store, step, _report)
 
 
 def left_by_round(store: Store, step: int) -> tuple[InFlight, ...]:
-    """The responses that a closed round left on its engines, which may have lost them since."""
+    """The responses that a closed round left running on its engines, which may have been lost
+    since."""
 
     def left(raw: Mapping[str, Any]) -> tuple[InFlight, ...]:  # Any: JSON values
         return tuple(InFlight(**each) for each in raw.get("in_flight", ()))
@@ -181,8 +183,8 @@ def left_by_round(store: Store, step: int) -> tuple[InFlight, ...]:
 
 
 def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, ...]:
-    """Tokens after the prompt that each response of the last rounds before this step came to hold,
-    given ones included; of the closed ones among these rounds."""
+    """Tokens after the prompt, given ones included, that each response of the last num_rounds
+    rounds before this step held in a KV cache. Rounds that are not closed are left out."""
 
     def held(raw: Mapping[str, Any]) -> list[int]:  # Any: JSON values
         return [*raw.get("held_tokens", raw.get("lengths", ()))]  # earlier runs have lengths alone

@@ -37,13 +37,13 @@ PARTING_S = 10.0  # how long a round that has all it wants waits for its elastic
 
 
 class ResponseTracker:
-    """The unfinished responses of one round."""
+    """Tracks the unfinished responses of one round, and sends them to engines."""
 
     def __init__(
         self, inputs: RoundInputs, pool: EnginePool, on_lost: Callable[[Lost], None]
     ) -> None:
         self.freeing = Freeing(inputs.on_freed, lambda: self.elapsed_s)
-        self.is_closed = False  # whether the round has all that it wants
+        self.is_closed = False  # whether the round has accepted all its groups
         self.joined: dict[str, tuple[str, ...]] = {}  # devices of every elastic worker, by its name
         self.reported = ReportedTokens(inputs.report_tokens)
         self._inputs = inputs
@@ -57,9 +57,9 @@ class ResponseTracker:
         self._began_s = self._clock()
 
     async def begin(self) -> None:
-        """Free the devices that the round never needs, admit the elastic workers that are present,
-        find the responses that an earlier attempt or round has begun, and adopt those that the
-        round before left on its engines."""
+        """Prepare the round: free the devices that it never needs, admit the elastic workers that
+        are present, find the responses that an earlier attempt or round has begun, and adopt those
+        that the round before left running."""
         inputs = self._inputs
         for decision in inputs.stream_trainer.start():
             await self.freeing.free(decision)
@@ -81,14 +81,15 @@ class ResponseTracker:
         await self._reset_elastic(away)
 
     def close(self) -> None:
-        """Want nothing more: later responses are discarded."""
+        """Discard every response that comes back from now on, and wait for elastic workers only a
+        little longer (`PARTING_S`)."""
         self.is_closed = True
         self._pool.hurry(PARTING_S)
 
     # --- to the engines ------------------------------------------------------------------------
 
     def claim(self, launch: Launch) -> bool:
-        """True if this launch is of an adopted response, which runs already."""
+        """Return True if this launch is of an adopted response, which runs already."""
         self._oldest[launch.prompt_id] = launch.oldest_version
         name = response_id(launch.prompt_id, launch.index)
         is_adopted = name in self._unclaimed
@@ -96,7 +97,8 @@ class ResponseTracker:
         return is_adopted
 
     async def submit(self, responses: Sequence[tuple[str, int]]) -> None:
-        """Have responses generated, given as (prompt id, index), each from its kept tokens on."""
+        """Have responses generated, given as (prompt id, index); each continues from its kept
+        tokens."""
         requests = [
             replace(self._inputs.request(*response), oldest_version=self._oldest[response[0]])
             for response in responses
@@ -108,16 +110,16 @@ class ResponseTracker:
         await self.lose(await self._pool.hand_out())
 
     async def abort(self, names: Sequence[str]) -> None:
-        """Give these responses up."""
+        """Give up the responses with these ids, and stop them where they run."""
         self._aborted |= set(names)
         await self.lose(await self._pool.abort(names))
 
     async def abort_unclaimed(self) -> None:
-        """Give up adopted responses that are not wanted."""
+        """Give up the adopted responses that no launch has claimed."""
         await self.abort(sorted(self._unclaimed))
 
     async def leave(self, prompt_ids: Collection[str]) -> None:
-        """Let the responses of these prompts run on into the next round where it may adopt them,
+        """Let the responses of these prompts run on into the next round if that may adopt them,
         else abort them."""
         running = [name for name in self._pool.running if prompt_of(name) in prompt_ids]
         if self._inputs.leaves_running and running:
@@ -126,8 +128,8 @@ class ResponseTracker:
             await self.abort(running)
 
     async def scale_down(self, num_accepted: int) -> None:
-        """Free the devices that the round can do without, where that is due, and move their
-        responses."""
+        """If the stream trainer is due: read the engines, free the devices that the round can do
+        without, and move their responses."""
         trainer = self._inputs.stream_trainer
         moment = Moment(
             num_accepted=num_accepted,
@@ -155,7 +157,8 @@ class ResponseTracker:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until freeing devices may be due though nothing happens."""
+        """Seconds until the stream trainer may be due even if nothing happens; infinite if it never
+        is."""
         due_s = self._inputs.stream_trainer.next_due_s
         left_s = due_s - self.elapsed_s if due_s is not None else 0.0
         return left_s if left_s > TIMER_S and not self.is_closed else math.inf
@@ -217,8 +220,8 @@ class ResponseTracker:
         self._inputs.on_new_tokens(kept)
 
     def take(self, response: Generated) -> bool:
-        """Take a response that an engine has handed back. False for one that was stopped without
-        being given up: it may go on."""
+        """Take a response that an engine has handed back. Returns False for one that was stopped
+        without being given up, which may go on."""
         self._pool.finish(response.response_id)
         self.reported.forget(response.response_id)
         is_unwanted = self.is_closed or response.response_id in self._aborted
@@ -228,8 +231,8 @@ class ResponseTracker:
         return True
 
     async def resume(self, stopped: Sequence[Generated]) -> None:
-        """Send the responses that were to move to other engines, and report those that their engine
-        gave up as lost; then free the devices of engines that are empty now."""
+        """Resubmit the stopped responses that were to move, and report the others as lost, because
+        their engine gave them up. Then free the devices of engines that are empty now."""
         moving = self._migration.part(stopped)
         await self.submit([(response.prompt_id, response.index) for response in moving])
         for response in stopped:
@@ -242,8 +245,8 @@ class ResponseTracker:
         self._pool.remove_emptied()
 
     async def give_up(self, engines: Mapping[str, EngineLost]) -> None:
-        """Go on without engines that the round has found lost; elastic workers among them may live,
-        with their requests."""
+        """Go on without engines that the round has found lost. Elastic workers among them may live
+        and still run requests, so they must begin anew."""
         alive = self._pool.router.alive
         found = {name: error for name, error in engines.items() if name in alive}
         await self.lose(found)
@@ -260,8 +263,8 @@ class ResponseTracker:
             await self._inputs.elastic_workers.give_up(name, str(engines[name]))
 
     async def lose(self, engines: Mapping[str, EngineLost]) -> None:
-        """Remove engines that are gone, and report every response that went with them. Raises
-        EngineLost when the last engine is gone and none may come."""
+        """Remove engines that are gone, and report each response that they ran as lost. Raises
+        EngineLost when the last engine is gone and no elastic worker may come."""
         for name, error in engines.items():
             if not self._pool.router.is_alive(name):
                 continue
@@ -301,5 +304,5 @@ class ResponseTracker:
 
     @property
     def moved(self) -> Sequence[Generated]:
-        """Partial responses as engines handed them over to others."""
+        """Partial responses that moved to another engine, as their engines handed them over."""
         return self._migration.moved

@@ -32,24 +32,24 @@ from tasks.scheduling.events import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundProgress:
-    """The progress of a round."""
+    """The progress of a round at one moment: numbers of its groups and responses."""
 
-    step: int  # the step that it belongs to
-    num_wanted: int  # groups that it takes
-    num_accepted: int  # groups that it has taken
+    step: int  # the step that the round belongs to
+    num_wanted: int  # groups that the round is to accept
+    num_accepted: int  # groups that the round has accepted
     num_complete: int  # groups that have all verdicts which they need, and wait for a slot
-    num_undecided: int  # dispatched groups that are neither taken nor given up, these included
+    num_undecided: int  # dispatched groups, neither accepted nor given up; complete ones included
     num_carried: int  # of the undecided, groups that an earlier round began
     num_running: int  # responses on the engines
     num_unscored: int  # finished responses that wait for their verdict
     # the newest version in all engines; None of a round during which none is published
     version: int | None = None
     is_evaluation: bool = False  # whether it asks held-out prompts, after the step
-    lag: float | None = None  # mean lag of the accepted responses, versions; None before there are
+    lag: float | None = None  # mean lag of the accepted responses, versions; None before any
 
     @property
     def is_full(self) -> bool:
-        """True if the round has all of its groups."""
+        """True if the round has accepted all of its groups."""
         return self.num_accepted >= self.num_wanted
 
     @property
@@ -66,7 +66,8 @@ class RoundProgress:
 
 
 class ObservedScheduler:
-    """A scheduler with the same decisions, which remembers the progress of the round."""
+    """Passes the decisions of another scheduler on unchanged, and records the progress of the
+    round."""
 
     def __init__(self, scheduler: RoundScheduler, plan: RoundPlan) -> None:
         self._scheduler = scheduler
@@ -105,7 +106,7 @@ class ObservedScheduler:
 
     @property
     def progress(self) -> RoundProgress:
-        """The progress of the round, without its lag."""
+        """The progress of the round so far, with `lag` unset."""
         plan = self._plan
         complete = [
             name for name in self._undecided if self._num_valid[name] >= plan.accept_per_prompt

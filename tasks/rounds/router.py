@@ -7,9 +7,9 @@ spread over replicas when decoding dominates, and stay together when a long prom
 computed twice for short answers. A replica may have a limit of requests, beyond which it gets none,
 and weights that are too old for some of them.
 
-Added work is the same for all replicas but those that have computed the prompt before. So a choice
-is between these few, those whose weights may lag behind and the one with the least to do of all
-others, which a heap knows: it costs the logarithm of the number of replicas.
+A request adds the same work to every replica, except to those that have computed its prompt before.
+So the router compares only these few, those whose weights may lag behind, and the one of all others
+with the least to do, which a heap finds in time logarithmic in the number of replicas.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class _Replica:
 
 
 class Router:
-    """Running requests by replica."""
+    """Assigns requests to replicas, and knows which requests run on each."""
 
     def __init__(self, names: Sequence[str], max_running: int | None = None) -> None:
-        """max_running: requests that each of these takes at a time; None for any number."""
+        """max_running: requests that each of these replicas takes at a time; None for any
+        number."""
         self._replicas: dict[str, _Replica] = {}
         self._where: dict[str, str] = {}  # replicas, by the id of the response that each runs
         self._holders = defaultdict[str, set[str]](set)  # replicas that have computed a prompt
@@ -58,39 +59,39 @@ class Router:
         # (cost, order, name) of every other replica that has room, and outdated entries
         self._least: list[tuple[int, int, str]] = []
         self._num_added = 0
-        self._given: set[str] = set()  # those that got requests since `take_given`
-        self._retired: set[str] = set()  # they come back when no other is left
-        self._leaving: set[str] = set()  # they never come back
+        self._given: set[str] = set()  # replicas that got requests since `take_given`
+        self._retired: set[str] = set()  # retired replicas; they come back when no other is left
+        self._leaving: set[str] = set()  # replicas that are leaving; they never come back
         for name in names:
             self.add(name, max_running)
 
     @property
     def alive(self) -> tuple[str, ...]:
-        """Replicas that are there, those included that take no more requests."""
+        """Names of the replicas that are present, including those that take no more requests."""
         return tuple(self._replicas)
 
     @property
     def in_service(self) -> tuple[str, ...]:
-        """Replicas that take requests."""
+        """Names of the replicas that take requests."""
         return tuple(filter(self.is_in_service, self._replicas))
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """Replicas that will be gone soon."""
+        """Names of the replicas that will be gone soon."""
         return tuple(name for name in self._replicas if name in self._leaving)
 
     @property
     def num_alive(self) -> int:
-        """Number of replicas that are there."""
+        """Number of replicas that are present."""
         return len(self._replicas)
 
     @property
     def num_in_all(self) -> int:
-        """Requests that the replicas have not answered."""
+        """Number of requests, over all replicas, that are not answered."""
         return len(self._where)
 
     def is_alive(self, name: str) -> bool:
-        """True if this replica is there."""
+        """True if this replica is present."""
         return name in self._replicas
 
     def is_in_service(self, name: str) -> bool:
@@ -120,17 +121,18 @@ class Router:
         return version is None or version >= request.oldest_version
 
     def retire(self, name: str) -> None:
-        """Give a replica no more requests, unless no other is left; running ones go on."""
+        """Assign a replica no more requests, unless no other is left; running ones go on."""
         self._retired.add(name)
 
     def leave(self, name: str) -> None:
-        """Give a replica no more requests, whatever happens; running ones go on."""
+        """Assign a replica no more requests, because it will be gone soon; running ones go on."""
         self._leaving.add(name)
         self._keep_one()
 
     def assign(self, request: Request, wanted: str = "") -> str | None:
-        """Choose a replica for this request, which counts as running there from now on: the wanted
-        one if it can take the request; None if none has room and weights that are new enough."""
+        """Choose a replica for this request, which counts as running there from now on. Takes the
+        `wanted` replica if that can run the request; returns None if no replica has room and new
+        enough weights."""
         name = wanted if self._takes(wanted, request) else self._choose(request)
         if name is not None:
             self.adopt(name, request)
@@ -156,7 +158,7 @@ class Router:
             self._offer(name)
 
     def take_given(self) -> set[str]:
-        """Replicas that got requests since the last call."""
+        """Return the names of the replicas that got requests since the last call."""
         given, self._given = self._given, set()
         return given
 
@@ -165,24 +167,26 @@ class Router:
         return self._replicas[name].order
 
     def cost(self, name: str) -> int:
-        """The work of this replica in prefilled tokens; 0 exactly when nothing runs there."""
+        """The work of this replica in units of one prefilled token; exactly 0 when nothing runs
+        there."""
         return self._replicas[name].cost
 
     def room(self, name: str) -> int | None:
-        """Requests that a replica could take beside its own; None for any number."""
+        """Number of further requests that a replica can take; None for any number, or if the
+        replica is gone."""
         return self._replicas[name].room if name in self._replicas else None
 
     def where(self, response_id: str) -> str | None:
-        """The replica that a response runs on, or None."""
+        """The name of the replica that a response runs on; None if it runs on none."""
         return self._where.get(response_id)
 
     def requested(self, name: str, response_id: str) -> Request | None:
-        """The request of a response that runs on this replica, or None."""
+        """The request of a response that runs on this replica; None if it does not run there."""
         is_there = self._where.get(response_id) == name
         return self._replicas[name].running[response_id][0] if is_there else None
 
     def num_running(self, name: str) -> int:
-        """Requests that this replica has not answered."""
+        """Number of requests that this replica has not answered."""
         return len(self._replicas[name].running) if name in self._replicas else 0
 
     def running(self) -> tuple[str, ...]:

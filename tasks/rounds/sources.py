@@ -1,14 +1,15 @@
-"""The sources of a round's events: its engines, the feed of verdicts, publications of weights,
-elastic workers, and after a silence the readings of the engines.
+"""The sources of a round's events: its engines, the feed of verdicts, publications of weights, news
+of elastic workers, moves for balancing, and after a silence readings of the engines.
 
     next ─▶ poll every source that may have something ─▶ wait for the first ─▶ Incoming
 
 Long polls: an engine is polled only while it runs something, the feed only while a verdict is due,
 so that a round ends the moment its last response does. Each source has one open poll at most.
 
-A round that is silent for its deadline ends. Tokens are looked for only when nothing else has
-happened for a quarter of the deadline, so that a busy round costs its engines no call, and a stall
-is noticed a quarter late at most. Leaves out what follows from the answers (`driver`).
+A round that is silent for its deadline ends. The engines are asked for their tokens only when
+nothing else has happened for a quarter of the deadline: a busy round costs its engines no call, and
+a stall is noticed at most a quarter of the deadline late. Leaves out what follows from the answers
+(`driver`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Answer = asyncio.Task[Any]  # Any: the source's own type; result() gives that, o
 
 
 class LongPolls:
-    """The open polls, one per source at most. Belongs to one event loop."""
+    """The open polls of a round's sources, at most one per source. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._open: dict[str, Answer] = {}
@@ -56,7 +57,7 @@ class LongPolls:
         return source in self._open
 
     def open(self, source: str, poll: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Poll a source, unless a poll of it is open. Any: see Answer."""
+        """Start a poll of a source, unless one is open. Any: see Answer."""
         if source not in self._open:
             self._open[source] = asyncio.create_task(poll())
             self._open[source].add_done_callback(lambda _: self._note(source))
@@ -66,8 +67,8 @@ class LongPolls:
         self._has_answered.set()
 
     async def next(self, wait_s: float) -> tuple[str, Answer]:
-        """The next source to answer, and the ended task. Raises TimeoutError when none does within
-        wait_s."""
+        """Wait for the next source to answer; returns its name and the ended task. Raises
+        TimeoutError when no source answers within wait_s."""
         ends_s = asyncio.get_running_loop().time() + wait_s
         while True:
             while self._answered:
@@ -79,18 +80,18 @@ class LongPolls:
                 await self._has_answered.wait()
 
     def drop(self, source: str) -> None:
-        """Forget the poll of a source, if one is open."""
+        """Cancel the poll of a source, if one is open."""
         if source in self._open:
             self._open.pop(source).cancel()
 
     def close(self) -> None:
-        """Forget every poll."""
+        """Cancel every open poll."""
         for source in list(self._open):
             self.drop(source)
 
 
 class SilenceWatch:
-    """Watches that a token, a response or a verdict comes within every deadline. Pure."""
+    """Tracks the deadline within which a token, a response or a verdict must come. Pure."""
 
     def __init__(self, deadline_s: float, now_s: float) -> None:
         self._deadline_s = deadline_s
@@ -99,12 +100,13 @@ class SilenceWatch:
         self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
-        """Begin a new deadline: something happened."""
+        """Begin a new deadline, because something happened."""
         self._ends_s = now_s + self._deadline_s
         self._reading_s = now_s + self._deadline_s / READINGS
 
     def read(self, reading: EngineStats, now_s: float) -> None:
-        """Take the reading of an engine; tokens since its first reading restart the deadline."""
+        """Record the reading of an engine; tokens generated since the reading before restart the
+        deadline."""
         before = self._generated.get(reading.engine, reading.tokens_generated)
         self._generated[reading.engine] = reading.tokens_generated
         self._unfinished[reading.engine] = sum(reading.progress.values())
@@ -113,7 +115,7 @@ class SilenceWatch:
             self.restart(now_s)
 
     def is_reading_due(self, now_s: float) -> bool:
-        """True after a silence so long that the engines are worth reading."""
+        """True after a silence long enough for a reading of the engines."""
         return now_s >= self._reading_s
 
     def is_over(self, now_s: float) -> bool:
@@ -150,7 +152,8 @@ class EventSources:
     def __init__(
         self, pool: EnginePool, inputs: RoundInputs, describe_stall: Callable[[], str]
     ) -> None:
-        """describe_stall: the words of the TimeoutError that ends a silence of deadline_s."""
+        """describe_stall: makes the message of the TimeoutError that ends a silence of
+        deadline_s."""
         self.awaited_weights_s = 0.0  # in which only newer weights could help
         self._pool = pool
         self._feed = inputs.feed
@@ -163,15 +166,16 @@ class EventSources:
         self._clock = asyncio.get_running_loop().time
         self._silence = SilenceWatch(inputs.deadline_s, self._clock())
         self._empty_s = inputs.empty_s
-        self._had_engines_s = self._clock()  # when there was one last
+        self._had_engines_s = self._clock()  # when there was an engine last
 
     async def next(self, *, verdicts: bool, max_s: float = math.inf) -> Incoming:
-        """The next answer; empty when a poll ended without one. Raises TimeoutError, and EngineLost
-        when there has been no engine for too long.
+        """Wait for the next answer of a source; it is empty when a poll ended without one. Raises
+        TimeoutError after a silence of deadline_s, and EngineLost when there has been no engine for
+        too long.
 
-        verdicts: whether any are due. max_s: the longest wait. A round that only newer weights can
-        help, in all engines or in an elastic worker that lags, waits for as long as their training
-        or its pull, which have deadlines of their own.
+        verdicts: whether any are due. max_s: the longest wait. If only newer weights can help the
+        round, there is no deadline here: the training of these weights, and their pull by an
+        elastic worker, have deadlines of their own.
         """
         began_s = self._clock()
         self._open_polls(verdicts, began_s)
@@ -190,8 +194,8 @@ class EventSources:
             self.awaited_weights_s += self._clock() - began_s if awaits_weights else 0.0
         incoming = self._incoming(source, answer)
         generated = incoming.responses or incoming.new_tokens
-        # an elastic worker that comes helps on what waits for one; elastic workers that only come
-        # and go help nobody
+        # an elastic worker that comes may take pending requests; without any, its coming and going
+        # is no progress
         is_help = bool(incoming.elastic_workers) and self._pool.num_pending > 0
         if generated or incoming.scores or incoming.published or incoming.lost or is_help:
             self._silence.restart(self._clock())
@@ -250,7 +254,7 @@ class EventSources:
             return Incoming(lost={name: error})
 
     def describe(self) -> str:
-        """For the deadline's error message: the engines that live, and how far each has come."""
+        """Describe the engines that live and their tokens, for the deadline's error message."""
         running, tokens = self._pool.router.num_running, self._silence.tokens_on
         names = self._pool.router.alive
         engines = [f"{name} ({running(name)} running, {tokens(name)} tokens)" for name in names]
@@ -259,16 +263,17 @@ class EventSources:
         return f"alive: {', '.join(engines) or 'no engine'}{queue}"
 
     def only_engines(self, deadline_s: float) -> None:
-        """Expect no verdict any more, and let a wait for the engines last this long from now on."""
+        """Wait only for the engines from now on, with this deadline for a silence; drop the polls
+        of all other sources."""
         for source in (FEED, PUBLICATIONS, ELASTIC_WORKERS):
             self._polls.drop(source)
         self._publications = self._elastic_workers = None
         self._silence = SilenceWatch(deadline_s, self._clock())
 
     def are_polled(self, engines: Iterable[str]) -> bool:
-        """True while one of these engines has yet to answer."""
+        """True while a poll of one of these engines is open."""
         return any(map(self._polls.is_open, engines))
 
     def close(self) -> None:
-        """Poll nothing any more."""
+        """Cancel all polls."""
         self._polls.close()

@@ -1,25 +1,27 @@
-"""The scheduler of a round that overlaps the training of earlier steps, or goes on with what those
-before it stopped (`pauses`): then nothing is published while it is played.
+"""The scheduler of an asynchronous round. The round overlaps the training of earlier steps, or
+(`pauses`) goes on with responses that the round before stopped; then no weights are published
+meanwhile.
 
     start ── what the round before left undecided, then new prompts ─▶ launched
-    Published(version) ─▶ more prompts may be dispatched (`admission`)
+    Published(version) ─▶ more prompts may be dispatched (`Admission`)
     a group has R0 verdicts ─▶ its siblings are aborted; filtered, or accepted, or held while its
                                slot is another's
     all slots taken ─▶ carry what is undecided into the next round, close
 
-A slot is another's if a group of a nearer deadline will need it. Of the groups that are held, the
-one of the nearest deadline is accepted first. What a short round defers goes on here: as many
-groups as are dispatched ahead of a step compete for its slots, and those that come too late are
-carried, tokens and all. Within a prompt eta_R is that of `short_round`; a prompt that was parked is
-asked for no more than is trained, as in a long round. While earlier steps still train, every group
-is waited for at its deadline: to close sooner would give it up and gain nothing. After that
+A slot is another's if a group with a nearer deadline will need it. Of the groups that are held, the
+one with the nearest deadline is accepted first. Groups that a short round would defer go on here:
+all groups that are dispatched ahead of a step compete for its slots, and those that come too late
+are carried into the next round with their tokens. Within a prompt, eta_R works as in `short_round`;
+a prompt that was parked before launches only R0 responses, as in a long round. While earlier steps
+still train, the round waits for every group at its deadline: closing sooner would give the group up
+and gain nothing. After that, `at_deadline` decides:
 
-    wait          the round waits for it: no token lags more than the bound, and none is lost
-    drop          it is given up as soon as the slots are filled without it, which favours short
-                  answers: to compare with
-    park          it is put into the long-prompt queue, which comes first once it fills a step, and
-                  is waited for the second time
-    train_anyway  it is trained whenever it is complete: the lag has no bound; to compare with
+    wait          the round waits for the group: no token lags more than the bound, none is lost
+    drop          the group is given up as soon as the slots are filled without it, which favours
+                  short answers; a baseline
+    park          the group is put into the long-prompt queue, which comes first once it fills a
+                  step; the second time the round waits for the group
+    train_anyway  the group is trained whenever it is complete, without a bound on lag; a baseline
 """
 
 from __future__ import annotations
@@ -52,14 +54,14 @@ class _Undecided:
     """A dispatched group that has not been accepted or given up."""
 
     group: GroupProgress
-    version: int  # the newest that every engine had when it was dispatched
+    version: int  # the newest that every engine had when the group was dispatched
     deadline: int  # the last step that may train it
-    is_due: bool  # whether it must be trained by its deadline, so that a slot is kept for it
+    is_due: bool  # whether the group must be trained by its deadline: a slot is kept for it
 
 
 class AsynchronousScheduler:
-    """Accepts `accept_prompts` groups; fewer only when dropped prompts leave too few to choose
-    from."""
+    """Schedules an asynchronous round, which accepts `accept_prompts` groups; fewer only when
+    dropped prompts leave too few to choose from."""
 
     def __init__(self, plan: RoundPlan, at_deadline: AtDeadline) -> None:
         assert plan.admission is not None, "an asynchronous round is planned with an admission"
@@ -75,10 +77,10 @@ class AsynchronousScheduler:
         self._num_dispatched = plan.admission.num_before
         self._num_free = plan.accept_prompts
         self._undecided: dict[str, _Undecided] = {}  # in the order of dispatch
-        # how many of them there are by deadline and `is_due`: to count them anew for every event
-        # would take time that grows with the square of the groups
+        # number of undecided groups by deadline and `is_due`: counting them for every event would
+        # take time that grows with the square of the groups
         self._counts: Counter[tuple[int, bool]] = Counter()
-        self._complete: dict[str, None] = {}  # those of them, in the order of completion
+        self._complete: dict[str, None] = {}  # undecided groups, in the order of completion
         self._is_closed = False
 
     def start(self) -> list[Decision]:
@@ -101,7 +103,8 @@ class AsynchronousScheduler:
         return decisions
 
     def publish(self, event: Published) -> list[Decision]:
-        """Versions are gone through one by one: a round that is played again admits as it did."""
+        """Dispatch groups for each version up to the published one, version by version, so that a
+        round that is played again dispatches the same groups."""
         decisions: list[Decision] = []
         while self._version < event.version and not self._is_closed:
             self._version += 1
@@ -125,8 +128,8 @@ class AsynchronousScheduler:
         return decisions
 
     def _dispatch(self, group: GroupProgress, dispatched: Dispatched) -> list[Decision]:
-        """Older weights than those that it was dispatched at may generate none of it: their tokens
-        would lag more than L versions at its deadline."""
+        """Launch a group's responses. None of them may be generated by weights older than those at
+        dispatch: at the group's deadline its tokens would lag more than L versions."""
         group.oldest_version = dispatched.version
         waits_for = self._at_deadline == "park" and dispatched.is_returned
         undecided = _Undecided(

@@ -3,11 +3,12 @@ less to do.
 
     loads of all engines ─▶ balance ─▶ moves ─▶ (stopped there, resumed here) ─▶ loads ─▶ ...
 
-A move costs the other engine a prefill of all that the response has, so that the youngest responses
-move, only from engines that have more to do than where they go even when they are there, and none
-ever to where it was before. An engine that decodes few responses gives none up: fewer would be no
-faster. So nothing moves forth and back, whatever the loads do between two looks. Pure. Leaves out
-how a response moves (`rounds.generation`) and who takes the loads (`rounds.rebalancing`).
+A move costs the target engine a prefill of all tokens that the response has. So the youngest
+responses move, only to engines that have less to do even after the move, and never to an engine
+where they were before. An engine that decodes few responses gives none up: fewer would be no
+faster. So no response moves back and forth, whatever the loads do between two readings. Pure.
+Leaves out how a response moves (`rounds.migration`) and how the loads are read
+(`rounds.rebalancing`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from artifacts.fixed_fields import Fixed
 
 
 class BalancingConfig(BaseModel):
-    """Looks at the engines of such a round, and what each look may move."""
+    """How often the loads of a round's engines are compared, and what each comparison may move."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,33 +33,33 @@ class BalancingConfig(BaseModel):
             " and among the run's own where its policy says so (scheduling.moves_running)."
         ),
     )
-    # seconds between two looks at the engines; a worker that joins is one more
+    # seconds between two comparisons of loads; a worker that joins causes one more
     interval_s: Fixed[float] = 5.0
     # share by which an engine must have more to do than the one that takes a response from it
     # will then have
     threshold: Fixed[float] = 0.25
-    max_moves: Fixed[int] = 32  # responses that a look moves at most
+    max_moves: Fixed[int] = 32  # responses that one comparison moves at most
     # responses that an engine keeps: so few are decoded as fast as one
     keep_running: Fixed[int] = 4
-    # requests that an engine of the run itself has at a time in a round that elastic workers
-    # may join, the others wait for whoever has room; 0 for any number
+    # requests that each of the run's own engines has at a time in a round that elastic workers
+    # may join, while the others wait for an engine with room; 0 for any number
     max_running: Fixed[int] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovableResponse:
-    """A response that an engine has begun or has waiting."""
+    """A response that an engine runs or has queued, and that may move to another engine."""
 
     response_id: str
     remaining_tokens: int  # up to its bound
-    # the engines that it never goes to: where it has been, this one among them, and where the
-    # weights are too old for it
+    # engines that the response never goes to: those where it has been, the present one among them,
+    # and those whose weights are too old for it
     closed: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """The work of an engine."""
+    """The work that an engine has left, and the responses that it may give up."""
 
     engine: str  # name of the replica
     remaining_tokens: int  # of all its requests, up to their bounds
@@ -97,8 +98,8 @@ class _Shared:
 
 
 def balance(config: BalancingConfig, loads: Sequence[EngineLoad]) -> list[Move]:
-    """Decide the moves that follow from these loads, in order. An engine whose speed is not known
-    counts as fast as the others on average."""
+    """Decide which responses move, in order, given the loads of all engines. An engine of unknown
+    speed counts as fast as the others on average."""
     if not config.enabled:
         return []
     engines = _shared(loads)
@@ -157,17 +158,19 @@ def _shared(loads: Sequence[EngineLoad]) -> list[_Shared]:
 
 
 class Speeds:
-    """The speeds of engines that have enough to do: the best measured between two readings."""
+    """Tokens per second of each engine under a sufficient load: the highest rate between two
+    readings."""
 
     def __init__(self, keep_running: int) -> None:
-        """keep_running: responses beyond which an engine has enough to do."""
+        """keep_running: an engine is measured only while it runs more responses than this."""
         self._keep_running = keep_running
         self._best: dict[str, float] = {}
         self._before: dict[str, tuple[float, int]] = {}  # when, and tokens generated until then
 
     def measure(self, engine: str, num_running: int, tokens_generated: int, now_s: float) -> None:
-        """Take a reading: the responses that the engine runs now, and the tokens that it has
-        generated since its start."""
+        """Record a reading of an engine: the responses that it runs now, and the tokens that it has
+        generated since its start. now_s: the time of the reading, by a clock that all readings
+        share."""
         before = self._before.pop(engine, None)
         if num_running <= self._keep_running:
             return
@@ -177,5 +180,5 @@ class Speeds:
             self._best[engine] = max(speed, self._best.get(engine, 0.0))
 
     def of(self, engine: str) -> float | None:
-        """Tokens per second, or None as long as nothing was measured."""
+        """Highest measured tokens per second of an engine; None before the first measurement."""
         return self._best.get(engine)

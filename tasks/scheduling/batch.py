@@ -1,4 +1,5 @@
-"""What a step trains, and the counts that a policy makes of it. Pure."""
+"""The size of a step, and the numbers of prompts and responses that a policy derives from it.
+Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class BatchConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundShape:
-    """The prompts and responses of one kind of round."""
+    """Numbers of prompts and responses that rounds of one kind launch and train."""
 
     kind: str  # the name of these rounds in records, reports and pictures
     launch_prompts: int  # prompts that are launched
@@ -50,7 +51,8 @@ def round_shape(
     response_overprovision: float = 1.0,
     frequency: float = 1.0,
 ) -> RoundShape:
-    """The shape of a round that trains a step and over-provisions by these factors."""
+    """The shape of a round that trains the prompts and responses of one step, and launches more of
+    both by these factors."""
     return RoundShape(
         kind=kind,
         launch_prompts=times(prompt_overprovision, batch.prompts_per_step),
@@ -63,7 +65,7 @@ def round_shape(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAlgebra:
-    """The counts that follow from a policy and a batch."""
+    """The counts that follow from a policy and a batch, known before a run starts."""
 
     rounds: tuple[RoundShape, ...]  # of the planned steps; the ordinary kind of round first
     reserve_prompts: int  # further prompts that may take the place of groups whose rewards agree
@@ -95,19 +97,21 @@ class BatchAlgebra:
 
     @property
     def ordinary(self) -> RoundShape:
-        """The round that a run begins with."""
+        """The kind of round that a run begins with."""
         return self.rounds[0]
 
     @property
     def period_steps(self) -> int:
-        """Steps after which a run in steady state has trained as much as it launched."""
+        """Number of steps after which a run in steady state has trained as many prompts as it has
+        launched."""
         return sum(math.ceil(shape.frequency) for shape in self.rounds)
 
     def shape_of(self, kind: str) -> RoundShape:
-        """The counts of the rounds of this kind."""
+        """The shape of the rounds of this kind. Raises KeyError for a kind that the policy does not
+        play."""
         return {shape.kind: shape for shape in self.rounds}[kind]
 
 
 def times(factor: float, count: int) -> int:
-    """The over-provisioned count, rounded up."""
+    """The count times the over-provisioning factor, rounded up."""
     return math.ceil(round(count * factor, 6))  # 1.1 * 10 is 11, not 12

@@ -8,15 +8,17 @@ prompt takes its place.
         -> it is asked early and stands by
     a stand-in cannot be needed any more -> it is aborted, and comes first in the next round
 
-One prompt comes for one that went, of the same domain: the mix of domains stays what was drawn, and
-the reserve bounds how long a round can go on. There is room as long as no more requests are active
-than the round began with (RollPacker, section 7). Without a reserve nothing is filtered.
+Every filtered group is replaced by one prompt of its domain: the mix of domains stays as drawn, and
+the reserve bounds how long a round can go on. There is room for an early prompt as long as no more
+requests are active than the round began with (RollPacker, section 7). Without a reserve nothing is
+filtered.
 
 A stand-in joins in the order of the reserve and only in place of a filtered group, whatever its own
-answers are and however soon they came. So a round filters as many groups, and trains the same ones
-whose rewards differ, as if it had asked nothing early. What was asked in vain counts as not asked,
-and draws the same responses when its turn comes. Short rounds ask nothing early: other prompts are
-under way there, and a prompt that started sooner would be ahead in the race for a slot.
+answers are and however soon they came. So a round filters as many groups, and trains the same
+groups with differing rewards, as if it had asked no prompt early. A stand-in that was not needed
+counts as not asked, and draws the same responses when its turn comes. Short rounds ask no prompt
+early: other prompts run there already, and a prompt that started sooner would be ahead in the race
+for a slot.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from collections.abc import Collection, Iterable
 from tasks.scheduling.events import Decision, Event, RoundPlan
 from tasks.scheduling.groups import GroupProgress
 
-# probability of being needed from which on a prompt is asked early: where every token costs its own
-# time, what is asked in vain costs as much as it may gain
+# a prompt is asked early if it is needed with more than this probability: where every token costs
+# its own time, a prompt asked in vain costs as much as one that is needed may gain
 ASK_ABOVE = 0.9
-TELLING_VERDICTS = 2  # fewer of a group say nothing about whether its rewards agree
+TELLING_VERDICTS = 2  # fewer verdicts say nothing about whether a group's rewards agree
 
 
 class Reserve:
-    """The further prompts that a round may launch, some of them early."""
+    """The further prompts that a round may launch in place of filtered groups, some of them early
+    as stand-ins."""
 
     def __init__(self, plan: RoundPlan) -> None:
         self._plan = plan
@@ -42,7 +45,8 @@ class Reserve:
         self._standing_by: list[GroupProgress] = []  # asked early, in the order of the reserve
 
     def replacement(self, group: GroupProgress) -> GroupProgress | None:
-        """The group that replaces this complete one, begun or not; None if it is to be trained."""
+        """The group that takes the place of this complete one, launched early or not yet; None if
+        the complete group is to be trained."""
         if not self.filters(group):
             return None
         for stand_in in self._standing_by:
@@ -52,12 +56,12 @@ class Reserve:
         return self._next(group.ref.domain)
 
     def filters(self, group: GroupProgress) -> bool:
-        """True if the round filters this group."""
+        """True if the round filters this group: its rewards agree, and the plan has a reserve."""
         return bool(self._plan.reserve) and group.is_flat
 
     def handle(self, event: Event) -> list[Decision]:
-        """Take an event of a stand-in, and abort the surplus responses of a complete one; events of
-        other groups change nothing."""
+        """Pass an event of a stand-in to it, and abort its surplus responses once it is complete;
+        events of other groups change nothing."""
         for stand_in in self._standing_by:
             if stand_in.ref.prompt_id == event.prompt_id:
                 launches = stand_in.handle(event)
@@ -65,8 +69,8 @@ class Reserve:
         return []
 
     def foresee(self, undecided: Collection[GroupProgress]) -> list[Decision]:
-        """Launch the stand-ins early that these undecided groups will probably need, and give up
-        those that none of them can need any more."""
+        """Launch early the stand-ins that these undecided groups will probably need, and abort the
+        stand-ins that no undecided group can need any more."""
         if not self._plan.reserve or self._plan.scores_last:
             return []
         return [*self._give_up(undecided), *self._ask_early(undecided)]

@@ -17,7 +17,7 @@ from tasks.scheduling.staleness import Admission
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRef:
-    """A reference to a prompt, as far as schedulers know it."""
+    """A reference to a prompt, with all that schedulers know of the prompt."""
 
     prompt_id: str  # its id
     domain: str  # its quota key
@@ -33,7 +33,7 @@ class PromptRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A response came back whole (stop or length)."""
+    """A response has ended by itself or at its length bound."""
 
     prompt_id: str
     index: int
@@ -42,7 +42,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A finished response has its verdict; INFRA means that none could be reached after retries."""
+    """A finished response has its verdict; INFRA means that no verdict could be reached after
+    retries."""
 
     prompt_id: str
     index: int
@@ -52,7 +53,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A launched response vanished with its engine; nothing of it is left."""
+    """A launched response vanished with its engine and must be launched again."""
 
     prompt_id: str
     index: int
@@ -63,7 +64,8 @@ Event = Finished | Scored | Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Every engine samples with this weight version from now on, and the weight check passed it."""
+    """Every engine samples with this weight version from now on, and the weight check has passed
+    it."""
 
     version: int
 
@@ -106,8 +108,8 @@ class Defer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Give this prompt up: too few of its responses can be scored, or it is too late to train
-    them. It leaves the run, counted."""
+    """Give this prompt up: too few of its responses can be scored, or it is too late to train them.
+    The prompt leaves the run and is counted."""
 
     prompt_id: str
     # whether the reason is its deadline, or that the step's slots are filled without it
@@ -116,20 +118,20 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Leave this complete group untrained: its rewards agree. The prompt leaves the run, counted,
-    and takes no slot."""
+    """Leave this complete group untrained because its rewards agree. The prompt leaves the run, is
+    counted, and takes no slot."""
 
     prompt_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carry:
-    """Go on with this prompt in the next round: its running responses run on, finished ones are
+    """Leave this prompt to the next round: its running responses run on, its finished ones are
     kept."""
 
     prompt_id: str
     version: int  # the newest that every engine had when the prompt was dispatched
-    # the responses that it will be trained on, if it is complete: no others are wanted
+    # of a complete prompt, the responses that it will be trained on: no others are wanted
     indices: tuple[int, ...] = ()
 
 
@@ -187,23 +189,23 @@ class RoundPlan:
     balances: bool = False
     # asked in this order as weights are published, before the reserve; of asynchronous rounds
     upcoming: tuple[PromptRef, ...] = ()
-    # bounds what may be asked before more weights are published; None where nothing is carried
+    # bound on the prompts asked before newer weights are published; None in a synchronous round
     admission: Admission | None = None
-    # whether what it carries is stopped when it closes, and no other round begins before its step
-    # is trained
+    # whether the carried responses are stopped when the round closes, and no other round begins
+    # before its step is trained
     pauses: bool = False
     # treatment of running responses when the step's weights are loaded
     at_update: Running = Running.DROP
 
     @property
     def num_carried(self) -> int:
-        """The number of prompts, the first ones, that the round before left undecided."""
+        """Number of leading `prompts` that the round before left undecided."""
         return len(self.admission.carried) if self.admission else 0
 
     @property
     def versions(self) -> range:
-        """Weight versions whose tokens the step may train: those within the bound, or the version
-        of the step before."""
+        """Weight versions whose tokens the step may train: those within the bound on lag, or in a
+        synchronous round only the version of the step before."""
         if self.admission is not None:
             return self.admission.versions(self.step)
         return range(self.step - 1, self.step)
@@ -220,8 +222,8 @@ class RoundPlan:
 
     @property
     def is_long(self) -> bool:
-        """True if all prompts of the round were deferred by earlier ones, those of its reserve
-        aside."""
+        """True if the round launches only prompts that earlier rounds deferred, apart from its
+        reserve."""
         return 0 < self.num_queued == len(self.prompts)
 
     @property
@@ -231,7 +233,7 @@ class RoundPlan:
 
 
 class RoundScheduler(Protocol):
-    """Decides one round. `start` once, then `handle` for every event until CloseRound."""
+    """Decides one round. Call `start` once, then `handle` for every event until CloseRound."""
 
     def start(self) -> list[Decision]: ...
 
@@ -244,6 +246,6 @@ class RoundScheduler(Protocol):
 
 @runtime_checkable
 class OverlappedScheduler(RoundScheduler, Protocol):
-    """Decides a round during which weights may be published: earlier steps still train."""
+    """Decides a round during which weights may be published, because earlier steps still train."""
 
     def publish(self, event: Published) -> list[Decision]: ...

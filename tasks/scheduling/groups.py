@@ -1,5 +1,4 @@
-"""What became of one prompt's responses during a round: the bookkeeping that every round scheduler
-needs.
+"""The states of one prompt's responses during a round: bookkeeping for every round scheduler.
 
     launched -> running -> unscored -> valid      (a verdict: counts towards the group)
                    |           └-----> another response takes its place, a bounded number of times
@@ -26,12 +25,12 @@ from tasks.scheduling.events import (
 
 
 class GroupProgress:
-    """One prompt of a round."""
+    """The responses of one prompt of a round, by state: running, unscored, or valid."""
 
     def __init__(self, ref: PromptRef, plan: RoundPlan) -> None:
         self.ref = ref
-        # still wanted; a closed group launches nothing and can no longer be completed by running
-        # responses
+        # whether the group is still wanted; a closed one launches nothing and can no longer be
+        # completed by running responses
         self.is_open = True
         self.oldest_version = 0  # of the weights that may generate its responses
         self._needed = plan.accept_per_prompt
@@ -43,23 +42,23 @@ class GroupProgress:
         self._valid: dict[int, float] = {}  # rewards, in the order in which they came
 
     def begin(self) -> list[Launch]:
-        """Start the responses that the round launches of every prompt; no effect if they were
-        started before."""
+        """Launch as many responses as the round launches of every prompt; no effect if any were
+        launched before."""
         return [] if self._next_index else self.launch(self._at_first)
 
     def launch(self, num_responses: int) -> list[Launch]:
-        """Start this many further responses, under indices not used before."""
+        """Launch this many further responses, under indices not used before."""
         return self.go_on(range(self._next_index, self._next_index + num_responses))
 
     def go_on(self, indices: Sequence[int], num_used: int = 0) -> list[Launch]:
-        """Start these responses, the only ones left of the group; later ones get larger indices
-        than these and than num_used."""
+        """Launch the responses with these indices. Later launches get indices above these, and not
+        below num_used."""
         self._next_index = max(num_used, max(indices) + 1)
         self._running.update(dict.fromkeys(indices))
         return [self._launched(index) for index in indices]
 
     def handle(self, event: Event) -> list[Launch]:
-        """Take an event; returns the launches that replace a lost or unscored response. Repeated
+        """Record an event; returns the launches that replace a lost or unscored response. Repeated
         events change nothing."""
         match event:
             case Finished(index=index):
@@ -106,32 +105,32 @@ class GroupProgress:
 
     @property
     def num_running(self) -> int:
-        """Responses that are being generated."""
+        """Number of responses that are being generated."""
         return len(self._running)
 
     @property
     def num_valid(self) -> int:
-        """Verdicts that are in, of those that a trained group needs."""
+        """Number of responses with a reward, at most as many as a trained group needs."""
         return min(len(self._valid), self._needed)
 
     @property
     def may_be_flat(self) -> bool:
-        """True if the known rewards of the responses that would be trained are the same."""
+        """True if no two known rewards differ among the responses that would be trained."""
         return len(set(islice(self._valid.values(), self._needed))) <= 1
 
     @property
     def is_complete(self) -> bool:
-        """True if the group has as many verdicts as a trained group needs."""
+        """True if as many responses have a reward as a trained group needs."""
         return len(self._valid) >= self._needed
 
     @property
     def is_hopeless(self) -> bool:
-        """True if the group cannot be completed any more because too many verdicts failed; never
-        true of a closed group."""
+        """True if an open group can no longer be completed, because too many verdicts failed."""
         return self.is_open and self._num_live() < self._needed
 
     def accepted_indices(self) -> tuple[int, ...]:
-        """The first responses that got a verdict, as many as a trained group needs, by index."""
+        """Indices, ascending, of the responses to train: the first that got a verdict, as many as a
+        trained group needs."""
         return tuple(sorted(islice(self._valid, self._needed)))
 
     @property

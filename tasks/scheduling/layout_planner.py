@@ -1,9 +1,9 @@
-"""The size of the engines in the next round of a layout, and the measured throughput that it
-follows from. Pure.
+"""Plans how many devices each engine has in the next round of a layout, from preemptions and from a
+profile of measured throughput. Pure.
 
     first round of a layout ─▶ `begun`: the best size of a profile, or the configured one
-    round is over ──────────▶ `after`: the paper's rule, less what a profile has as slower;
-                              or the best size of a profile for the lengths that were seen
+    round is over ──────────▶ `after`: the paper's rule, without sizes that a profile has as slower;
+                              or the best size of a profile for the measured lengths
 
 `parallelism` has the paper's rule; `flows.engine_layout` plans with it for real engines and
 `tasks.simulation` for simulated ones. A profile is measured by `rollflow calibrate`. Leaves out how
@@ -27,7 +27,8 @@ PROFILE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputPoint:
-    """One measurement of one replica."""
+    """One measurement of one replica: prefill and decode throughput for one size, batch and
+    length."""
 
     size: int  # devices that hold the replica
     batch: int  # responses that decode together
@@ -38,7 +39,7 @@ class ThroughputPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The responses of a round."""
+    """The responses that a round asks of the engines: number and lengths."""
 
     num_responses: int  # launched
     prompt_tokens: int  # of each
@@ -49,7 +50,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputProfile:
-    """Measured speed and room of a model's replicas."""
+    """Measured throughput and KV-cache capacity of a model's replicas, by size."""
 
     model: str  # what was measured
     device: str  # what a device is, for example "1 CPU core"
@@ -67,7 +68,7 @@ class ThroughputProfile:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of to_json. ValueError when it is something else."""
+        """The inverse of to_json. Raises ValueError for any other text."""
         try:
             raw = json.loads(text)
             if raw["version"] != PROFILE_VERSION:
@@ -82,8 +83,8 @@ class ThroughputProfile:
             ) from error
 
     def predicted_s(self, size: int, num_devices: int, demand: Demand) -> float:
-        """Seconds of a round on num_devices // size replicas: as many responses at a time as fit
-        the cache, all of the same length unless their lengths are given."""
+        """Predicted seconds of a round on num_devices // size replicas. As many responses decode at
+        a time as fit the KV cache; all have the mean length, unless demand.lengths is given."""
         num_each = math.ceil(demand.num_responses / (num_devices // size))
         if demand.lengths:
             return self._thinning_s(size, num_each, demand)
@@ -134,8 +135,8 @@ class ThroughputProfile:
 def best_size(
     profile: ThroughputProfile, sizes: Sequence[int], num_devices: int, demand: Demand
 ) -> int:
-    """The possible and measured size with the shortest predicted round; of equals the smaller.
-    ValueError when none was measured."""
+    """The size with the shortest predicted round, among the possible sizes that were measured; of
+    equals the smaller. Raises ValueError if no possible size was measured."""
     known = [size for size in sizes if size in profile.sizes and size in profile.kv_tokens]
     if not known:
         raise ValueError(
@@ -148,8 +149,8 @@ def best_size(
 def not_slower(
     profile: ThroughputProfile, sizes: Sequence[int], now: int, num_devices: int, demand: Demand
 ) -> tuple[int, ...]:
-    """The sizes without those that the profile predicts to be slower than the present one for such
-    a round; unmeasured ones stay."""
+    """The possible sizes, without those that the profile predicts to be slower than the present
+    size (`now`) for this demand. Unmeasured sizes stay."""
     known = [size for size in sizes if size in profile.sizes and size in profile.kv_tokens]
     if now not in known:
         return tuple(sizes)
@@ -161,15 +162,15 @@ def not_slower(
     )
 
 
-# tokens that a response may have over those it has on average: 16 in the paper's tasks, 7 to 14 in
+# bound on the length of a response over the mean length: 16 in the paper's tasks, 7 to 14 in
 # tiny-mix
 BOUND_PER_MEAN = 8
-SHARES = 64  # of the responses of a round, whose lengths are told apart
+SHARES = 64  # equal shares of a round's responses, each with a length of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPlanner:
-    """What the planner of a run goes by."""
+    """Chooses the size of a run's engines for every layout of rounds."""
 
     sizes: tuple[int, ...]  # possible tensor-parallel sizes
     num_devices: int  # that generate
@@ -178,9 +179,9 @@ class LayoutPlanner:
     by_lengths: bool = False  # whether the profile alone decides, by how long responses get
 
     def begun(self, state: PlannerState, layout: str, demand: Demand) -> PlannerState:
-        """The state that has a size for this layout, the first one if it had none, or one that is
-        not possible any more since the run was resumed. ValueError when the profile has measured no
-        possible size."""
+        """The state with a size for this layout: the known one if it is still possible, else a
+        first size. A size may become impossible when a run is resumed with other devices. Raises
+        ValueError if the profile has measured no possible size."""
         known = state.layouts.get(layout)
         if known is not None and known.size in self.sizes:
             return state
@@ -190,7 +191,7 @@ class LayoutPlanner:
         return state.having(layout, LayoutState(size=size))
 
     def after(self, state: PlannerState, reading: RoundReading, demand: Demand) -> PlannerState:
-        """The state after a round that asked for this."""
+        """The state after a round with this reading and this demand."""
         if self.profile is None:
             return observe(state, reading, self.sizes, {})
         if self.by_lengths:
@@ -206,8 +207,9 @@ class LayoutPlanner:
 
 
 def expected_demand(shape: RoundShape, prompt_tokens: int, longest_tokens: int) -> Demand:
-    """What a round asks of the engines before anything is known of its responses but their bound:
-    lengths are taken to fall off exponentially."""
+    """The demand of a round of which only the shape and the bound on lengths (longest_tokens) are
+    known. Lengths are assumed to fall off exponentially, with a mean of the bound over
+    `BOUND_PER_MEAN`."""
     mean_tokens = max(1, longest_tokens // BOUND_PER_MEAN)
     scores = (-math.log(1 - (place + 0.5) / SHARES) for place in range(SHARES - 1))
     lengths = (min(longest_tokens, round(mean_tokens * score)) for score in scores)
@@ -222,8 +224,9 @@ def expected_demand(shape: RoundShape, prompt_tokens: int, longest_tokens: int) 
 def seen_demand(
     num_responses: int, prompt_tokens: int, num_tokens: int, ended: Sequence[int] = ()
 ) -> Demand:
-    """What a round did ask of them: num_tokens in all its responses. `ended`: the tokens of those
-    that were not stopped; the others are taken to have come as far as the longest of these."""
+    """The demand of a round that was played, with num_tokens in all its responses. ended: lengths
+    of the responses that were not stopped; stopped ones are assumed to have the longest of these
+    lengths."""
     known = sorted(ended)
     known += known[-1:] * (num_responses - len(known))
     last = len(known) - 1

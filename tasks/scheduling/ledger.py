@@ -6,12 +6,12 @@ in no record: those that died with an engine, and those that a load dropped beca
 that had requested them was dead. Tokens that judges write are counted by the reward stage. Device
 seconds have a ledger of their own.
 
-What acceptance does to the sample. Within a prompt: keeping the first R0 of eta_R*R0 verdicts keeps
+How acceptance biases the sample. Within a prompt: keeping the first R0 of eta_R*R0 verdicts keeps
 the shortest ones; with eta_R = 1 nothing is chosen there. Between rounds: a prompt is deferred
 because one of its answers was long, and answers again in a long round. If that round draws anew,
 short answers have two chances to be trained and long ones one, even with eta_R = 1. If it draws
-with the same seeds (`tasks.rounds.driver`), every prompt is trained on its first R0 draws, as far
-as the updates in between have left the law alone, and only the order of prompts has changed. An
+with the same seeds (`RoundInputs.request`), every prompt is trained on its first R0 draws, as far
+as the updates in between have not changed the policy, and only the order of prompts has changed. An
 engine without such draws would keep this second, smaller bias; synchronous rounds have neither.
 Aborted responses count with the tokens they had, so every difference reported here is smaller than
 the true one.
@@ -35,8 +35,8 @@ def account_tokens(
 ) -> dict[Fate, int]:
     """Tokens of a round by fate, every column of the ledger among them.
 
-    `trained` and `filtered` hold response ids. Each record counts once, whatever its id; what an
-    episode lost when it began again is stale.
+    `trained` and `filtered` hold response ids. Each record counts once, whatever its id; tokens
+    that an episode lost when it began again are stale.
     """
     ledger = dict.fromkeys(Fate, 0)
     ledger[Fate.STALE] = stale_tokens
@@ -54,7 +54,8 @@ def fate_of(
     *,
     is_evaluation: bool = False,
 ) -> Fate:
-    """The ledger's column for the tokens of a response."""
+    """The fate of a response's tokens, a column of the ledger. `trained` and `filtered` hold
+    response ids."""
     if response.finish_reason == "aborted":
         return Fate.ABORTED
     if is_evaluation:
@@ -66,7 +67,7 @@ def fate_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A launched response as far as acceptance is measured."""
+    """The properties of a launched response by which the bias of acceptance is measured."""
 
     prompt_id: str  # its prompt
     num_tokens: int  # sampled tokens; a lower bound of its length if it was aborted
@@ -125,11 +126,11 @@ def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
 
 
 def mean_tokens(launched: Sequence[Launched]) -> float:
-    """Mean tokens; 0 without a response."""
+    """Mean of the sampled tokens per response; 0 without a response."""
     return sum(response.num_tokens for response in launched) / max(len(launched), 1)
 
 
 def mean_reward(launched: Sequence[Launched]) -> float:
-    """Mean reward of those with a verdict; 0 without one."""
+    """Mean reward of the responses with a verdict; 0 without one."""
     rewards = [response.reward for response in launched if response.reward is not None]
     return sum(rewards) / max(len(rewards), 1)

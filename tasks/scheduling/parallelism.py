@@ -4,11 +4,11 @@
         ──▶ preemptions, KV use ──▶ observe ──▶ size of that layout's next round
 
 A larger tensor-parallel size leaves more room for the KV cache (the weights are shared out) and
-means fewer replicas. Short rounds launch more than they keep, so that they run out of room first:
-in the paper they preempt 1.8 times as often as long ones and gain 25 % from the size that costs
-long rounds 10 % (figure 6). Hence one size for each layout that the policy names in its plans,
-doubled when preemptions jump, halved when they stay away. Leaves out how engines are rebuilt
-(`tasks.run.fleet`) and what a size is worth before the first round (`throughput`).
+means fewer replicas. Short rounds launch more responses than they keep and so run out of room
+first: in the paper they preempt 1.8 times as often as long ones and gain 25 % from the size that
+costs long rounds 10 % (figure 6). Hence one size for each layout that the policy names in its
+plans, doubled when preemptions jump, halved when they stay away. Leaves out how engines are rebuilt
+(`tasks.run.fleet`) and how a size is chosen from measured throughput (`layout_planner`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.urls import Location
 
-# preemptions of a round over those of the last of its layout, above which its size doubles (paper,
-# section 4.2)
+# preemptions of a round over those of the last round of its layout, above which the size doubles
+# (paper, section 4.2)
 JUMP = 1.05
 # standard deviations of a count that are chance: a round of 10 after one of 8 is no jump, though
 # the paper's rule says so
@@ -71,7 +71,7 @@ class PlannerConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReading:
-    """What the engines said of a round."""
+    """Preemptions and KV-cache use that the engines reported of a round."""
 
     layout: str  # of the round, as its plan names it
     num_preemptions: int  # over all replicas
@@ -80,7 +80,7 @@ class RoundReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutState:
-    """What is remembered of the rounds of one layout."""
+    """What the planner remembers of the rounds of one layout."""
 
     size: int  # devices per replica in its next round
     preemptions: int | None = None  # of its last round; None before the first
@@ -90,7 +90,7 @@ class LayoutState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerState:
-    """What is remembered of every layout; kept with each commit."""
+    """What the planner remembers of every layout; saved with each commit."""
 
     layouts: Mapping[str, LayoutState] = field(default_factory=dict)
 
@@ -103,15 +103,15 @@ class PlannerState:
         return cls(layouts={layout: LayoutState(**state) for layout, state in raw.items()})
 
     def having(self, layout: str, state: LayoutState) -> PlannerState:
-        """This state with another one for a layout."""
+        """A copy of this state in which the layout has the given state."""
         return PlannerState(layouts={**self.layouts, layout: state})
 
 
 def observe(
     state: PlannerState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]
 ) -> PlannerState:
-    """The state after a round. `sizes`: the possible ones; `kv_tokens`: KV capacity of a replica by
-    size, as far as it is known."""
+    """The state after a round with this reading. sizes: the possible sizes; kv_tokens: KV-cache
+    capacity of a replica by size, where it is known."""
     after = _after(state.layouts[reading.layout], reading, sizes, kv_tokens)
     return state.having(reading.layout, after)
 
@@ -139,8 +139,8 @@ def _after(
 
 
 def is_jump(before: int, after: int) -> bool:
-    """Whether preemptions rose by more than the paper's factor and by more than chance; of
-    thousands, the factor alone decides."""
+    """True if preemptions rose by more than the paper's factor and by more than chance. Among
+    thousands of preemptions the factor alone decides."""
     return after > JUMP * before and after > before + NOISE * math.sqrt(before + 1)
 
 
@@ -156,8 +156,8 @@ def _fits(kv_usage: float, size: int, half: int, kv_tokens: Mapping[int, int]) -
 
 
 def device_groups(devices: Sequence[int], size: int, devices_per_host: int) -> Groups:
-    """The devices of every replica, in order. ValueError unless each host's devices divide by size:
-    no replica spans two hosts.
+    """The devices of every replica, in order. Raises ValueError unless size divides the number of
+    devices on every host, because no replica spans two hosts.
 
     Device d lies on host d // devices_per_host.
     """
@@ -175,10 +175,10 @@ def device_groups(devices: Sequence[int], size: int, devices_per_host: int) -> G
 def possible_sizes(
     devices: Sequence[int], devices_per_host: int, num_heads: int, num_kv_heads: int, largest: int
 ) -> tuple[int, ...]:
-    """The powers of two that divide each host's devices and the model's heads, smallest first; 1 is
-    always one of them.
+    """The powers of two up to `largest` that divide each host's devices and the model's heads,
+    smallest first; 1 is always one of them.
 
-    KV heads are shared out, or repeated when there are fewer of them than devices.
+    KV heads are divided among the devices, or repeated when there are fewer heads than devices.
     """
     per_host = Counter(device // devices_per_host for device in devices).values()
     powers = [1 << exponent for exponent in range(max(per_host).bit_length())]

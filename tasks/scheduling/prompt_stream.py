@@ -1,9 +1,9 @@
 """The order in which a run draws prompts, and the seeds of all its random choices.
 
-An endless stream of prompts, epoch after epoch, each in an order of its own, or all as the rows
-stand. The stream's whole state is the number of prompts drawn so far, so resuming it is exact. Rows
-are named by epoch and row, never by their text: a dataset may hold the same question twice. Leaves
-out what a row contains.
+Prompts form an endless stream of epochs: each has a random order of its own, or all have the order
+of the rows. The stream's whole state is the number of prompts drawn so far, so resuming it is
+exact. A prompt's id consists of epoch and row, never of the text: a dataset may hold the same
+question twice. Leaves out what a row contains.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def draw_prompts(
     num_prompts: int,
     unfit: Collection[int] = (),
 ) -> tuple[PromptRef, ...]:
-    """The next prompts after the first num_drawn; `domains` has the domain of every row of the
-    dataset, seed is >= 0, or None for rows that are asked as they stand.
+    """The next num_prompts prompts after the first num_drawn places of the stream. domains: the
+    domain of every row of the dataset. seed: >= 0, or None if rows are asked in their own order.
 
-    Rows that are unfit keep their places, which are passed over.
+    Unfit rows keep their places, which are passed over.
     """
     return tuple(
         PromptRef(prompt_id=f"{place // len(domains)}/{row}", domain=domains[row])
@@ -52,7 +52,8 @@ def draw_places(
     num_prompts: int,
     unfit: Collection[int] = (),
 ) -> tuple[int, ...]:
-    """The places of these prompts in the stream."""
+    """The places in the stream of the prompts that `draw_prompts` returns. Raises ValueError if all
+    rows are unfit."""
     num_fit = num_rows - len(unfit)
     if num_fit < 1:
         raise ValueError(
@@ -69,7 +70,7 @@ def row_at(num_rows: int, seed: int | None, place: int) -> int:
 
 
 def derive_seed(seed: int, *names: object) -> int:
-    """A seed of 63 bits for the choice of this name, for example derive_seed(0, "sampling", 7,
-    "engine-0")."""
+    """A seed of 63 bits for the random choice with these names, for example derive_seed(0,
+    "sampling", 7, "engine-0")."""
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,5 +1,5 @@
-"""The state of scheduling between two steps, where every drawn prompt is, and the change that a
-round makes to it.
+"""The state of scheduling between two steps: the prompts that wait, the numbers of all others, and
+the change that a round makes to both.
 
 drawn = trained + dropped + filtered + unfit + carried + in the long-prompt queue + skipped, after
 every round
@@ -17,7 +17,8 @@ from tasks.scheduling.staleness import Dispatched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A prompt that an asynchronous round left undecided; the next one goes on with it."""
+    """A prompt that an asynchronous round left undecided, with its dispatch; the next round goes on
+    with it."""
 
     ref: PromptRef
     dispatched: Dispatched
@@ -25,13 +26,14 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """The places and counts of all drawn prompts."""
+    """The prompts that wait between two steps, and the numbers of those that were drawn, trained or
+    given up."""
 
     queue: tuple[PromptRef, ...] = ()  # the long-prompt queue, first in first out
-    # passed over in a reserve for one of another domain; the next to be launched
+    # prompts of a reserve, passed over for one of another domain; the next to be launched
     skipped: tuple[PromptRef, ...] = ()
-    carried: tuple[Carried, ...] = ()  # undecided, in the order of the next round
-    # how often waiting prompts were deferred, by id; of those that were more than once
+    carried: tuple[Carried, ...] = ()  # undecided prompts, in the order of the next round
+    # how often waiting prompts were deferred, by id; only prompts deferred more than once
     deferrals: Mapping[str, int] = field(default_factory=dict)
     # tokens of the longest trained answer, by row; where the policy goes by them
     answer_tokens: Mapping[int, int] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class QueueState:
         return (*(prompt.ref for prompt in self.carried), *self.queue)
 
     def times_deferred(self, ref: PromptRef) -> int:
-        """How often a prompt of the queue was deferred."""
+        """Number of times that a prompt of the queue was deferred."""
         return self.deferrals.get(ref.prompt_id, 1)
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
@@ -92,7 +94,8 @@ class QueueState:
 
 
 class RoundEnd(Protocol):
-    """The end of a round: every prompt that it launched is in exactly one of these, by its id."""
+    """The end of a round: the id of every prompt that it launched is in exactly one of `accepted`,
+    `deferred`, `dropped`, `filtered` and `carried`."""
 
     @property
     def accepted(self) -> Collection[str]:
@@ -111,7 +114,7 @@ class RoundEnd(Protocol):
 
     @property
     def filtered(self) -> Collection[str]:
-        """Prompts whose rewards agree, not trained."""
+        """Prompts that are not trained because their rewards agree."""
         ...
 
     @property
@@ -126,7 +129,8 @@ class RoundEnd(Protocol):
 
 
 def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueState:
-    """The state after a round. ValueError for an end that does not account for its prompts."""
+    """The state after a round. Raises ValueError unless `end` has every prompt of the plan exactly
+    once."""
     launched = _launched(plan, end)
     refs = {ref.prompt_id: ref for ref in plan.candidates}
     num_old = plan.num_carried + plan.num_queued
@@ -175,8 +179,8 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
 
 
 def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
-    """The state without waiting prompts of these rows, which a resumed run has no room for any
-    more."""
+    """The state without the waiting prompts of these rows, which no longer fit a resumed run; they
+    count as unfit."""
     queue = tuple(ref for ref in state.queue if ref.row not in unfit)
     skipped = tuple(ref for ref in state.skipped if ref.row not in unfit)
     carried = tuple(prompt for prompt in state.carried if prompt.ref.row not in unfit)

@@ -1,13 +1,13 @@
-"""Which domains a short round's groups come from: a domain of short answers cannot crowd out one of
-long answers.
+"""Bounds on the number of a short round's groups from each domain, so that a domain of short
+answers cannot crowd out one of long answers.
 
     launched: 6 of code, 2 stories, 1 letters, 1 sum; to accept: 8   exact shares 4.8, 1.6, 0.8, 0.8
     -> at least 4, 1, 0, 0 and at most 5, 2, 1, 1: who finishes first decides which shares are
     rounded up
 
-Every domain gets its share of the launched mix, rounded; fixing beforehand which way would make a
-small round wait for its slowest domain. What is put off is trained in a long round, so that the mix
-over both is that of the data set.
+Every domain gets its share of the launched mix, rounded; fixing beforehand which share is rounded
+up would make a small round wait for its slowest domain. Deferred prompts are trained in a long
+round, so that the mix over both kinds of rounds is that of the dataset.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tasks.scheduling.events import PromptRef, Quota
 
 
 def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[Quota, ...]:
-    """The share of each domain in the accepted groups, rounded down and up; by name. A single
-    domain has all of them."""
+    """Each domain's share of the accepted groups, rounded down and up; sorted by name. A single
+    domain gets all of them."""
     launched = Counter(ref.domain for ref in prompts)
     shares = {
         domain: divmod(count * num_accepted, len(prompts))
@@ -33,35 +33,35 @@ def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[Quot
 
 
 class RemainingQuotas:
-    """What a round has yet to accept, by domain. Can always be filled from what was launched,
-    unless prompts are given up."""
+    """The slots that a round still has to fill, by domain. The launched prompts can always fill
+    them, unless prompts are given up."""
 
     def __init__(self, quotas: Sequence[Quota], num_groups: int) -> None:
         self._reserved = {quota.domain: quota.least for quota in quotas}
         self._allowed = {
             quota.domain: quota.most - quota.least for quota in quotas
         }  # beyond what is reserved
-        self._shared = num_groups - sum(self._reserved.values())  # for whoever is first
+        self._shared = num_groups - sum(self._reserved.values())  # for those that finish first
         assert 0 <= self._shared <= sum(self._allowed.values()), (
             "quotas enclose the groups of the round"
         )
 
     @property
     def num_free(self) -> int:
-        """Groups that the round still lacks."""
+        """Number of groups that the round still lacks."""
         return self._shared + sum(self._reserved.values())
 
     @property
     def full(self) -> frozenset[str]:
-        """Domains of which no group has a place."""
+        """Domains that have no free slot."""
         return frozenset(domain for domain in self._reserved if not self.is_free(domain))
 
     def is_free(self, domain: str) -> bool:
-        """Whether a group of this domain has a place."""
+        """True if there is a free slot for a group of this domain."""
         return self._reserved[domain] > 0 or (self._allowed[domain] > 0 and self._shared > 0)
 
     def take(self, domain: str) -> None:
-        """A group of this domain was accepted."""
+        """Fill a slot with an accepted group of this domain."""
         assert self.is_free(domain), "a group is accepted into a free slot"
         if self._reserved[domain]:
             self._reserved[domain] -= 1
@@ -70,8 +70,8 @@ class RemainingQuotas:
             self._shared -= 1
 
     def give_up(self, candidates: Counter[str]) -> None:
-        """A prompt was given up: slots that these undecided prompts per domain cannot fill go to
-        domains that can, or are lost."""
+        """Adjust the slots after a prompt was given up: those that a domain can no longer fill go
+        to domains that can, or are lost. candidates: number of undecided prompts by domain."""
         for domain, slots in self._reserved.items():
             self._reserved[domain] = min(slots, candidates[domain])
             self._shared += slots - self._reserved[domain]

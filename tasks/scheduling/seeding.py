@@ -6,13 +6,14 @@ workers beside them are worth holding (RLBoost, algorithm 1).
     own devices   ├── generate ──┤ window closes: train what is complete, as it comes ──┤ update
     workers       ├── generate ── and what the own devices had begun ──────────────┤ idle
 
-Training that waits for responses asks for a longer window, workers that wait for training for a
-shorter one. Pure: times come in, windows go out. Nothing is known before it was measured: a window
-without a length stays open until the own devices have nothing left to generate.
+If training waited for responses, the next window is longer; if workers waited for training, it is
+shorter. Pure: times come in, windows go out. Before the first measurement a window has no length:
+it stays open until the own devices have nothing left to generate.
 
-Within a round `SeedingWindow` decides, one object for one round: as long as there is no elastic
-worker, the stream trainer frees devices as it would alone; when the window closes, every device
-group that can train is freed. When every elastic worker goes, the router takes the engines back.
+Within a round `SeedingWindow` decides, one object for one round. While the window is open, the
+stream trainer frees devices as it would alone; when the window closes, every device group that can
+train is freed. A window does not close without an elastic worker; if every worker leaves after
+that, the router takes the engines back.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ TIMER_S = 1e-6  # by which a timer may fire early
 
 
 class SeedingConfig(BaseModel):
-    """Whether devices of the run leave the rest of a round to elastic workers, and how fast the
-    window in which they generate themselves follows what steps measure."""
+    """Whether the run's own devices leave the rest of a round to elastic workers, and how fast the
+    window in which these devices generate follows the measured times."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,15 +50,15 @@ class SeedingConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWindow:
-    """The window that a step begins with."""
+    """The seeding window planned for a step."""
 
     window_s: float | None  # see `is_over`
-    workers: frozenset[str]  # names of those that are there
+    workers: frozenset[str]  # names of the elastic workers that are present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedingTimes:
-    """What a step measured; seconds."""
+    """Times measured in a step, in seconds."""
 
     window_s: float  # for which the own devices generated
     train_wait_s: float  # then, for which training had nothing to do before the round was over
@@ -66,26 +67,27 @@ class SeedingTimes:
     train_s: float  # of training, had it never waited
     num_own: int  # own engines, each as fast as a worker
     num_workers: int  # workers at the end of the step
-    is_steady: bool  # whether they were the same from its beginning to its end
+    is_steady: bool  # whether the workers were the same throughout the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seeding:
-    """Where the policy stands between two steps."""
+    """The state of seeding between two steps."""
 
     window_s: float | None = None  # of the last step; None before anything was measured
     worth_holding: float | None = None  # workers beyond which training is what limits a step
     memory_s: Mapping[int, float] = field(default_factory=dict)  # windows by number of workers
 
     def window_for(self, num_workers: int, config: SeedingConfig) -> float | None:
-        """The window of a step that begins with so many workers; None has no length."""
+        """Seconds of the window of a step that begins with num_workers workers; None for a window
+        without a length."""
         if config.remembers and num_workers in self.memory_s:
             return self.memory_s[num_workers]
         return self.window_s
 
 
 def after_step(seeding: Seeding, times: SeedingTimes, config: SeedingConfig) -> Seeding:
-    """What a step teaches; one without workers teaches nothing."""
+    """The state after a step with these times; unchanged if the step had no workers."""
     if not times.num_workers:
         return seeding
     change_s = (times.train_wait_s - times.remote_wait_s) / config.damping
@@ -100,8 +102,8 @@ def after_step(seeding: Seeding, times: SeedingTimes, config: SeedingConfig) -> 
 
 
 def workers_worth_holding(times: SeedingTimes) -> float | None:
-    """N_prem: workers that would generate the whole step in the time that training takes; None
-    where nothing was trained."""
+    """N_prem: the number of workers that would generate the whole step in the time that training
+    takes; None if nothing was trained."""
     if not times.train_s:
         return None
     work_s = times.remote_s * times.num_workers + times.window_s * times.num_own
@@ -109,15 +111,15 @@ def workers_worth_holding(times: SeedingTimes) -> float | None:
 
 
 def is_time_up(window_s: float | None, elapsed_s: float) -> bool:
-    """Whether a window with a length has been open for so long."""
+    """True if a window with a length has been open for at least that long."""
     return window_s is not None and elapsed_s >= window_s - TIMER_S
 
 
 def is_over(
     window_s: float | None, elapsed_s: float, *, num_own_running: int, num_workers: int
 ) -> bool:
-    """Whether the own devices stop generating now: their time is up or their work is done, and
-    somebody else is there to go on."""
+    """True if the own devices stop generating now: the window's time is up or they have nothing
+    left to generate, and an elastic worker is present to go on."""
     if not num_workers:
         return False
     return is_time_up(window_s, elapsed_s) or not num_own_running
@@ -125,19 +127,20 @@ def is_over(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """The end of a window."""
+    """When a seeding window closed, and whether its time was up."""
 
     at_s: float  # seconds of the round
-    is_early: bool  # whether there was nothing left to do before the time was up
+    is_early: bool  # whether nothing was left to generate before the time was up
 
 
 class SeedingWindow:
-    """Frees all devices at once when the window closes (`FreesDevices`)."""
+    """Frees all devices of a round at once when its seeding window closes (`FreesDevices`)."""
 
     def __init__(
         self, window_s: float | None, groups: Sequence[DeviceGroup], alone: FreesDevices
     ) -> None:
-        """window_s: see `seeding.is_over`. alone: decides as long as the window is open."""
+        """window_s: length of the window, see `seeding.is_over`. alone: decides while the window is
+        open."""
         self.window_s = window_s
         self.closing: Closing | None = None  # while it is open
         self._groups = tuple(groups)
@@ -155,8 +158,8 @@ class SeedingWindow:
         return is_open and (self._closes(moment) or self._alone.is_due(moment))
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
-        """Every device group that still generates and could train, once; before that what the other
-        one frees."""
+        """While the window is open: the devices that `alone` frees. When it closes, once: every
+        device group that still generates and could train."""
         if self.closing is not None:
             return []
         if not self._closes(reading):

@@ -9,19 +9,20 @@
                                                              (`dynamic_sampling`)
 
 Slots follow the launched mix of domains (`quotas`) and therefore can always be filled. Within a
-prompt the first R0 verdicts count, which favours short answers when eta_R > 1. No rule can do
-better and still gain: what is trained before all eta_R*R0 are in cannot contain those that are
-still running. With eta_R = 1 nothing is chosen within a prompt; `ledger` says what is left of the
-bias then, and on which engines nothing is.
+prompt the first R0 verdicts count, which favours short answers when eta_R > 1. No rule can avoid
+that and still gain time: a group that is trained before all eta_R*R0 responses are in cannot
+contain those that still run. With eta_R = 1 nothing is chosen within a prompt; `ledger` says which
+bias is left then, and on which engines none is.
 
-`ScoredLast` chooses before anything is scored, as batch rewards have it; to compare with:
+`ScoredLast` chooses before anything is scored, as systems with batch rewards do; a baseline:
 
-    finished ──▶ the scheduler that chooses: to it a last token is a verdict ──▶ chosen groups
-    it closes ──▶ what is chosen is scored (`RoundPlan.scores_last`) ──▶ accepted ──▶ close
+    finished ──▶ the choosing scheduler, which takes the end of a response for its verdict
+        ──▶ chosen groups
+    it closes ──▶ chosen groups are scored (`RoundPlan.scores_last`) ──▶ accepted ──▶ close
 
-A response without a verdict is generated anew, as in any round; a chosen group that runs out of
-those is dropped, and nothing takes its place: the other groups were given up when the choice was
-made. Leaves out dynamic sampling, which needs verdicts to choose by.
+A response without a verdict is replaced by another one, as in any round. A chosen group that runs
+out of replacements is dropped, and no group takes its place: the others were given up when the
+choice was made. Leaves out dynamic sampling, which needs verdicts to choose by.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class ShortRoundScheduler:
     choose from."""
 
     def __init__(self, plan: RoundPlan, late: Literal["deferred", "dropped"] = "deferred") -> None:
-        """late: what becomes of prompts that the slots are filled without."""
+        """late: the fate of prompts that are undecided when all slots are taken."""
         assert plan.accept_prompts <= len(plan.prompts), "a round can accept only what it launched"
         self._plan = plan
         self._late = late
         self._reserve = Reserve(plan)
         self._undecided = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
         self._slots = RemainingQuotas(plan.quotas, plan.accept_prompts)
-        self._full: frozenset[str] = frozenset()  # domains whose groups were closed for want of one
+        self._full: frozenset[str] = frozenset()  # domains whose undecided groups were closed
         self._is_closed = False
 
     def start(self) -> list[Decision]:
@@ -156,15 +157,16 @@ class ShortRoundScheduler:
 
 
 class ScoredLast:
-    """Lets another scheduler choose by last tokens, and waits for the verdicts of what it chose."""
+    """Lets another scheduler choose groups by the end of generation, then waits for the verdicts on
+    the chosen groups."""
 
     def __init__(self, choosing: RoundScheduler, plan: RoundPlan) -> None:
         assert not plan.reserve, "groups whose rewards agree are known too late to be filtered"
         self._choosing = choosing
         self._plan = plan
         self._refs = {ref.prompt_id: ref for ref in plan.prompts}
-        self._is_chosen = False  # whether all that is trained is
-        self._chosen: dict[str, GroupProgress] = {}  # without all of their verdicts
+        self._is_chosen = False  # whether all groups to train are chosen
+        self._chosen: dict[str, GroupProgress] = {}  # chosen groups that lack a verdict
         self._early: list[Scored] = []  # verdicts that an earlier attempt had
 
     def start(self) -> list[Decision]:

@@ -1,5 +1,5 @@
-"""Staleness: how far generation may be ahead of training, which step must train what at the latest,
-and how old the weights were that sampled what a step trains. Pure.
+"""Staleness: how far generation may be ahead of training, which step may train a group at the
+latest, and how old the weights were that sampled a step's tokens. Pure.
 
 With B groups a step, an async ratio of α and a largest lag of L >= α versions, at weight version v
 (which step v made; step s trains version s - 1):
@@ -7,15 +7,16 @@ With B groups a step, an async ratio of α and a largest lag of L >= α versions
     a group may be dispatched   while fewer than floor((α + v + 1)·B) are
     its deadline is             step v + 1 + L
 
-Dispatched are the groups that were trained, slots of steps that could not be filled, and whatever
-is undecided; a group that is filtered, dropped or parked counts no more. The groups of deadline k
-or earlier were dispatched at versions up to k - 1 - L, when at most
-floor((α + k - L)·B) <= k·B were: no more than steps 1 to k train. So a step that takes no group
-early whose slot one of a nearer deadline will need (`can_all_be_trained`) never has more than B
-that are due, and no token lags more than L versions behind the weights that it trains. The mean lag
-is α at most, whatever L: it is the groups that are dispatched and not trained, by B (Little's law).
-Of B slots, (L - α)·B are nobody's yet when a step begins: it may fill them with what is complete
-first. That is the freedom that tail batching has without a bound; at L = α there is none.
+As dispatched count all trained and undecided groups, and the slots that a step could not fill; a
+group that is filtered, dropped or parked no longer counts. The groups of deadline k or earlier were
+dispatched at versions up to k - 1 - L, when at most floor((α + k - L)·B) <= k·B were: no more than
+steps 1 to k train. So a step may take a group early only if groups with nearer deadlines do not
+need its slot (`can_all_be_trained`). Then no step ever has more than B groups that are due, and no
+token lags more than L versions behind the weights that it trains. The mean lag is at most α,
+whatever L: by Little's law it is the number of dispatched groups that are not trained, divided by
+B. When a step begins, (L - α)·B of its B slots are reserved for no group: the step may fill them
+with the groups that are complete first. Tail batching has that freedom without a bound; at L = α
+there is none.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROUNDING = 1e-9  # 2.3 * 10 groups are 23, not 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatched:
-    """The dispatch of a group."""
+    """When a group was dispatched, and which of its responses will be trained."""
 
     version: int  # the newest weight version that every engine had then
     is_returned: bool = False  # whether it had been parked before
@@ -51,11 +52,12 @@ class Admission:
     num_before: int  # dispatched groups when the round was planned, the carried ones included
     version: int  # the newest that every engine had then
     is_bounded: bool = True  # whether tokens that lag more than L versions are not trained
-    # dispatches of the round's first prompts, those that the round before left undecided
+    # dispatches of the round's leading prompts, which the round before left undecided
     carried: tuple[Dispatched, ...] = ()
 
     def limit(self, version: int) -> int:
-        """The number of groups that may be dispatched while every engine has this version."""
+        """The number of groups that may be dispatched in all while every engine has this
+        version."""
         ahead = math.floor((self.async_ratio + version + 1) * self.prompts_per_step + ROUNDING)
         return min(ahead, self.num_steps * self.prompts_per_step)
 
@@ -70,15 +72,15 @@ class Admission:
 
     @property
     def max_lag(self) -> int:
-        """Weight versions by which a token lags at most, L."""
+        """L: the most weight versions by which a token may lag."""
         return math.ceil(self.async_ratio) + self.extra_lag
 
 
 def can_all_be_trained(
     num_due: Mapping[int, int], step: int, num_free: int, prompts_per_step: int
 ) -> bool:
-    """True if groups, counted by deadline, can all be trained in time when this step has num_free
-    slots left and every later one prompts_per_step."""
+    """True if all groups can be trained by their deadlines, when this step has num_free slots left
+    and every later one prompts_per_step. num_due: number of groups by deadline."""
     num_so_far = 0
     for deadline, count in sorted(num_due.items()):
         num_so_far += count
@@ -107,7 +109,7 @@ def staleness_figures(step: int, groups: Iterable[Group], *, recomputes: bool) -
 
 
 def lag_of(response: Generated, step: int) -> int | None:
-    """Weight versions by which the response's oldest sampled token is behind those that the step
-    trains; None without a sampled token."""
+    """The lag of a response in weight versions: from the version of its oldest sampled token to the
+    version that the step trains. None without a sampled token."""
     versions = [span.version for span in sampled_versions(response)]
     return step - 1 - min(versions) if versions else None

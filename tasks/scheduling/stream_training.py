@@ -24,8 +24,8 @@ from artifacts.fixed_fields import Fixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """Engines and learners that are separable from the rest of the cluster: a group is freed
-    whole."""
+    """Engines and learners whose devices are separable from the rest of the cluster; a group is
+    freed whole."""
 
     engines: tuple[str, ...]  # rollout replicas on its devices
     learners: tuple[str, ...]  # learner ranks on its devices, whole communication groups
@@ -61,7 +61,7 @@ def separable_groups(
     )
 
 
-CAUTION = 0.9  # quantile of the lengths a response may still reach that it is projected to reach
+CAUTION = 0.9  # a response's projected length: this quantile of the lengths beyond its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +74,17 @@ class GrowingResponse:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that it holds in a KV cache, and that would be computed again elsewhere."""
+        """Tokens that the response holds in a KV cache; another engine would compute them again."""
         return self.prompt_tokens + self.num_tokens
 
 
 class RemainingRoom:
-    """The room of the engines that stay, for the responses that still run."""
+    """Projects whether the engines that stay have room for the responses that still run."""
 
     def __init__(self, max_running: int, kv_share: float, lengths: Iterable[int] = ()) -> None:
-        """max_running: responses that an engine may decode. kv_share: of the KV caches that may be
-        filled. lengths: tokens that earlier responses came to hold, given ones included; without
-        any, every response is projected to its bound."""
+        """max_running: responses that an engine may decode at once. kv_share: share of the KV
+        caches that may be filled. lengths: tokens that earlier responses held at their end, given
+        ones included; without any, every response is projected to reach its bound."""
         self._max_running = max_running
         self._kv_share = kv_share
         self._lengths = sorted(lengths)
@@ -96,8 +96,8 @@ class RemainingRoom:
         return self.projected_peak_tokens(running) <= self._kv_share * sum(capacity_tokens)
 
     def projected_peak_tokens(self, running: Sequence[GrowingResponse]) -> int:
-        """Largest KV use ahead if all of these decode side by side, a token each per step, until
-        they reach their projected lengths."""
+        """Largest KV-cache use to come, in tokens, if all these responses decode side by side, one
+        token per step, until they reach their projected lengths."""
         left = sorted(
             (self.projected_length(response) - response.num_tokens, response.held_tokens)
             for response in running
@@ -112,8 +112,8 @@ class RemainingRoom:
         return peak
 
     def projected_length(self, response: GrowingResponse) -> int:
-        """Tokens that a response will have: a high quantile of the earlier lengths beyond what it
-        has already, within its bound."""
+        """Tokens that a response is projected to reach: a high quantile (`CAUTION`) of the earlier
+        lengths beyond its present one, at most its bound."""
         beyond = self._lengths[bisect_right(self._lengths, response.num_tokens) :]
         if not beyond:
             return response.max_new_tokens
@@ -126,7 +126,7 @@ ROUNDING = 1e-9  # error of a sum of milestone steps
 
 
 class StreamTrainerConfig(BaseModel):
-    """When devices go over from generating to training while the round still runs."""
+    """When devices switch from generating to training while the round still runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -189,14 +189,15 @@ class StreamTrainerConfig(BaseModel):
 
     @property
     def changed_limits(self) -> dict[str, object]:
-        """The fields that say when which devices are freed, as far as they are not the defaults."""
+        """The fields other than `enabled` whose values are not the defaults, by name."""
         defaults = StreamTrainerConfig().model_dump(exclude={"enabled"})
         given = self.model_dump(exclude={"enabled"})
         return {name: value for name, value in given.items() if value != defaults[name]}
 
     @property
     def milestones(self) -> tuple[float, ...]:
-        """Shares of the round's groups, ascending; none when disabled."""
+        """Shares of the round's groups at which devices may be freed, ascending; none when
+        disabled."""
         count = (
             int((self.last_milestone - self.first_milestone) / self.milestone_step + ROUNDING) + 1
         )
@@ -216,7 +217,7 @@ class RunningRequest(GrowingResponse):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The round, as it is seen without asking its engines anything."""
+    """The state of a round as far as it is known without a call to its engines."""
 
     num_accepted: int  # groups accepted so far
     elapsed_s: float = 0.0  # since it began
@@ -226,43 +227,48 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Moment):
-    """The round at a milestone."""
+    """The state of a round at a milestone, with the KV caches and running responses of its
+    engines."""
 
     capacity_tokens: Mapping[str, int]  # KV cache of every engine in service, in tokens
-    running: tuple[RunningRequest, ...]  # everything that runs on them
+    running: tuple[RunningRequest, ...]  # every response that runs on them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown:
-    """Decision: these engines hand over what they run and stop; these learners may begin."""
+    """Decision: these engines hand over their running responses and stop; these learners may
+    begin."""
 
     engines: tuple[str, ...]
     learners: tuple[str, ...]
 
 
 class FreesDevices(Protocol):
-    """Decides for one round. `start` once, then `handle` whenever `is_due`."""
+    """Decides which devices of one round stop generating, and when. Call `start` once, then
+    `handle` whenever `is_due`."""
 
     @property
     def next_due_s(self) -> float | None:
-        """When to ask again although nothing happened, in seconds of the round; None for never."""
+        """Seconds of the round after which `is_due` must be asked even if nothing happened; None
+        for never."""
         ...
 
     def start(self) -> list[ScaleDown]:
-        """What is free from the beginning."""
+        """Device groups that are free from the beginning."""
         ...
 
     def is_due(self, moment: Moment) -> bool:
-        """Whether a reading is worth taking."""
+        """True if a reading of the engines is worth taking."""
         ...
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
-        """What to free now."""
+        """Device groups to free now."""
         ...
 
 
 class StreamTrainer:
-    """Frees what the requests that still run leave room for (`FreesDevices`)."""
+    """Decides which devices can stop generating: the running requests must fit the KV caches of the
+    remaining engines (`FreesDevices`)."""
 
     next_due_s: float | None = None
 
@@ -274,7 +280,8 @@ class StreamTrainer:
         lengths: Iterable[int] = (),
         devices_per_engine: int = 1,
     ) -> None:
-        """`lengths`: of responses of earlier rounds, see `RemainingRoom`."""
+        """lengths: tokens that responses of earlier rounds held, see `RemainingRoom`.
+        devices_per_engine: used by rule 'devices'."""
         self._config = config
         self._groups = tuple(groups)
         self._least_engines = max(
@@ -288,11 +295,11 @@ class StreamTrainer:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether anything trains before the round is closed."""
+        """True if groups may be trained before the round closes."""
         return self._config.enabled
 
     def start(self) -> list[ScaleDown]:
-        """Learners whose devices generate nothing are free from the beginning."""
+        """Free the learners whose devices generate nothing."""
         if not self.is_enabled:
             return []
         return [
@@ -302,19 +309,20 @@ class StreamTrainer:
         ]
 
     def is_due(self, moment: Moment) -> bool:
-        """Whether a milestone has been reached since the last reading, or nothing runs any more;
-        only then is a reading worth taking."""
+        """True if a milestone was reached since the last reading, or, by rule 'devices', if nothing
+        runs any more."""
         is_begun = moment.num_accepted > 0  # a milestone of 0 is the first group
         is_reached = bool(self._due) and moment.num_accepted >= self._due[0] - ROUNDING
         return is_begun and (is_reached or self._is_idle(moment))
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
-        """The device groups to free now, those with the fewest tokens to compute again first."""
+        """The device groups to free now. Groups with the fewest tokens to compute again come
+        first."""
         if not self.is_due(reading):
             return []
         if self._is_idle(reading):
             self._looks_at_idle = False
-            self._least_engines = 1.0  # for what a verdict may still launch
+            self._least_engines = 1.0  # for a response that a verdict may still launch
         self._due = [count for count in self._due if count - ROUNDING > reading.num_accepted]
         freed: list[ScaleDown] = []
         staying = dict(reading.capacity_tokens)

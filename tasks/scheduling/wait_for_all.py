@@ -1,7 +1,7 @@
-"""The scheduler without speculation: everything launched is waited for.
+"""The scheduler without speculation: it waits for every launched response.
 
-Serves evaluations, and every round of a policy that chooses nothing: they differ in the prompts
-they ask.
+Used for evaluations, and for every round in which a policy chooses nothing; these rounds differ
+only in the prompts that they ask.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tasks.scheduling.groups import GroupProgress, describe_missing
 class WaitForAll:
     """Launches every response at once, accepts each group as it completes, closes after the last.
 
-    A prompt is missing from the accepted groups if too many of its responses had no verdict; it is
-    dropped then. With a reserve, groups whose rewards agree are filtered, and the next prompt of
-    their domain takes their place (`dynamic_sampling`).
+    A prompt is dropped if too many of its responses get no verdict. With a reserve, groups whose
+    rewards agree are filtered, and the next prompt of their domain takes their place
+    (`dynamic_sampling`).
     """
 
     def __init__(self, plan: RoundPlan) -> None:

@@ -3,10 +3,11 @@
     round s closes ──▶ step s trains, updates, publishes version s
                └─▶ round s + 1 begins at once, over what round s left undecided and new prompts
 
-How far generation may be ahead is the async ratio, a real number: `admission` says what follows
-from it, and `asynchronous_round` who decides within a round. The ratio plays the part of tail
-batching's eta_P, too: 1 + ratio times as many groups as a step trains compete for it, and the
-others go on. A ratio of 0 is the synchronous schedule, and is played by its scheduler.
+The async ratio, a real number, says how far generation may be ahead of training: `staleness`
+derives the bounds from it, and the scheduler of `asynchronous_round` decides within a round. The
+ratio plays the part of tail batching's eta_P, too: 1 + ratio times as many groups as a step trains
+compete for its slots, and the others go on. A ratio of 0 is the synchronous schedule, and is played
+by its scheduler.
 
 Where the same devices generate and train, `at_update=pause` has them do it in turn:
 
@@ -88,7 +89,8 @@ class AsynchronousConfig(BaseModel):
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
-        """One kind of round, which launches as many prompts as it keeps in the long run."""
+        """The counts of the one kind of round, which in the long run launches as many prompts as it
+        trains."""
         groups_ahead = math.ceil(self.async_ratio * batch.prompts_per_step)
         # what the last rounds park, and less than a step that was parked before
         parks = self.at_deadline == "park" and self.async_ratio > 0
@@ -108,8 +110,9 @@ class AsynchronousConfig(BaseModel):
         )
 
     def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
-        """What is undecided, then parked prompts if they fill a step, then new ones; after the last
-        step what is still parked, and what a run that now has fewer steps left undecided."""
+        """A round over undecided prompts, then parked ones if they fill a step, then new ones.
+        After the last planned step: over prompts that are still parked, or were left undecided when
+        the run was resumed with fewer steps."""
         if turn.is_after_last:
             return _returned_round(turn)
         admission = self._admission(turn)
@@ -141,7 +144,8 @@ class AsynchronousConfig(BaseModel):
         )
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """Without a ratio, and after the last step, everything launched is waited for."""
+        """The scheduler of a round; with a ratio of 0, and after the last planned step, it waits
+        for every launched response."""
         carries = plan.admission is not None
         return AsynchronousScheduler(plan, self.at_deadline) if carries else WaitForAll(plan)
 

@@ -1,5 +1,5 @@
-"""The seam of a scheduling policy, and the rounds that several policies plan: over new prompts or
-over some that wait, and the drain.
+"""The interface of a scheduling policy, and the rounds that several policies plan: over new prompts
+or waiting ones, and the drain.
 
     config.scheduling ── algebra(batch) ──▶ explain, planner, checks before a run
           │
@@ -8,10 +8,9 @@ over some that wait, and the drain.
                   └── QueueState ◀── finish_round ◀── accepted, deferred, dropped, filtered
 
 A policy is one file of this folder and one line of `registry`. It is its own configuration: a
-frozen pydantic model with a `kind`, chosen under `scheduling.kind`. What it remembers from step to
-step is where the prompts are (`QueueState`), so that planning twice from the state of a commit
-gives the same round. All other code reads what the plan and the algebra say of a round, and never
-asks which policy made them.
+frozen pydantic model with a `kind`, chosen under `scheduling.kind`. Its only memory from step to
+step is the `QueueState`, so that planning twice from the state of a commit gives the same round.
+All other code reads a round's plan and the algebra, and never asks which policy made them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ REWARD_TIMING = (
     "When responses are scored: each as it finishes, or all once nothing generates any more, to"
     " compare with."
 )
-# why no device can be freed then
+# why no device can be freed in mid-round when responses are scored after the rollout
 STREAMING_NEEDS_VERDICTS = (
     "scheduling.reward_timing 'per_response', got 'after_rollout': no group would be accepted while"
     " engines generate"
@@ -51,12 +50,12 @@ RESPONSE_OVERPROVISION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningInputs:
-    """What the round of a step is planned from."""
+    """The inputs from which a policy plans the round of a step."""
 
     state: QueueState  # where the drawn prompts are
     batch: BatchConfig  # what the step trains
     step: int  # from 1
-    num_steps: int  # the planned ones; only what is left of them is played after the last
+    num_steps: int  # planned steps; after the last one only waiting prompts are played
     domains: Sequence[str]  # of every row of the dataset
     seed: int | None  # of the order in which rows are asked; None: as they stand
     unfit: Collection[int] = ()  # rows that are never asked
@@ -74,13 +73,15 @@ class PlanningInputs:
         return self.step > self.num_steps
 
     def upcoming(self, num_prompts: int) -> tuple[PromptRef, ...]:
-        """The next prompts that were not launched yet: the skipped ones, then new ones."""
+        """The next num_prompts prompts that were not launched yet: the skipped ones, then new
+        ones."""
         num_new = max(0, num_prompts - len(self.state.skipped))
         drawn = draw_prompts(self.domains, self.seed, self.state.num_drawn, num_new, self.unfit)
         return (*self.state.skipped[:num_prompts], *drawn)
 
     def places(self, num_prompts: int) -> tuple[int, ...]:
-        """The places of the new ones among them in the prompt stream, if it has unfit rows."""
+        """The places in the prompt stream of the new prompts that `upcoming` returns; empty if the
+        dataset has no unfit rows."""
         if not self.unfit:
             return ()
         num_new = max(0, num_prompts - len(self.state.skipped))
@@ -102,17 +103,17 @@ class Policy(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name under `scheduling.kind`."""
+        """The policy's name under `scheduling.kind`."""
         ...
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
-        """The counts of its rounds, known before anything is started."""
+        """The counts of the policy's rounds, known before anything is started."""
         ...
 
     def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """The round of a step; None when the run is over.
 
-        ValueError if the dataset is too small for it.
+        Raises ValueError if the dataset is too small for the round.
         """
         ...
 
@@ -132,8 +133,8 @@ def queue_round(
     *,
     chooses: bool,
 ) -> RoundPlan:
-    """A round of this shape over prompts that wait and, for the rest, new ones. chooses: whether it
-    keeps the first to finish, of every domain its share."""
+    """A round of this shape over the waiting prompts and, for the rest of its places, new ones.
+    chooses: whether the round keeps the groups that finish first, within each domain's quota."""
     num_new = shape.launch_prompts - len(waiting)
     upcoming = turn.upcoming(num_new + num_reserve)
     prompts = (*waiting, *upcoming[:num_new])
@@ -153,10 +154,12 @@ def queue_round(
 
 
 def drain_round(turn: PlanningInputs, queue: tuple[PromptRef, ...]) -> RoundPlan:
-    """The next of as few rounds as possible over this order of the queue, all of about the same
-    size: a tiny last one would make a noisy update. It loads the engines like a long one.
+    """The next round of a drain, which plays the queue, in this order, in as few rounds as possible
+    of about equal size: a tiny last round would make a noisy update. A drain loads the engines like
+    a long round.
 
-    Without a reserve: nothing new is drawn, groups whose rewards agree are trained as they are.
+    It has no reserve: no new prompt is drawn, and groups whose rewards agree are trained as they
+    are.
     """
     num_rounds = math.ceil(len(queue) / turn.batch.prompts_per_step)
     prompts = queue[: math.ceil(len(queue) / num_rounds)]

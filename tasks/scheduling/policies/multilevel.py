@@ -1,5 +1,5 @@
-"""Tail batching with more than one long-prompt queue: what is long even among long prompts waits
-again.
+"""Tail batching with more than one long-prompt queue: prompts that are long even among long ones
+are deferred again.
 
     level 0, new prompts      ──▶ eta_P*P0 asked, the first P0 kept ─┐ the rest is deferred
     level 1, deferred once    ──▶ as soon as there are eta_P*P0: the first P0 kept ─┐ the rest
@@ -7,14 +7,14 @@ again.
     steps over                ──▶ drain: what is left, in rounds of about the same size
 
 A round waits for its slowest prompt, so that prompts that take about as long should share one. How
-long a prompt will take is unknown until it was asked; that it was given up once says that it is
-among the longest fifth, twice that it is among the longest twenty-fifth. The round that waits for
-responses up to the bound is one of 25 with the defaults, where tail batching has it every fifth
-step. What this costs is the tokens of prompts that are given up more than once.
+long a prompt takes is unknown before it is asked; a prompt that was given up once is among the
+longest fifth, one that was given up twice among the longest twenty-fifth. With the defaults one
+round in 25 waits for responses up to the bound, in tail batching one in five. The price is the
+tokens of prompts that are given up more than once.
 
 Every prompt launches as many responses as are trained and draws them again with the same seeds
-(`acceptance`), so that no length is favoured. Leaves out response over-provisioning, which favours
-short ones.
+(`ledger`), so that no length is favoured. Leaves out response over-provisioning, which favours
+short responses.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ SHORT_TOKENS = 2**13  # a bound that the second level comes near
 
 
 def levels_within(cap_tokens: int) -> int:
-    """Levels that suit responses of at most so many tokens with `LEVEL_ETA`: 2 for 8k, 3 for 16k
-    and 4 for 32k. One too many makes two kinds of rounds that come near the bound; a fifth has its
-    first long round after 80 others, and gains 1 % at 32k (research/results/experiments.md)."""
+    """Number of levels that suits responses of at most cap_tokens tokens with `LEVEL_ETA`: 2 for
+    8k, 3 for 16k and 4 for 32k. One level too many makes two kinds of rounds that come near the
+    bound. A fifth level has its first long round after 80 others, and gains 1 % at 32k
+    (research/results/experiments.md)."""
     levels = FEWEST_LEVELS + round(math.log2(cap_tokens / SHORT_TOKENS))
     return min(MOST_LEVELS, max(FEWEST_LEVELS, levels))
 
 
 class MultilevelBatchingConfig(BaseModel):
-    """Short rounds, rounds over what these gave up on, and so on; only the last wait for all."""
+    """Short rounds, rounds over the prompts that these gave up on, and so on; only the last level
+    waits for all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -82,7 +84,8 @@ class MultilevelBatchingConfig(BaseModel):
     )
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
-        """A round of a level follows as soon as those of the one before have deferred enough."""
+        """The counts of one kind of round per level. A round of a level is due as soon as the level
+        before has deferred enough prompts to fill it."""
         launched = times(self.prompt_overprovision, batch.prompts_per_step)
         most_waiting = (self.num_levels - 2) * (launched - 1) + launched - 1
         return BatchAlgebra(
@@ -92,8 +95,8 @@ class MultilevelBatchingConfig(BaseModel):
         )
 
     def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
-        """The highest level whose queue can fill a round, else new prompts; after the last step the
-        drain."""
+        """A round of the highest level whose queue can fill one, else a round over new prompts;
+        after the last planned step a drain."""
         if turn.is_after_last:
             # those that were deferred least first
             queue = tuple(sorted(turn.state.queue, key=turn.state.times_deferred))
@@ -108,7 +111,8 @@ class MultilevelBatchingConfig(BaseModel):
         return self._round(turn, shape, ())
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """Rounds that launch more than they keep choose, the others wait for all."""
+        """The scheduler of a round: one that chooses if the round launches more than it keeps, else
+        one that waits for all."""
         chooses = plan.accept_prompts < len(plan.prompts)
         return ShortRoundScheduler(plan) if chooses else WaitForAll(plan)
 
@@ -142,7 +146,7 @@ class MultilevelBatchingConfig(BaseModel):
 
 
 def kind_of(level: int, num_levels: int) -> str:
-    """The name of the rounds of a level."""
+    """The name of the rounds of a level, which is the kind of their shape."""
     if level == 0:
         return SHORT
     if level == num_levels - 1:

@@ -33,7 +33,7 @@ class SyncConfig(BaseModel):
     reward_timing: RewardTiming = Field("per_response", description=REWARD_TIMING)
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
-        """One kind of round, which launches what it keeps."""
+        """The counts of the one kind of round, which launches exactly what it trains."""
         is_timed_last = self.reward_timing == "after_rollout"
         return BatchAlgebra(
             rounds=(round_shape(SYNC, batch),),
@@ -43,7 +43,7 @@ class SyncConfig(BaseModel):
         )
 
     def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
-        """New prompts in every step; nothing is left after the last."""
+        """A round over new prompts; None after the last planned step, because no prompt waits."""
         if turn.is_after_last:
             return None
         algebra = self.algebra(turn.batch)
@@ -64,5 +64,5 @@ class SyncConfig(BaseModel):
         )
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """Everything launched is waited for."""
+        """The scheduler of a round, which waits for every launched response."""
         return WaitForAll(plan)

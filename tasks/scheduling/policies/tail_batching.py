@@ -5,9 +5,8 @@ over the prompts that they gave up on.
     fewer ──▶ short round: eta_P*P0 new prompts x eta_R*R0 responses, the first P0 x R0 are kept
     steps over ──▶ drain: what is left in the queue, in rounds of about the same size
 
-`short_round` has the rules by which a short round chooses, `scored_last` how it does without
-verdicts. Long rounds and drains choose nothing: all that they launch is waited for
-(`wait_for_all`).
+`short_round` has the rules by which a short round chooses, with verdicts or without (`ScoredLast`).
+Long rounds and drains choose nothing: they wait for all that they launch (`wait_for_all`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from tasks.scheduling.wait_for_all import WaitForAll
 
 
 class TailBatchingConfig(BaseModel):
-    """Short rounds that launch more than they keep, long rounds over what they gave up on."""
+    """Short rounds that launch more than they keep, long rounds over the prompts that these gave up
+    on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,8 +89,8 @@ class TailBatchingConfig(BaseModel):
         return self
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
-        """Short and long rounds in the ratio 1/(eta_P - 1); short ones alone if nothing is ever
-        deferred."""
+        """The counts of short and long rounds, of which there are 1/(eta_P - 1) short ones for each
+        long one; short ones alone if no prompt is ever deferred."""
         short = self._short(batch)
         num_deferred = short.launch_prompts - short.accept_prompts
         rounds = (short, round_shape(LONG, batch)) if num_deferred else (short,)
@@ -105,13 +105,14 @@ class TailBatchingConfig(BaseModel):
         )
 
     def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
-        """A long round as soon as the queue can fill one, else a short one; after the last step the
-        drain."""
+        """A long round as soon as the queue can fill one, else a short round; after the last
+        planned step a drain."""
         plan = self._planned(turn)
         return replace(plan, scores_last=self._scores_last) if plan is not None else None
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """Short rounds choose, the others wait for all."""
+        """The scheduler of a round: one that chooses in a short round, else one that waits for
+        all."""
         if plan.kind != SHORT:
             return WaitForAll(plan)
         choosing = ShortRoundScheduler(plan)
