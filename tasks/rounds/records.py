@@ -112,7 +112,7 @@ class RoundInputs:
     empty_s: float = math.inf
     attempt: int = 0  # unlike that of any other attempt or round of the run; requests carry it
     adopted: Sequence[InFlight] = ()  # responses that the round before left running
-    leaves_running: bool = False  # whether what is carried may run on when the round is over
+    leaves_running: bool = False  # whether carried responses may run on after the round
     publications: Publications | None = None  # of a round that overlaps the training of others
     elastic_workers: ElasticWorkers | None = None  # of a round that engines may join while it runs
     # how a round with elastic workers distributes its responses

@@ -298,7 +298,7 @@ class ResponseTracker:
 
     @property
     def unfinished(self) -> Iterator[Generated]:
-        """Partial responses that did not go on."""
+        """Partial responses that no engine went on with."""
         left = {response.response_id for response in self._pool.in_flight}
         return (held for name, held in self._migration.kept.items() if name not in left)
 

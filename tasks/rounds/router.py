@@ -36,8 +36,8 @@ class _Replica:
     order: int  # its rank in the order in which replicas were added
     max_running: int | None  # requests at a time; None for any number
     version: int | None  # its weights; None where they are always the newest
-    cost: int = 0  # of what runs, in prefilled tokens
-    running: dict[str, tuple[Request, int]] = field(default_factory=dict)  # with what each costs
+    cost: int = 0  # of its running requests, in prefilled tokens
+    running: dict[str, tuple[Request, int]] = field(default_factory=dict)  # with costs
 
     @property
     def room(self) -> int | None:

@@ -83,7 +83,7 @@ class Fleet:
         self._keeper.stop()
         self.elastic.stop(is_over=error is None)
         if self._client.status != "running":
-            return  # workers end with their scheduler, and nobody is left to be told
+            return  # workers end with their scheduler: there is no actor left to close
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._client.loop.asyncio_loop)
         with suppress(RuntimeError, OSError):  # what cannot be ended any more ends with its worker
             ending.result(END_S)
@@ -226,7 +226,7 @@ class Fleet:
     async def _end(self) -> None:
         """End all waits, then free the devices, leave the learners' group and end the processes of
         the rewards."""
-        with suppress(ActorLost, TimeoutError):  # without a buffer nobody waits
+        with suppress(ActorLost, TimeoutError):  # without a buffer no coordinator waits
             await self._buffer().abort("the run ends", LEAVE_S)
         learners = (self._close(name, LEAVE_S) for name in self.run.learners)
         await asyncio.gather(self._close_all((*self.run.engines, *self.run.judges)), *learners)

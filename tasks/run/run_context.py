@@ -190,8 +190,8 @@ class StepPlan:
     round: RoundPlan
     weights: WeightsRef
     attempt: int  # 1, and one more after each recovery
-    adopted: tuple[InFlight, ...] = ()  # what the round before left on the engines
-    leaves_running: bool = False  # whether what the round carries may run on when it is over
+    adopted: tuple[InFlight, ...] = ()  # responses that the round before left running
+    leaves_running: bool = False  # whether carried responses may run on after the round
     # the seeding window, in which the run's own engines generate; None: they do to the end
     window: PlannedWindow | None = None
 

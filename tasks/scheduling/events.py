@@ -183,7 +183,7 @@ class RoundPlan:
     # tensor-parallel size is planned; empty leaves the engines as they are
     layout: str = ""
     # tokens of the longest answer that an earlier epoch trained of each candidate, 0 for none;
-    # empty where the policy does not go by them
+    # empty where the policy does not use these lengths
     expected_tokens: tuple[int, ...] = ()
     # whether running responses move between engines of the run alone, too
     balances: bool = False

@@ -52,7 +52,7 @@ class Demand:
 class ThroughputProfile:
     """Measured throughput and KV-cache capacity of a model's replicas, by size."""
 
-    model: str  # what was measured
+    model: str  # the model that was measured
     device: str  # what a device is, for example "1 CPU core"
     kv_tokens: Mapping[int, int]  # tokens that fit the KV cache of a replica, by size
     points: tuple[ThroughputPoint, ...]
@@ -175,7 +175,7 @@ class LayoutPlanner:
     sizes: tuple[int, ...]  # possible tensor-parallel sizes
     num_devices: int  # that generate
     first_size: int  # of a layout of which nothing is known
-    profile: ThroughputProfile | None = None  # what replicas are worth, if it was measured
+    profile: ThroughputProfile | None = None  # throughput of replicas, if it was measured
     by_lengths: bool = False  # whether the profile alone decides, by how long responses get
 
     def begun(self, state: PlannerState, layout: str, demand: Demand) -> PlannerState:

@@ -35,7 +35,7 @@ class QueueState:
     carried: tuple[Carried, ...] = ()  # undecided prompts, in the order of the next round
     # how often waiting prompts were deferred, by id; only prompts deferred more than once
     deferrals: Mapping[str, int] = field(default_factory=dict)
-    # tokens of the longest trained answer, by row; where the policy goes by them
+    # tokens of the longest trained answer, by row; where the policy uses these lengths
     answer_tokens: Mapping[int, int] = field(default_factory=dict)
     num_drawn: int = 0  # prompts drawn from the dataset; also the position of the prompt stream
     num_trained: int = 0  # prompts trained

@@ -75,7 +75,7 @@ class Seeding:
     """The state of seeding between two steps."""
 
     window_s: float | None = None  # of the last step; None before anything was measured
-    worth_holding: float | None = None  # workers beyond which training is what limits a step
+    worth_holding: float | None = None  # workers beyond which training limits a step
     memory_s: Mapping[int, float] = field(default_factory=dict)  # windows by number of workers
 
     def window_for(self, num_workers: int, config: SeedingConfig) -> float | None:

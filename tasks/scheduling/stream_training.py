@@ -70,7 +70,7 @@ class GrowingResponse:
 
     prompt_tokens: int  # tokens of its prompt
     num_tokens: int  # tokens after it that the engine holds, given ones included
-    max_new_tokens: int  # bound on them
+    max_new_tokens: int  # bound on the tokens after the prompt
 
     @property
     def held_tokens(self) -> int:
@@ -121,7 +121,7 @@ class RemainingRoom:
         return min(response.max_new_tokens, quantile)
 
 
-HISTORY_ROUNDS = 8  # rounds whose responses project what those of the next will hold
+HISTORY_ROUNDS = 8  # rounds whose responses project the lengths of the next round's
 ROUNDING = 1e-9  # error of a sum of milestone steps
 
 

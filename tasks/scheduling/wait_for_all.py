@@ -34,7 +34,7 @@ class WaitForAll:
         )
         self._reserve = Reserve(plan)
         self._groups = {ref.prompt_id: GroupProgress(ref, plan) for ref in plan.prompts}
-        self._open = dict(self._groups)  # those of them that are still wanted
+        self._open = dict(self._groups)  # groups that are still wanted
 
     def start(self) -> list[Decision]:
         if not self._groups:
