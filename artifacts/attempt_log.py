@@ -1,14 +1,14 @@
-"""Logs of unfinished responses, on disk while an attempt at a round goes on: a response continues
-from them when its engine, its round's coordinator or the whole run is killed.
+"""Logs of unfinished responses, on disk while an attempt at a round goes on. When an engine, the
+round's coordinator or the whole run is killed, its responses continue from these logs.
 
     TurnLog   an engine's process writes episodes ────┐
     TokenLog  a coordinator writes reported tokens ───┴▶ <folder>/<attempt>/<writer>-<id>.jsonl
-    read_turns, read_tokens ─▶ each response as far as it had come;    drop_attempts ─▶ deleted
+    read_turns, read_tokens ─▶ each response with all its logged tokens;  drop_attempts ─▶ deleted
 
 A process only appends. All lines of a call are one write, which outlives its process but not a
-crash of the machine. Each line is JSON, so that reading it runs nothing, and carries its own
-digest: reading a file ends at the first damaged or broken-off line. Leaves out everything that is
-finished and judged (`journal`).
+crash of the machine. Each line is JSON, so that reading a line executes no code, and carries its
+own digest: reading a file ends at the first damaged or broken-off line. Leaves out finished and
+scored responses (`journal`).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Line = dict[str, Any]  # Any: JSON values
 
 
 class AttemptLog:
-    """The log of one writer in its process. Belongs to one event loop."""
+    """The log files that one writer appends to in its process. Use it from one event loop only."""
 
     def __init__(self, folder: Path, writer: str, subject: str) -> None:
-        """subject: of the lines, for the warning when the disk does not take them."""
+        """subject: names the content of the lines in the warning about a failed write."""
         self._folder = folder
         self._name = f"{writer}-{uuid.uuid4().hex}.jsonl"
         self._subject = subject
@@ -58,8 +58,8 @@ class AttemptLog:
         self._is_broken = False
 
     def write(self, attempt: int, lines: Iterable[Line]) -> None:
-        """Append lines in one write. A disk that does not take them ends the log, and nothing
-        else."""
+        """Append lines in one write. After a failed write the log warns once and writes no more;
+        the run goes on."""
         if self._is_broken:
             return
         encoded = (json.dumps(line, separators=(",", ":")).encode() for line in lines)
@@ -88,7 +88,7 @@ class AttemptLog:
 
 
 def read_attempts(folder: Path, is_meant: Callable[[int], bool]) -> Iterator[Iterator[Line]]:
-    """The lines of the chosen attempts, file by file."""
+    """Yield the lines of each log file of the attempts for which `is_meant` is true."""
     for attempt, directory in _directories(folder):
         if is_meant(attempt):
             for file in sorted(directory.glob("*.jsonl")):
@@ -96,7 +96,7 @@ def read_attempts(folder: Path, is_meant: Callable[[int], bool]) -> Iterator[Ite
 
 
 def drop_attempts(folder: Path, is_over: Callable[[int], bool]) -> None:
-    """Delete the files of attempts that are over."""
+    """Delete the log files of the attempts for which `is_over` is true."""
     for attempt, directory in _directories(folder):
         if is_over(attempt):
             shutil.rmtree(directory, ignore_errors=True)
@@ -110,7 +110,7 @@ def _directories(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _lines(attempt: int, file: Path) -> Iterator[Line]:
-    # after the last line comes nothing, or one that was broken off
+    # what follows the last line end is empty, or a broken-off line
     *lines, _ = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -132,7 +132,7 @@ def _spans_line(spans: Iterable[VersionSpan]) -> list[tuple[int, int]]:
 
 
 def _token_fields(line: Line) -> dict[str, Any]:  # Any: values of the fields
-    """The fields of a line that hold one entry per token, as records have them."""
+    """Convert a line's per-token fields to the types that records have."""
     return {
         "token_ids": tuple(line["token_ids"]),
         "logprobs": tuple(line["logprobs"]),
@@ -144,10 +144,10 @@ def _token_fields(line: Line) -> dict[str, Any]:  # Any: values of the fields
 
 
 class TokenLog:
-    """Tokens of running single-turn responses, as engines reported them to one coordinator.
+    """Log of the tokens of running single-turn responses, as engines report them to a coordinator.
 
-    A line has the new tokens of one response; the first line of a response in a file has all its
-    tokens, those included that its request had kept.
+    A line has the new tokens of one response. The first line of a response in a file has all its
+    tokens so far, with the tokens that its request brought along (`Request.kept_tokens`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -155,7 +155,7 @@ class TokenLog:
         self.close = self._log.close
 
     def write(self, reports: Sequence[NewTokens]) -> None:
-        """Keep these reports, in one write for each attempt."""
+        """Append these reports to the log, in one write for each attempt."""
         for attempt, together in groupby(reports, lambda new: new.attempt):
             lines = (
                 {
@@ -168,8 +168,9 @@ class TokenLog:
 
 
 def read_tokens(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Generated]:
-    """Every response with logged tokens in the chosen attempts, by response id; of several records
-    of a response the furthest. A line that does not follow on the one before adds nothing."""
+    """Read every response with logged tokens in the chosen attempts, by response id. If several
+    files have a response, the record with the most tokens counts. A line that does not continue the
+    tokens before it is ignored."""
     furthest: dict[str, Generated] = {}
     for lines in read_attempts(folder, is_meant):
         of_file: dict[str, PartialResponse] = {}
@@ -189,10 +190,10 @@ def read_tokens(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Gene
 
 
 class TurnLog:
-    """Turns of the episodes that one engine's process plays.
+    """Log of the turns of the episodes that one engine's process plays.
 
-    A line has the turns since the line before, with their tokens, and the fields of the whole
-    episode; the line of the first turn begins the episode, also when it is played again.
+    A line has an episode's turns since its line before, with their tokens, and the fields of the
+    whole episode. A line with the first turn begins the episode, also when it is played again.
     """
 
     def __init__(self, folder: Path, engine: str) -> None:
@@ -200,7 +201,7 @@ class TurnLog:
         self.close = self._log.close
 
     def write(self, generated: Generated, num_written: int) -> None:
-        """Keep an episode as it is now; num_written of its turns are in the log already."""
+        """Append an episode's new turns: all but the first `num_written`, which are logged."""
         episode = generated.episode
         assert episode is not None, "responses of a single turn are not written"
         num_tokens = sum(turn.num_tokens for turn in episode.turns[:num_written])
@@ -223,9 +224,9 @@ class TurnLog:
 
 
 def read_turns(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Generated]:
-    """Every episode of the chosen attempts that has a finished turn or came to its end, by response
-    id, as far as it had come; of several records of an episode the furthest. Those without an
-    ending are "aborted"."""
+    """Read every logged episode of the chosen attempts, by response id, with all its logged turns.
+    If several files have an episode, a finished one counts before an aborted one, then the one with
+    the most sampled tokens. An episode without an ending has the finish reason "aborted"."""
 
     def progress(generated: Generated) -> tuple[bool, int]:
         return generated.finish_reason != "aborted", generated.num_sampled
@@ -243,7 +244,7 @@ def read_turns(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Gener
 
 
 def _continued(line: Line, before: dict[str, Generated]) -> Generated | None:
-    """The episode with the turns that a line adds; None for a line that does not follow on."""
+    """Add a line's turns to its episode in `before`; None if the line does not continue it."""
     added = _read_turns_line(line)
     if line["first"] == 0:
         return added

@@ -30,7 +30,7 @@ from artifacts.store import Store, explained
 MARKER = "complete.json"
 EARLIER = "delete its folder: an earlier checkpoint is used, or training is replayed from the start"
 
-Kept = Mapping[str, Any]  # size in bytes and BLAKE3; of earlier versions the size alone
+Kept = Mapping[str, Any]  # a file's size in bytes and BLAKE3; earlier versions kept only the size
 
 
 class DamagedCheckpoint(ValueError):
@@ -48,8 +48,8 @@ class Checkpoints:
 
     @contextmanager
     def aside(self, scratch: Path) -> Iterator[Path]:
-        """An empty directory to save into, deleted after the block unless `commit` took it.
-        `scratch`: where that directory lies if the root is remote."""
+        """Make an empty directory to save into, deleted after the block unless `commit` took it.
+        `scratch`: parent of that directory if the root is remote."""
         if not self._store.is_local:
             with _scratch(scratch) as directory:
                 yield directory
@@ -65,7 +65,8 @@ class Checkpoints:
             shutil.rmtree(directory, ignore_errors=True)
 
     def commit(self, step: int, aside: Path) -> str:
-        """Make the saved files the checkpoint of `step`, in place of an interrupted attempt's."""
+        """Make the files in `aside` the checkpoint of `step`; returns its store path. Replaces the
+        checkpoint of an interrupted attempt. Raises ValueError if there are no files."""
         name = layout.checkpoint_dir(step)
         files = [file for file in aside.rglob("*") if file.is_file()]
         if not files:
@@ -89,7 +90,7 @@ class Checkpoints:
         return name
 
     def prune(self, committed_step: int) -> None:
-        """Drop all but the last `keep` checkpoints of steps <= committed_step."""
+        """Delete all but the last `keep` checkpoints of steps <= committed_step."""
         for step in [step for step in self.steps() if step <= committed_step][: -self._keep]:
             self._drop(step)
 
@@ -108,8 +109,9 @@ class Checkpoints:
 
     @contextmanager
     def fetched(self, step: int, scratch: Path) -> Iterator[Path]:
-        """A directory with the checkpoint's files; of a remote one a copy that lasts as long as the
-        block. ValueError if there is none, DamagedCheckpoint if a file is not as it was saved."""
+        """A directory with the checkpoint's files; if the root is remote, a copy that is deleted
+        after the block. Raises ValueError if step `step` has no checkpoint, DamagedCheckpoint if a
+        file is not as it was saved."""
         name = layout.checkpoint_dir(step)
         if not self._store.exists(f"{name}/{MARKER}"):
             where = f"{self._store.url}/{layout.CHECKPOINTS}"
@@ -141,7 +143,7 @@ class Checkpoints:
                 )
 
     def _drop(self, step: int) -> None:
-        """The marker goes first: a half-deleted checkpoint is none."""
+        """Delete a checkpoint, its marker first: half-deleted files then count as no checkpoint."""
         name = layout.checkpoint_dir(step)
         self._store.delete(f"{name}/{MARKER}")
         self._store.delete(name)

@@ -1,8 +1,8 @@
 """The commit point of a step and the manifest of a run.
 
-A step is committed when `steps/00007.json` exists, and not before: it is created once, by one
-atomic write, after everything it names is on disk. Resume reads the commits, loads the last
-checkpoint they name and replays the training of later ones.
+A step is committed when its file (`steps/00007.json`) exists, and not before: the file is created
+once, by one atomic write, after everything that it names is on disk. Resume reads the commits,
+loads the last checkpoint that they name and replays the training of the later steps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StepCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunManifest:
-    """The identity of a run; written at its start and again by each attempt to resume it."""
+    """The identity of a run; written when the run starts and by each attempt to resume it."""
 
     run_id: str  # directory name under the artifact root
     created: str  # ISO 8601, UTC
@@ -77,8 +77,8 @@ class RunManifest:
 
 
 def commit_step(store: Store, commit: StepCommit) -> None:
-    """Write the commit of a step. Repeating an equal commit is harmless; a different one for a
-    committed step is an error."""
+    """Write the commit of a step. Repeating an equal commit changes nothing. Raises ValueError if
+    the step has a different commit already."""
     name = layout.commit_file(commit.step)
     data = with_digest(name, _encode(asdict(commit)))
     try:
@@ -92,9 +92,9 @@ def commit_step(store: Store, commit: StepCommit) -> None:
 
 
 def check_place(store: Store, manifest_digest: str, before: StepCommit | None) -> None:
-    """Raise StoreError unless the run's folder has the manifest of this digest, and `before` as the
-    last commit: a step that is committed elsewhere cannot be resumed. Nothing is compared for an
-    empty digest, as there is no manifest yet."""
+    """Raise StoreError unless the run's folder still has the manifest of this digest and the commit
+    `before`: a step that is committed elsewhere cannot be resumed. An empty digest means that there
+    is no manifest yet; then nothing is compared."""
     if not manifest_digest:
         return
     try:
@@ -113,7 +113,7 @@ def check_place(store: Store, manifest_digest: str, before: StepCommit | None) -
 
 
 def digest_of_manifest(store: Store) -> str:
-    """BLAKE3 of the stored manifest, which every attempt writes anew. Raises FileNotFoundError."""
+    """BLAKE3 of the stored manifest, which every attempt writes again. Raises FileNotFoundError."""
     return blake3(store.read(layout.MANIFEST)).hexdigest()
 
 
@@ -123,9 +123,9 @@ def figures_by_step(commits: Iterable[StepCommit]) -> list[tuple[int, Mapping[st
 
 
 def seconds_added(steps: Sequence[StepCommit]) -> list[float]:
-    """Seconds that each step added to its run: from its beginning, or from the end of the step
-    before it if that is later. `steps` from the first on; what lies between two steps that do not
-    overlap counts for neither."""
+    """Seconds that each step added to its run: from the step's start, or from the end of the step
+    before if that is later, to its own end. `steps` begins with the run's first step. Time between
+    two steps that do not overlap counts for neither."""
     ends_s = [0.0, *(step.timings["finished_s"] for step in steps)]
     return [
         end_s - max(before_s, step.timings["started_s"])
@@ -134,8 +134,8 @@ def seconds_added(steps: Sequence[StepCommit]) -> list[float]:
 
 
 def read_commits(store: Store) -> list[StepCommit]:
-    """Every commit, from step 1 on without a gap. Raises ValueError for a missing commit and for
-    one of another version of the code."""
+    """Every commit, from step 1 on without a gap. Raises ValueError for a missing commit and for a
+    commit that another version of the code wrote."""
     steps = sorted(
         step
         for name in store.list(layout.STEPS)
@@ -171,7 +171,8 @@ def write_manifest(store: Store, manifest: RunManifest) -> None:
 
 
 def read_manifest(store: Store) -> RunManifest:
-    """The manifest of the run here. Raises ValueError without a run, or for a damaged manifest."""
+    """Read the manifest of the run in `store`. Raises ValueError if `store` holds no run, or a
+    damaged manifest."""
     where = f"{store.url}/{layout.MANIFEST}"
     try:
         raw = _decode(store.checked(layout.MANIFEST), where)
@@ -194,7 +195,7 @@ def read_manifest(store: Store) -> RunManifest:
 
 
 def package_versions(names: Sequence[str]) -> dict[str, str]:
-    """Versions of the installed packages among these names."""
+    """Versions of these packages, without those that are not installed."""
     versions = {}
     for name in names:
         try:
@@ -227,8 +228,8 @@ def _encode(record: Json) -> bytes:
 
 
 def _finite(value: Any) -> Any:  # Any: a JSON value in, a JSON value out
-    """JSON has no not-a-number: null stands for it, so that a diverged loss does not make the file
-    unreadable elsewhere."""
+    """Replace not-a-number and infinities by None: JSON has neither, and a diverged loss must not
+    make the file unreadable elsewhere."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -1,8 +1,9 @@
-"""Parts that several configurations share: the place of a service's token, and parts with defaults
-of their own.
+"""Parts that several configurations share: where a service's token is stored, and defaults of a
+part that differ from those of its class.
 
-A token is read from a file or an environment variable when the service is asked; settings name the
-place alone. Leaves out the token that elastic workers of a run know (`tasks.elastic.worker_card`).
+A token is read from a file or an environment variable when the service is called; settings hold
+only the name of that file or variable. Leaves out the token by which elastic workers prove
+themselves to a run (`tasks.elastic.worker_card`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from artifacts.urls import Location
 
 
 class TokenPlace(BaseModel):
-    """The place of a service's token: an environment variable or a file."""
+    """Where a service's token is stored: in an environment variable or a file."""
 
     token_variable: str = Field(
         "",
@@ -49,8 +50,8 @@ class TokenPlace(BaseModel):
         return self
 
     def authorization(self) -> dict[str, str]:
-        """The header of a request; empty where no token is named. ValueError for a token that
-        cannot be read, or is no header; the message does not repeat the token."""
+        """The Authorization header of a request; empty if no token is configured. Raises ValueError
+        for a token that cannot be read or is no valid header; the message does not repeat it."""
         if not (self.token_variable or self.token_file):
             return {}
         token = self._token()
@@ -81,7 +82,8 @@ class TokenPlace(BaseModel):
 
 
 def with_defaults(usual: Mapping[str, object]) -> BeforeValidator:
-    """Fill the fields that are not given of a part from `usual` instead of its class's defaults."""
+    """A validator that fills the missing fields of a part from `usual`, not from its class's
+    defaults."""
 
     def whole(given: object) -> object:
         return {**usual, **given} if isinstance(given, Mapping) else given

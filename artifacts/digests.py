@@ -3,9 +3,9 @@
     {"step": 7, ..., "blake3": "5f0c..."}       JSON, a line of a log, too: the last field
     PAR1 columns blake3:5f0c... footer PAR1     Parquet: before the footer, which readers go by
 
-The digest is in the record, so that the two are one write. The name is part of what is hashed, so
-that a record in the place of another is found, too. Leaves out weights, whose digest is of tensors
-(`weights`), and where a record may lack its digest (`Store`).
+The digest is in the record, so that one write stores both. The record's name is hashed too, so that
+a record under another's name is detected. Leaves out weights, whose digest is over tensors
+(`weights`), and which records may lack a digest (`Store`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PARQUET = b"PAR1"
 
 
 def with_digest(name: str, data: bytes) -> bytes:
-    """The record `data`, a JSON object or a Parquet file, with its digest."""
+    """Add the digest to the record `data`, a JSON object or a Parquet file."""
     body, begin, end, tail = _around_digest(data)
     return body + begin + _digest(name, body, tail) + end + tail
 
 
 def without_digest(name: str, data: bytes, *, is_needed: bool) -> bytes:
-    """The record without its digest, after comparing the two. Raises ValueError where they differ,
-    or for a record without digest where one `is_needed`: earlier versions wrote none."""
+    """Compare a record with its digest, and return the record without it. Raises ValueError if the
+    two differ, or if the digest is missing and `is_needed`: earlier versions wrote none."""
     head, begin, end, tail = _around_digest(data)
     place = max(0, len(head) - len(begin) - NUM_DIGITS - len(end))
     body, kept = head[:place], head[place:]
@@ -41,12 +41,13 @@ def without_digest(name: str, data: bytes, *, is_needed: bool) -> bytes:
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """BLAKE3 of a file, on all cores."""
+    """BLAKE3 of a file, computed on all cores."""
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _around_digest(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """The bytes before the digest, those that begin and end it, and those behind it."""
+    """Split a record around its digest: returns the bytes before the digest, the prefix and the
+    suffix of the digest itself, and the bytes after it."""
     if data.startswith(PARQUET):
         footer = len(data) - len(PARQUET) - 4 - int.from_bytes(data[-8:-4], "little")
         return data[:footer], b"blake3:", b"", data[footer:]

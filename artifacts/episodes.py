@@ -1,6 +1,6 @@
 """The records of an episode, a response of many turns: its turns, and how it ended.
 
-They are frozen, and travel inside the records of `artifacts.records`.
+The records are frozen, and travel inside those of `artifacts.records`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Ending(StrEnum):
-    """The end of an episode, and its cause."""
+    """Why an episode ended."""
 
     TERMINATED = "terminated"  # the environment came to an end of its own
     TRUNCATED = "truncated"  # the environment cut it by a bound of its own
@@ -22,7 +22,7 @@ class Ending(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True if the environment failed, so that the end is no verdict on the model."""
+        """True if the environment failed, so that the ending says nothing about the model."""
         return self in (Ending.CRASHED, Ending.UNANSWERED)
 
 
@@ -30,9 +30,9 @@ class Ending(StrEnum):
 class Turn:
     """One turn of an episode: the environment's observation, the model's action and its reward.
 
-    The tokens of an episode are those of its turns, one after the other: in each first the given
-    ones, then the sampled ones. The last turn of an episode that was stopped may lack the
-    environment's answer, and a part of its sampled tokens.
+    The tokens of an episode are those of its turns, one after the other: in each turn first the
+    given tokens, then the sampled tokens. The last turn of a stopped episode may lack the
+    environment's answer and some of its sampled tokens.
     """
 
     num_given: int  # tokens that nobody sampled: the bridge, with the observation in it
@@ -56,7 +56,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state of an environment after the last turn that it answered."""
+    """An environment's state after the last turn that the environment answered."""
 
     state: bytes  # pickled; unpickled in processes of environments alone
     observation: str  # its last one

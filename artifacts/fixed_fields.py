@@ -1,10 +1,10 @@
-"""Fields of a configuration that are no settings: values that no user gives by themselves.
+"""Fields of a configuration that users cannot set one by one.
 
     a profile's name, file or numbers ─▶ `with_profile` ─▶ fixed fields of the part
     the run's table `deadlines` ───────▶ `flows.config.limits` ─▶ derived limits
 
-Tests and experiments give such fields to the classes; settings of a run that name one are refused.
-Neither the schema of the settings nor what a run keeps of them has these fields.
+Tests and experiments pass such fields to the classes; a run's settings that name one are refused.
+Neither the JSON schema of the settings nor a run's stored settings contain these fields.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _reads_settings: ContextVar[bool] = ContextVar("_reads_settings", default=False)
 
 
 class _OfProfile(NamedTuple):
-    """A value that a profile has for a field."""
+    """A field's value that came from a profile, not from the user's settings."""
 
     value: object
 
 
 @contextmanager
 def reading_settings() -> Iterator[None]:
-    """Refuse fixed fields in what is validated within the block."""
+    """Make every validation within the block refuse fixed fields."""
     token = _reads_settings.set(True)
     try:
         yield
@@ -52,13 +52,13 @@ def _checked(given: object) -> object:
     return given
 
 
-# A value that no user gives by itself.
+# A value that a user cannot set on its own.
 Fixed = Annotated[SkipJsonSchema[T], Field(exclude=True), BeforeValidator(_checked)]
-# A limit in seconds, which the run's table `deadlines` decides.
+# A limit in seconds, derived from the run's table `deadlines`.
 DerivedSeconds = Annotated[
     SkipJsonSchema[float], Field(gt=0, exclude=True), BeforeValidator(_checked)
 ]
-# The name of a profile, a file of JSON or YAML with one, or its numbers.
+# A profile: its name, the path of a JSON or YAML file that holds one, or its numbers.
 Profile = Location | Arguments
 
 
@@ -67,8 +67,8 @@ def with_profile(
     profiles: Mapping[str, Numbers],
     usual: str,
 ) -> Any:
-    """The values of a part with the numbers of its profile beside them; a file's numbers take the
-    place of its path. ValueError for a profile that there is not."""
+    """Add the numbers of a part's profile to the part's values; the numbers of a profile file
+    replace its path. Raises ValueError if the profile does not exist."""
     if not isinstance(values, Mapping):
         return values
     profile = values.get("profile", usual)

@@ -1,15 +1,15 @@
 """The directory in which a run hands weights over to its engines. It belongs to the running flow
-and is deleted when the run ends; that of a killed run, when the next run begins.
+and is deleted when the run ends; a killed run's directory is deleted when the next run begins.
 
     <parent>/rollflow-<run id>/owner.lock   held by the flow's process, released by the system
-                              /host         name of that machine
+                              /host         name of that process's machine
                               /run          URL of the run's records
 
 The directory is usually in memory, which the files of a killed run would occupy until the next
 reboot: a run that begins removes every directory without an owner. In a folder that machines share
-it removes those of its own machine alone, as not every file system shows the locks of another
-machine. Where a run of the same name below another artifact root has the directory, this run's gets
-another name. Leaves out the files in it (`weights`, `checkpoint`); a resume needs none of them.
+it removes only directories of its own machine, as not every file system shows the locks of another
+machine. If a run of the same name below another artifact root owns the directory, this run's gets
+another name. Leaves out the files in the directory (`weights`, `checkpoint`); a resume needs none.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ OWNER, HOST, RUN = "owner.lock", "host", "run"
 
 @contextmanager
 def handover_directory(parent: Path, run_id: str, records: str = "") -> Iterator[Path]:
-    """The run's directory, empty. ValueError if a process of this machine works in the directory:
-    two attempts at one run would mix their weights. records: URL of the run's folder."""
+    """Make the run's directory, empty, and delete it after the block. records: URL of the run's
+    folder. Raises ValueError if another process of this machine owns the directory: two attempts at
+    one run would mix their weights."""
     parent.mkdir(parents=True, exist_ok=True)
-    # one run at a time comes and clears up
+    # one run at a time makes its directory and removes orphans
     with FileLock(parent / f".rollflow-{os.getuid()}.lock"):
         own = _own_directory(parent, run_id, records)
         owner = FileLock(own / OWNER, timeout=0, thread_local=False)
         _remove_orphans(parent, own)
         own.mkdir(exist_ok=True)
-        own.chmod(stat.S_IRWXU)  # whoever made it
+        own.chmod(stat.S_IRWXU)  # also if the directory existed with another mode
         try:
             owner.acquire()
             (own / HOST).write_text(socket.gethostname())
@@ -70,8 +71,8 @@ def _own_directory(parent: Path, run_id: str, records: str) -> Path:
 
 
 def _is_owned(folder: Path) -> bool:
-    """True if a process holds the folder's lock; also for a folder of another machine, whose locks
-    are unknown here."""
+    """True if a process holds the folder's lock, or if the folder is another machine's, whose locks
+    cannot be seen here."""
     if _host_of(folder) != socket.gethostname():
         return True
     try:
@@ -82,7 +83,8 @@ def _is_owned(folder: Path) -> bool:
 
 
 def _remove_orphans(parent: Path, own: Path) -> None:
-    """Remove directories without owner: `own` of any machine, others of this machine alone."""
+    """Remove directories without an owner: `own` whichever machine made it, others only if this
+    machine did."""
     for lock in parent.glob(f"{PREFIX}*/{OWNER}"):
         if lock.parent != own and _host_of(lock.parent) != socket.gethostname():
             continue
@@ -93,8 +95,7 @@ def _remove_orphans(parent: Path, own: Path) -> None:
 
 
 def _host_of(folder: Path) -> str:
-    """The machine of the run that has or had this folder; this machine if the folder does not tell
-    any more."""
+    """Name of the machine whose run made this folder; this machine's if the folder has none."""
     with suppress(OSError):
         return (folder / HOST).read_text()
     return socket.gethostname()

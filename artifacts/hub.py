@@ -1,8 +1,8 @@
-"""Files of a repository on the Hugging Face hub, through its own client: its cache (HF_HOME), its
-offline switch (HF_HUB_OFFLINE), its token and its endpoint are honoured.
+"""Fetches files of a repository on the Hugging Face hub through the hub's own client, whose cache
+(HF_HOME), offline switch (HF_HUB_OFFLINE), token and endpoint are honoured.
 
-Every failure is one sentence with the repository, the cause and the cure. Leaves out which files a
-model or a data set consists of.
+Every failure is a ValueError of one sentence with the repository, the cause and the cure. Leaves
+out which files a model or a data set consists of.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def fetch(
     patterns: Sequence[str],
     ignored: Sequence[str] = (),
 ) -> Path:
-    """The cache folder of a revision, with its files that match a pattern and no ignored one; the
-    folder's name is the commit.
+    """Fetch a revision's files that match one of `patterns` and none of `ignored`; returns their
+    folder in the cache, whose name is the commit.
 
-    Where the hub cannot be reached, files in the cache count. Raises ValueError.
+    If the hub cannot be reached, files in the cache suffice. Raises ValueError.
     """
-    # fetched when asked for: the hub's client takes half a second to import
+    # imported here: the hub's client takes half a second to import
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -52,7 +52,7 @@ def fetch(
 
 
 def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision: str) -> str:
-    """The cause of a failure, and the cure."""
+    """A sentence with the cause of a failed fetch, and its cure."""
     from huggingface_hub import constants, errors
 
     name = f"{kind} {repository!r}"
@@ -87,7 +87,7 @@ def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision:
 
 
 def _root(error: BaseException) -> str:
-    """The first line of what an error came from."""
+    """The first line of an error's original cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]

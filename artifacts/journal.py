@@ -1,11 +1,11 @@
-"""Responses on disk while their step still runs, so that an interrupted step generates only what is
-missing.
+"""The journal stores responses on disk while their step still runs, so that an interrupted step
+generates only the missing ones.
 
-    append(generated), append(scored), ... killed ─▶ read(step): what is there
+    append(generated), append(scored), ... killed ─▶ read(step): the recorded responses
     ─▶ append(generated), ... ─▶ finalise(step, rows): responses/
 
 Parts lie in journal/, apart from the finalised table, so that a reader of responses/ never counts
-a response twice. Callers batch what they append, because a part costs a few milliseconds.
+a response twice. Callers append rows in batches, because a part costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Journal:
         self._next_part: dict[int, int] = {}
 
     def append(self, step: int, rows: Sequence[ResponseRow]) -> str | None:
-        """Add a part of the step's journal; returns its name, or None for no rows. Exclusive
-        creation orders the parts of all writers."""
+        """Write rows as one more part of the step's journal; returns the part's name, or None for
+        no rows. Each part file is created exclusively, so that writers never share a number."""
         if not rows:
             return None
         data = responses_to_parquet(step, rows)
@@ -57,12 +57,12 @@ class Journal:
             return name
 
     def read(self, step: int) -> list[ResponseRow]:
-        """Every recorded response of a step once, by first appearance; the finalised table if there
-        is one, else the parts.
+        """Read every recorded response of a step once, in the order of first appearance: from the
+        finalised table if there is one, else from the parts.
 
-        Of several records of a response the scored one wins over the unscored, then the later over
-        the earlier: rollout and reward append on their own, so a score can be on disk before the
-        batch that its response was generated in.
+        Of several records of a response, a scored one wins over an unscored one, then the later one
+        wins. Rollout and reward append independently, so a score can be on disk before the batch in
+        which its response was generated.
         """
         final = layout.table_file("responses", step)
         if self._store.exists(final):
@@ -97,8 +97,8 @@ class Journal:
 
     def read_groups(self, step: int, rows: Iterable[ResponseRow] | None = None) -> list[Group]:
         """The trained groups in training order: all that a replay of the step's training needs.
-        `rows`: the result of `read`, from a caller that has it. ValueError where the table of
-        responses is gone."""
+        `rows`: the result of `read`, if the caller has it already. Raises ValueError if the table
+        of responses is missing."""
         if rows is None:
             final = layout.table_file("responses", step)
             if not self._store.exists(final):

@@ -1,12 +1,12 @@
-"""Questions to judge models and their judgements: the records, and the Parquet files from which a
-resumed run reads them.
+"""Records of questions to judge models and of their judgements, and the Parquet files from which a
+resumed run reads the judgements.
 
     judgements/step=00007/part-000000.parquet   one file per attempt at a round
-    judgements/evaluation/...                   those of evaluations
+    judgements/evaluation/...                   judgements of evaluations
 
-A judgement is found by the key of its question, a hash over everything that decides it (see
-`tasks.rewards.judges.question`). So a file may be read into any run, and a question is asked once
-in a run's life. Leaves out the judges, and the reward of a verdict.
+A judgement is found by the key of its question, a hash over everything that decides the judgement
+(see `tasks.rewards.judges.question`). So a file may be read into any run, and a run asks a question
+only once. Leaves out the judges, and the reward that a verdict gives.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ JudgeMode = Literal["yes_no", "generative"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeQuestion:
-    """A question to a judge about one answer. None of its texts may become special tokens of the
-    judge's model."""
+    """A question to a judge about one answer. Its texts must never be tokenised into special tokens
+    of the judge's model."""
 
     key: str  # names the question and everything that decides its verdict
     before: str  # rubric, question and gold, and the opening delimiter
@@ -69,7 +69,7 @@ SCHEMA = pa.schema(
 
 
 def judgements_from_parquet(data: bytes) -> list[Judgement]:
-    """The judgements of a file. ValueError for a file of another version."""
+    """Read the judgements of a file. Raises ValueError for a file of another version."""
     table = pq.ParquetFile(io.BytesIO(data)).read()
     found = (table.schema.metadata or {}).get(VERSION_KEY, b"none")
     if found != SCHEMA_VERSION:
@@ -81,8 +81,8 @@ def judgements_from_parquet(data: bytes) -> list[Judgement]:
 
 
 class JudgementCache:
-    """The verdicts of a run, by question. A question without a verdict is never kept, so that it is
-    asked again."""
+    """The verdicts of a run, by question. A judgement without a verdict is not kept, so that its
+    question is asked again."""
 
     def __init__(self, known: Iterable[Judgement] = ()) -> None:
         self._known = {judgement.key: judgement for judgement in known}
@@ -90,7 +90,7 @@ class JudgementCache:
 
     @classmethod
     def read(cls, stores: Iterable[Store]) -> JudgementCache:
-        """The judgements that earlier rounds kept in these stores."""
+        """Read the judgements that earlier rounds saved in these stores."""
         return cls(
             judgement
             for store in stores
@@ -99,8 +99,8 @@ class JudgementCache:
         )
 
     def of_round(self) -> JudgementCache:
-        """The same verdicts, those included that others add later, for one round: `save` writes
-        only the verdicts that this round added."""
+        """A view of these verdicts for one round. All views share verdicts, also those added later;
+        `save` of a view writes only the verdicts that were added through it."""
         shared = JudgementCache()
         shared._known = self._known
         return shared
@@ -109,11 +109,11 @@ class JudgementCache:
         return len(self._known)
 
     def get(self, key: str) -> Judgement | None:
-        """The verdict on this question, if there is one."""
+        """The judgement of the question with this key, or None."""
         return self._known.get(key)
 
     def add(self, judgement: Judgement) -> None:
-        """Remember a verdict."""
+        """Keep a judgement if it has a verdict and its question had none yet."""
         if judgement.p_yes is not None and judgement.key not in self._known:
             self._known[judgement.key] = judgement
             self._unsaved.append(judgement)
@@ -139,7 +139,7 @@ class JudgementCache:
 
 
 def kept_judgements(store: Store, step: int) -> list[Judgement]:
-    """The judgements of a round, by all attempts at the round."""
+    """Read the judgements of a round, those of all attempts at it."""
     return list(_read(store, judgements_dir(step)))
 
 

@@ -1,27 +1,27 @@
-"""Names of everything under `<artifact_root>/<run_id>/`, relative to the run's store; the one place
-that spells them.
+"""Names of all files under `<artifact_root>/<run_id>/`, relative to the run's store. This is the
+only module that spells them.
 
     manifest.json               identity of the run: config, versions, links
     steps/00007.json            the commit of a step
     plans/00007.json            the round of a step that has begun: a resume goes on with it
     rounds/00007.json           the report of a closed round: all that is trained is on disk
-    splits/00007.json           which rank was given which groups: a replay must follow it
-    moments/00007.json          mean and deviation of a step's rewards, where later ones need them
+    splits/00007.json           which rank trained which groups: a replay must split alike
+    moments/00007.json          mean and deviation of a step's rewards, if later steps need them
     journal/step=00007/         parts appended while the step runs; gone once it is finalised
-    turns/7001/                 turns of episodes while they are played, by the attempt at the round
-    tokens/7001/                tokens of responses while they are generated, likewise
+    turns/7001/                 turns of episodes while they are played, by attempt at the round
+    tokens/7001/                tokens of responses while they are generated, by attempt
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      replies of judges, a part per attempt: no question is asked twice
     evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
-    run.pem                     certificate and key, by which elastic workers are let in
-    log/                        logs of its processes: flow.log, and one per worker
-    status.json                 state of the run, renewed while it goes on; how it ended
+    run.pem                     certificate and key with which a run authenticates elastic workers
+    log/                        logs of the run's processes: flow.log, and one per worker
+    status.json                 state of the run, rewritten while it goes on; how it ended
     report/                     index.html, plots, summary, elastic workers, and the run in figures
     model/                      the trained model as a Hugging Face directory, once the run is over
 
-The `step=` directories are Hive partitions: every reader gets `step` as a column from the path, so
-the files do not repeat it.
+The `step=` directories are Hive partitions: every reader gets the column `step` from the path, so
+the files lack that column.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 
 
 def step_name(step: int) -> str:
-    """A step's number in file names, of fixed width, so that names sort as numbers do."""
+    """A step's number for file names, padded with zeros, so that names sort in step order."""
     if step < 0:
         raise ValueError(
             f"step must be >= 0, got {step}; steps count from 1, 0 is the model a run starts from"
@@ -75,29 +75,29 @@ def plan_file(step: int) -> str:
 
 
 def round_file(step: int) -> str:
-    """The file of a closed round's report: a resumed step that has one replays the groups instead
-    of generating."""
+    """The file of a closed round's report: if it exists, a resumed step trains on the stored groups
+    instead of generating again."""
     return f"{ROUNDS}/{step_name(step)}.json"
 
 
 def split_file(step: int) -> str:
-    """The file of how a step's groups were dealt to the learner ranks."""
+    """The file that records which learner rank trained which of a step's groups."""
     return f"{SPLITS}/{step_name(step)}.json"
 
 
 def moments_file(step: int) -> str:
-    """The file of mean and deviation of a step's rewards."""
+    """The file with mean and deviation of a step's rewards."""
     return f"{MOMENTS}/{step_name(step)}.json"
 
 
 def step_of_commit(name: str) -> int | None:
-    """The step of a file name in steps/, or None if it is not a commit."""
+    """The step number in a commit's file name in steps/; None for other names."""
     stem, _, suffix = name.rpartition(".")
     return int(stem) if suffix == "json" and stem.isdigit() else None
 
 
 def step_of_partition(name: str) -> int | None:
-    """The step of a folder name in responses/ or journal/, or None for another folder."""
+    """The step number in a folder name of responses/ or journal/; None for other names."""
     key, _, step = name.partition("=")
     return int(step) if key == "step" and step.isdigit() else None
 

@@ -1,11 +1,12 @@
-"""New tokens of responses that an engine still generates, and the weight versions of tokens.
+"""Reports of new tokens while an engine still generates a response, and the weight versions of
+tokens.
 
-    engine ─▶ NewTokens, NewTokens, ... ─▶ PartialResponse: the response as far as it was reported
+    engine ─▶ NewTokens, NewTokens, ... ─▶ PartialResponse: all tokens reported so far
           └─▶ Generated, when the response is over
 
-A report has the tokens since the report before, never all of them again: a receiver of every report
-has what would else die with the engine. Versions are spans; neighbours of one version are always
-one span, so that equal tokens have equal spans.
+A report has only the tokens since the report before. Whoever receives every report can rebuild the
+response after its engine has died. Versions are stored as spans; adjacent tokens of one version are
+always one span, so that equal tokens have equal spans.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Spans = tuple[VersionSpan, ...]
 
 
 def extend_spans(kept: Spans, version: int, num_tokens: int) -> Spans:
-    """The spans with num_tokens more of this version."""
+    """Append num_tokens tokens of this weight version to the spans."""
     if num_tokens == 0:
         return kept
     if kept and kept[-1].version == version:
@@ -29,14 +30,14 @@ def extend_spans(kept: Spans, version: int, num_tokens: int) -> Spans:
 
 
 def join_spans(before: Spans, after: Iterable[VersionSpan]) -> Spans:
-    """The spans of some tokens and of those that follow them."""
+    """Concatenate the spans of some tokens and of the tokens that follow them."""
     for span in after:
         before = extend_spans(before, span.version, span.num_tokens)
     return before
 
 
 def split_spans(spans: Sequence[VersionSpan], num_tokens: int) -> tuple[Spans, Spans]:
-    """The spans of the first num_tokens, and those of the rest."""
+    """Split spans into those of the first num_tokens tokens and those of the rest."""
     before: Spans = ()
     after: Spans = ()
     for span in spans:
@@ -49,7 +50,8 @@ def split_spans(spans: Sequence[VersionSpan], num_tokens: int) -> tuple[Spans, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
-    """Tokens of a response that goes on, with the fields that its `Generated` will have."""
+    """A report of new tokens of a response that is still being generated. Fields are named as those
+    of its later `Generated`."""
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
@@ -68,8 +70,8 @@ class NewTokens:
         return response_id(self.prompt_id, self.index)
 
     def from_start(self, request: Request) -> NewTokens | None:
-        """These tokens behind all those that their request had kept; None unless they follow on
-        the kept ones."""
+        """Prepend the request's kept tokens, so that the report begins at the response's start;
+        None unless the reported tokens directly follow the kept tokens."""
         if self.num_before != len(request.kept_tokens):
             return None
         return replace(
@@ -85,7 +87,7 @@ News = Generated | NewTokens  # an engine's message about a response
 
 
 def split_news(news: Iterable[News]) -> tuple[list[Generated], list[NewTokens]]:
-    """The responses that are over, and the new tokens of others."""
+    """Split messages into finished responses and reports of new tokens."""
     over: list[Generated] = []
     new_tokens: list[NewTokens] = []
     for each in news:
@@ -97,10 +99,10 @@ def split_news(news: Iterable[News]) -> tuple[list[Generated], list[NewTokens]]:
 
 
 class PartialResponse:
-    """A response as far as its engine reported it."""
+    """A response's tokens so far, collected from its engine's reports."""
 
     def __init__(self, first: NewTokens) -> None:
-        """first: from the response's start."""
+        """first: the report that begins at the response's start (`num_before` is 0)."""
         assert first.num_before == 0, "a response is reported from its start"
         self._last = first
         self._token_ids = [*first.token_ids]
@@ -108,7 +110,8 @@ class PartialResponse:
         self._versions = first.versions
 
     def extend(self, new: NewTokens) -> bool:
-        """Add tokens that follow on; returns False, and adds nothing, for others."""
+        """Add a report if it directly follows the tokens so far. Otherwise add nothing and return
+        False."""
         if new.num_before != len(self._token_ids):
             return False
         self._last = new
@@ -118,7 +121,7 @@ class PartialResponse:
         return True
 
     def generated(self) -> Generated:
-        """The reported tokens as a response that was stopped there, without its text."""
+        """The reported tokens as an aborted response, with an empty text."""
         last = self._last
         return Generated(
             prompt_id=last.prompt_id,

@@ -1,4 +1,4 @@
-"""Prices of a device-hour by price class, and the gain of cheap helpers.
+"""Prices of a device-hour by price class, and the gain in tokens per dollar by cheap devices.
 
     prices:
       own_class: reserved
@@ -52,7 +52,7 @@ class PriceConfig(BaseModel):
         return bool(self.classes)
 
     def dollars_per_s(self, price_class: str) -> float:
-        """Dollars for a second of one device. ValueError for a class that has no price."""
+        """Dollars for a second of one device. Raises ValueError for a class without a price."""
         if price_class not in self.classes:
             known = ", ".join(self.classes) or "none"
             raise ValueError(
@@ -63,10 +63,10 @@ class PriceConfig(BaseModel):
 
 
 def gain(throughput_ratio: float, cost_ratio: float) -> float:
-    """Tokens per dollar over those of a baseline (RLBoost, section 6): R / (1 + N * c / C).
+    """Tokens per dollar divided by those of a baseline (RLBoost, section 6): R / (1 + N * c / C).
 
-    throughput_ratio: R. cost_ratio: dollars an hour over the baseline's; N helpers at c dollars an
-    hour each beside the baseline's own machine at C make it 1 + N * c / C.
+    throughput_ratio: R. cost_ratio: dollars an hour divided by the baseline's. It is 1 + N * c / C
+    for N helpers at c dollars an hour each beside the baseline's own machine at C dollars an hour.
     """
     return throughput_ratio / cost_ratio
 

@@ -1,5 +1,5 @@
-"""Text of a model, an environment or an exception, made safe to show: escapes stand for every
-character that is not printable."""
+"""Makes text of a model, an environment or an exception safe to show: every character that is not
+printable is replaced by its escape."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ LINE_CHARACTERS = 400
 
 
 def printable(text: str) -> str:
-    """The text for a terminal or a page, its line ends kept; a long text is cut, with the number of
-    characters left out."""
+    """Make a text safe for a terminal or a page. Line ends are kept; a long text is cut and ends
+    with the number of characters left out."""
     kept = "\n".join(text[:MAX_CHARACTERS].split("\n")[:MAX_LINES])
     shown = "\n".join(_visible(line) for line in kept.split("\n"))
     left = len(text) - len(kept)
@@ -18,8 +18,8 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str, max_chars: int = LINE_CHARACTERS) -> str:
-    """The text as one line of ASCII, for logs and tables, which must not fail on surrogates; a long
-    line is cut, and ends in dots."""
+    """Make a text one line of ASCII, for logs and tables, which must not fail on surrogates. A line
+    longer than max_chars is cut and ends in dots."""
     words = _visible(" ".join(text.split()))
     line = words.encode("ascii", "backslashreplace").decode("ascii")
     return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."

@@ -1,9 +1,9 @@
-"""Requests to this machine go without a proxy, whatever proxy the user's environment names.
+"""Sends requests to this machine without a proxy, whatever proxy the user's environment names.
 
-Every client reads the environment for itself: httpx (Prefect), requests (MLflow), urllib,
-websockets. All of them honour `no_proxy`, so that is extended, before the first of them is made;
-processes that are started afterwards inherit it. Leaves out clients that never read it: aiohttp and
-http.client, by which weights and verdicts come.
+Every HTTP client reads the environment itself: httpx (Prefect), requests (MLflow), urllib,
+websockets. All of them honour `no_proxy`, so this module extends that variable before the first
+client is made; processes that are started afterwards inherit it. Leaves out clients that never read
+the variable: aiohttp and http.client, which transfer weights and verdicts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # as clients name this mac
 
 
 def bypass_proxies(hosts: Iterable[str] = ()) -> None:
-    """Have the clients of this process, and of processes that it starts from now on, ask this
-    machine and these hosts without a proxy."""
+    """Make the HTTP clients of this process, and of processes that it starts from now on, connect
+    to this machine and to `hosts` without a proxy."""
     os.environ.update(direct(os.environ, (*own_hosts(), *hosts)))
 
 
 def direct(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Changes to an environment's variables, by which clients ask these hosts directly and all
-    others as before. A SOCKS proxy that no client can use is unset: httpx would raise for it at any
-    request."""
+    """The environment variables to change so that clients connect to these hosts directly, and to
+    all others as before. Without the package socksio a SOCKS proxy is unset: httpx would raise at
+    any request."""
     given = ",".join(environment.get(name, "") for name in NO_PROXY).split(",")
     entries = [*filter(None, map(str.strip, given)), *hosts]
     hosts_list = "*" if "*" in entries else ",".join(dict.fromkeys(entries))
@@ -41,7 +41,7 @@ def direct(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, st
 
 
 def open_directly(request: str | Request, timeout_s: float) -> Any:  # Any: as urllib has it
-    """The response of a server, asked without a proxy. Raises OSError."""
+    """Send a request without a proxy; returns the server's response. Raises OSError."""
     return build_opener(ProxyHandler({})).open(request, timeout=timeout_s)
 
 
@@ -54,7 +54,7 @@ def own_hosts() -> tuple[str, ...]:
 
 
 def _is_reachable(address: str) -> bool:
-    """True for an IP address that needs no interface beside it."""
+    """True for an IP address that works without an interface name: any but link-local ones."""
     try:
         return not ip_address(address).is_link_local
     except ValueError:

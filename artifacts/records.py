@@ -5,8 +5,8 @@ Every record is frozen. Token ids and log-probabilities are tuples, so that reco
 list of ints costs Dask 60 ms a thousand). Times are Unix seconds of the machine that measured them
 (virtual seconds under simulation).
 
-The model samples only some tokens of an episode; its other tokens were given to it, and enter no
-loss and no count (invariant 14, docs/architecture.md):
+The model samples only some tokens of an episode. The other tokens were given to the model, and
+enter no loss and no count (invariant 14, docs/architecture.md):
 
     tokens      bridge, observation | action | bridge, observation | action
     sampled                           ^^^^^^                         ^^^^^^
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 
 class Running(StrEnum):
-    """Treatment of the responses that an engine runs when it loads newer weights
+    """What an engine does with its running responses when it loads newer weights
     (`BECOMES_OF_RUNNING`)."""
 
     DROP = "drop"
@@ -49,7 +49,7 @@ class Running(StrEnum):
     KEEP = "keep"
 
 
-BECOMES_OF_RUNNING = {  # they ...
+BECOMES_OF_RUNNING = {  # the running responses ...
     Running.DROP: "are given up, with what nobody has collected: nobody waits for them",
     Running.INTERRUPT: "go on from their tokens, whose KV cache is computed again",
     Running.DRAIN: "are finished first; none begins meanwhile, and none is of two versions",
@@ -58,7 +58,7 @@ BECOMES_OF_RUNNING = {  # they ...
 
 
 class Fate(StrEnum):
-    """The use of generated tokens: the columns of the token ledger."""
+    """What became of generated tokens: the columns of the token ledger."""
 
     TRAINED = "trained"  # in a group that was trained
     ABORTED = "aborted"  # in a response stopped half-way
@@ -93,7 +93,7 @@ class CaseVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """One test case of a program, as it was executed."""
+    """The result of executing one test case of a program."""
 
     key: str  # which test case: equal in all responses to a question, and in all runs
     verdict: CaseVerdict  # how it ended
@@ -115,8 +115,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One response to generate: a prompt's tokens, and the tokens it already has when it was
-    migrated or resumed."""
+    """A request to generate one response: the prompt's tokens and, if the response was migrated or
+    resumed, the tokens that it already has."""
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt, from 0
@@ -184,21 +184,20 @@ class Generated:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the model sampled: all that any count or loss may be about."""
+        """Number of tokens that the model sampled; only these enter counts and losses."""
         if self.episode is None:
             return len(self.token_ids)
         return self.episode.num_sampled
 
     @property
     def num_forgotten(self) -> int:
-        """Tokens that the model sampled for a response and that it has no more: an episode that
-        began again lost them."""
+        """Number of sampled tokens that the response lost when its episode began again."""
         return self.episode.num_forgotten if self.episode is not None else 0
 
     @property
     def sampled(self) -> tuple[range, ...]:
-        """Positions of the sampled tokens among `token_ids`, turn by turn; an empty range for a
-        turn without any."""
+        """Positions of the sampled tokens in `token_ids`: one range per turn, empty for a turn
+        without sampled tokens."""
         if self.episode is None:
             return (range(len(self.token_ids)),)
         found: list[range] = []
@@ -211,8 +210,8 @@ class Generated:
 
     @property
     def restarts(self) -> tuple[int, ...]:
-        """Positions among `token_ids` at which the model began to read behind the prompt again,
-        because its chat template had rewritten the history."""
+        """Positions in `token_ids` at which the context starts over: the chat template rewrote the
+        history, so from there the model reads the prompt and only the tokens from that position."""
         turns = self.episode.turns if self.episode else ()
         begins = accumulate((turn.num_tokens for turn in turns), initial=0)
         return tuple(begin for begin, turn in zip(begins, turns, strict=False) if turn.starts_over)
@@ -220,8 +219,8 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A reward with its outcome; `reward` is None exactly when no verdict could be reached
-    (Outcome.INFRA)."""
+    """A response's reward with its outcome; `reward` is None exactly when no verdict could be
+    reached (Outcome.INFRA)."""
 
     prompt_id: str  # the prompt's id
     index: int  # which response of the prompt
@@ -244,7 +243,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt with the R0 scored responses that are trained: the unit of acceptance and of
+    """A prompt with its R0 scored responses that are trained: the unit of acceptance and of
     advantage."""
 
     prompt: Prompt
@@ -253,7 +252,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsRef:
-    """Where a weight version lies."""
+    """A reference to the file of a weight version."""
 
     version: int  # produced by the step of the same number; 0 is the model the run started from
     path: str  # a safetensors file, bf16, tied weights once
@@ -262,8 +261,8 @@ class WeightsRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of work on one device: the raw material of the Gantt chart and of the bubble
-    ledger."""
+    """An interval of work on one device; the Gantt chart and the bubble ledger are made of
+    these."""
 
     device: str  # device name, for example "cpu:0"
     actor: str  # who worked, for example "engine-0"
@@ -273,22 +272,22 @@ class Span:
 
 
 def response_id(prompt_id: str, index: int) -> str:
-    """A response's name."""
+    """The id of a response: "<prompt id>:<index>"."""
     return f"{prompt_id}:{index}"
 
 
 def prompt_of(response_id: str) -> str:
-    """The prompt's id in a response's name."""
+    """The prompt's id within a response's id."""
     return response_id.rpartition(":")[0]
 
 
 def pack(records: Any) -> bytes:  # Any: whatever records of this module, alone or in tuples
-    """Bytes for another process of the same version of this code."""
+    """Pickle records for another process that runs the same version of this code."""
     return pickle.dumps(records, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(payload: bytes) -> Any:  # Any: what `pack` was given
-    """The inverse of `pack`. Only ever called on bytes from our own workers."""
+    """The inverse of `pack`. Call it only on bytes from the run's own workers: it unpickles."""
     return pickle.loads(payload)
 
 
@@ -296,13 +295,13 @@ Value = TypeVar("Value")
 
 
 def of_sampled(generated: Generated, values: Sequence[Value]) -> tuple[Value, ...]:
-    """The values of the sampled tokens, given one for every token."""
+    """Select the values of the sampled tokens from `values`, which has one value per token."""
     return tuple(values[place] for places in generated.sampled for place in places)
 
 
 def sampled_versions(generated: Generated) -> tuple[VersionSpan, ...]:
-    """Which weight version sampled which of the sampled tokens; neighbours of one version are one
-    span, and the counts sum to `num_sampled`."""
+    """The version spans of the sampled tokens alone. Adjacent tokens of one version are one span,
+    and the spans' counts sum to `num_sampled`."""
     if generated.episode is None:
         return generated.versions
     by_token = [span.version for span in generated.versions for _ in range(span.num_tokens)]
@@ -311,6 +310,6 @@ def sampled_versions(generated: Generated) -> tuple[VersionSpan, ...]:
 
 
 def num_computed(generated: Generated) -> int:
-    """Tokens that go through a learner's layers so that the sampled ones can be predicted: those
-    given before them count, those given after the last one do not."""
+    """Number of tokens that a learner's layers must process to predict every sampled token: all
+    tokens up to the last sampled one, given tokens included."""
     return max((places.stop for places in generated.sampled if places), default=0)

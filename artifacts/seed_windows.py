@@ -1,7 +1,7 @@
 """Seeding windows that earlier runs found: `seeding.json` at the artifact root, beside the runs.
 
-A seeding window (seconds) belongs to a model, a worker class and a number of elastic workers; a
-later run with the same ones begins with it.
+A seeding window (seconds) belongs to a model, a worker class and a number of elastic workers. A
+later run with the same three begins with that window.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ FILE = "seeding.json"
 
 
 def read_windows(store: Store, model: str, worker_class: str) -> dict[int, float]:
-    """Seeding windows in seconds by number of workers; empty where no run has found any."""
+    """Seeding windows in seconds by number of workers; empty if no run has found one."""
     return _read_all(store).get(f"{model} on {worker_class}", {})
 
 
 def write_windows(
     store: Store, model: str, worker_class: str, windows_s: Mapping[int, float]
 ) -> None:
-    """Add windows to those in the file. Of two runs that write at the same time the last one wins:
-    a lost window is found again."""
+    """Add windows to those in the file. If two runs write at the same time, the last one wins; a
+    later run finds a lost window again."""
     windows = _read_all(store)
     windows.setdefault(f"{model} on {worker_class}", {}).update(windows_s)
     store.keep(FILE, json.dumps(windows, indent=1, sort_keys=True).encode())

@@ -2,11 +2,12 @@
 and in which it records how the run ended.
 
     with pulse(store): ...       running, running, ... -> finished | failed: why | interrupted: why
-    read_status(store)           the same, but interrupted where the process is gone
+    read_status(store)           the written status, or interrupted if the process is gone
     await_end(store, report)     returns when no process goes on with the run: a resume may begin
 
-A killed process writes nothing. On its own machine the absent process shows at once; elsewhere the
-age of the file does, after STALE_S. Leaves out how far the run has come (`reports.figures`).
+A killed process writes no last status. On its own machine the missing process is noticed at once;
+on other machines the status counts as interrupted when the file is older than STALE_S. Leaves out
+how far the run has come (`reports.figures`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from artifacts.urls import without_secrets
 State = Literal["running", "interrupted", "finished", "failed"]
 
 BEAT_S = 20.0  # between two writes of the file
-STALE_S = 120.0  # without one for so long, a run on another machine counts as interrupted
+STALE_S = 120.0  # without a write for so long, a run on another machine counts as interrupted
 POLL_S = 1.0  # between two reads of the file of a run that may go on elsewhere
 CLOCK_STEP_S = 5.0  # error of a process's start time; a clock that is set moves all of them
 MAX_WHY_CHARS = 400
@@ -59,10 +60,10 @@ STATUS_OF = TypeAdapter(RunStatus)
 
 @contextmanager
 def pulse(store: Store) -> Iterator[None]:
-    """Write the status `running` again and again while the block lasts, and then how the run ended.
+    """Write the status `running` every BEAT_S seconds during the block, then how the run ended.
 
-    An Exception is a failure; anything else that ends the block (Ctrl-C, a cancelled flow)
-    interrupts the run. A store that cannot take the file costs a line in the log, never the run.
+    An Exception is written as `failed`, any other BaseException (Ctrl-C, a cancelled flow) as
+    `interrupted`. A failed write of the status is logged and never ends the run.
     """
     own = own_status()
     over = threading.Event()
@@ -102,8 +103,8 @@ def own_status() -> RunStatus:
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """The status of a run, interrupted where its process is gone; None where no process ever wrote
-    one. ValueError for a file that is damaged or of another version."""
+    """Read the status of a run: `interrupted` if its process is gone, None if no process has
+    written one. Raises ValueError for a file that is damaged or of another version."""
     try:
         written = store.parsed(layout.STATUS, STATUS_OF.validate_json, "delete it")
     except FileNotFoundError:
@@ -114,11 +115,11 @@ def read_status(store: Store) -> RunStatus | None:
 def await_end(
     store: Store, report: Callable[[str], object], sleep: Callable[[float], object] = time.sleep
 ) -> None:
-    """Return when no process goes on with the run. ValueError where one does: two would write over
-    each other's records.
+    """Wait until no process goes on with the run. Raises ValueError if one does: two processes
+    would overwrite each other's records.
 
-    A process that cannot be seen from here counts as gone once the file has not been renewed for
-    STALE_S. `report` gets a sentence when a wait begins.
+    A process that cannot be seen from this machine counts as gone once the status file has not been
+    rewritten for STALE_S. `report` is called with a sentence when a wait begins.
     """
 
     def read() -> RunStatus | None:
@@ -144,15 +145,15 @@ def await_end(
 
 
 def _is_seen_alive(status: RunStatus) -> bool | None:
-    """`is_alive` of the run's process; None for a process that cannot be seen from this machine."""
+    """`is_alive` for the run's process; None if it cannot be seen from this machine."""
     if not status.machine or status.machine != this_machine():
         return None
     return is_alive(status.pid, status.process_started_s)
 
 
 def judged(written: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus:
-    """A written status, corrected to interrupted where its process cannot go on. `is_alive`: None
-    where the process cannot be seen."""
+    """The written status, or `interrupted` in place of `running` if the process is gone or silent
+    for STALE_S. `is_alive`: None if the process cannot be seen."""
     if written.state != "running":
         return written
     silent_s = now_s - written.beat_s
@@ -165,8 +166,8 @@ def judged(written: RunStatus, is_alive: bool | None, now_s: float) -> RunStatus
 
 
 def this_machine() -> str:
-    """A name that two processes share exactly if they see the same pids; empty where the system has
-    none."""
+    """A name that two processes share exactly if they see the same pids: boot id and pid namespace.
+    Empty if the system has no such ids."""
     boot = boot_id()
     try:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}" if boot else ""
@@ -176,7 +177,7 @@ def this_machine() -> str:
 
 def boot_id() -> str:
     """The machine's boot id: the same for all its processes, in containers too, until the machine
-    starts anew; empty where the system has none."""
+    reboots. Empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -184,8 +185,8 @@ def boot_id() -> str:
 
 
 def is_alive(pid: int, started_s: float) -> bool | None:
-    """True if the process of this pid and start time still runs. None where the process of that pid
-    started at another time: it is another process, or the clock was set."""
+    """True if the process with this pid and start time (Unix seconds) still runs. None if a process
+    with this pid started at another time: it is another process, or the clock was changed."""
     try:
         process = psutil.Process(pid)
         began_s = process.create_time()
@@ -198,7 +199,7 @@ def is_alive(pid: int, started_s: float) -> bool | None:
 
 
 def _write(store: Store, status: RunStatus) -> None:
-    """Write the status. No failure of the store ends a run for it."""
+    """Write the status; a failure is logged and does not end the run."""
     try:
         store.keep(layout.STATUS, json.dumps(asdict(status), indent=1).encode())
     except Exception as error:

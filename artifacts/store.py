@@ -1,12 +1,12 @@
-"""The place of run data: a directory tree behind fsspec, local by default, memory:// and s3:// by
-URL.
+"""The store of a run's data: a directory tree behind fsspec, local by default, memory:// and s3://
+by URL.
 
 Every write is all or nothing. On a local disk the bytes go to a hidden name in the same directory,
 are synced and renamed; an object appears in an object store only when its upload is complete.
-Records, which a resume reads, are kept with a digest (`digests`) that is compared when they are
-read. A refused write becomes one sentence for the user: the file, the reason and the cure (a full
-disk gives no path, safetensors its error in words alone, an object store an error of its own
-packages). Leaves out locking: a run has one writer per name.
+Records, which a resume reads, are stored with a digest (`digests`) that is compared when they are
+read. A refused write becomes one sentence for the user: the file, the reason and the cure. (The
+original errors often lack them: a full disk gives no path, safetensors only words, and object
+stores raise errors of their own packages.) Leaves out locking: a run has one writer per name.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class StoreError(OSError):
 
 @contextmanager
 def explained(where: str, num_bytes: int, setting: str = "artifact_root") -> Iterator[None]:
-    """Turn the errors of a write, the operating system's and a protocol's own, into a StoreError.
-    `setting`: the one by which such files can go elsewhere. FileExistsError stays as it is."""
+    """Turn errors of a write, the operating system's and a protocol's own, into a StoreError.
+    `setting`: name of the setting that moves such files elsewhere. FileExistsError passes."""
     try:
         yield
     except FileExistsError:
@@ -55,12 +55,12 @@ def explained(where: str, num_bytes: int, setting: str = "artifact_root") -> Ite
 
 
 def reason_of(error: Exception) -> str:
-    """The text of an error, without secrets, or its type where it has none."""
+    """The text of an error without secrets, or the name of its type if it has no text."""
     return without_secrets(getattr(error, "strerror", None) or str(error)) or type(error).__name__
 
 
 def _number(error: Exception) -> int | None:
-    """The operating system's error number, which safetensors has in its words."""
+    """The operating system's error number; for safetensors, parsed from the error's text."""
     if isinstance(error, SafetensorError):
         found = re.search(r"\(os error (\d+)\)", str(error))
         return int(found[1]) if found else None
@@ -68,7 +68,8 @@ def _number(error: Exception) -> int | None:
 
 
 def _sentence(error: Exception, where: str, num_bytes: int, setting: str) -> str | None:
-    """The cause and the cure of a failed write; None where the error itself names its file."""
+    """A sentence with the cause and the cure of a failed write; None if the error names its file
+    itself."""
     number = _number(error)
     if number in FULL_ERRNOS:
         return (
@@ -109,8 +110,8 @@ class Store:
 
     @classmethod
     def open(cls, url: str, **storage_options: object) -> Self:
-        """A store at any fsspec URL or local path. Raises ValueError for a URL that holds a secret
-        and for a protocol that is unknown or not installed."""
+        """Open a store at an fsspec URL or local path. Raises ValueError for a URL that holds a
+        secret and for a protocol that is unknown or not installed."""
         STORAGE.check(url, "artifact_root")
         try:
             # other processes write here, too
@@ -129,20 +130,21 @@ class Store:
         return child
 
     def requiring_digests(self) -> Store:
-        """The same store, where a record without digest is a damaged one."""
+        """The same store, but a record without a digest counts as damaged."""
         strict = self.child("")
         strict.needs_digests = True
         return strict
 
     def of_begun_run(self) -> Store:
-        """The same store as the folder of a run that has begun: on a local disk nothing is written
-        once the run's manifest is gone."""
+        """The same store, marked as the folder of a run that has begun: on a local disk, writes and
+        failed reads raise StoreError (`check_run`) once the run's manifest is gone."""
         begun = self.child("")
         begun._run_root = self._root if self.is_local else None
         return begun
 
     def local_path(self, path: str) -> Path:
-        """The path on this machine. Raises ValueError for a remote store."""
+        """The absolute path of a file or folder of the store on this machine. Raises ValueError for
+        a remote store."""
         if not self.is_local:
             raise ValueError(
                 f"{path} must lie on a local disk, but the artifact root is {self.url}; use a local"
@@ -151,7 +153,7 @@ class Store:
         return Path(self._full(path))
 
     def write(self, path: str, data: bytes) -> None:
-        """Replace or create `path` atomically and durably."""
+        """Create or replace the file at `path`, atomically and durably. Raises StoreError."""
         with self._explained(path, len(data)):
             if self.is_local:
                 self._replace(path, lambda file: file.write(data))
@@ -159,7 +161,7 @@ class Store:
                 self._fs.pipe_file(self._full(path), data)
 
     def create(self, path: str, data: bytes) -> None:
-        """Like `write`, but raises FileExistsError when `path` is there: of two writers exactly one
+        """Like `write`, but raises FileExistsError if `path` exists: of two writers exactly one
         succeeds."""
         with self._explained(path, len(data)):
             if self.is_local:
@@ -170,22 +172,22 @@ class Store:
                 self._fs.pipe_file(self._full(path), data, mode="create")
 
     def keep(self, path: str, data: bytes) -> None:
-        """`write` a record, with its digest."""
+        """`write` a record together with its digest."""
         self.write(path, with_digest(path, data))
 
     def keep_new(self, path: str, data: bytes) -> None:
-        """`create` a record, with its digest."""
+        """`create` a record together with its digest."""
         self.create(path, with_digest(path, data))
 
     def read(self, path: str) -> bytes:
-        """The whole file. Raises FileNotFoundError."""
+        """Read the whole file. Raises FileNotFoundError."""
         file = self._full(path)
         with self._reached():
             return bytes(self._fs.cat_file(file))
 
     def checked(self, path: str, cure: str = RESTORE) -> bytes:
-        """The record that was kept there, compared with its digest. Raises FileNotFoundError, and
-        ValueError with its name and the cure for one that is damaged."""
+        """Read the record at `path`, compare it with its digest, and return it without. Raises
+        FileNotFoundError, and for a damaged record ValueError with its name and the cure."""
         data = self.read(path)
         try:
             return without_digest(path, data, is_needed=self.needs_digests)
@@ -193,8 +195,8 @@ class Store:
             raise self._damaged(path, len(data), error, cure) from None
 
     def parsed(self, path: str, parse: Callable[[bytes], T], cure: str = RESTORE) -> T:
-        """The record (`checked`) as `parse` reads it. ValueError, with the record's name and the
-        cure, for whatever a parser raises on damaged bytes: a record may lack its digest."""
+        """Read the record at `path` (`checked`) and parse it. Any error of `parse` becomes a
+        ValueError with the record's name and the cure: a record without a digest may be damaged."""
         data = self.checked(path, cure)
         try:
             return parse(data)
@@ -214,8 +216,8 @@ class Store:
             return bool(self._fs.exists(file))
 
     def list(self, directory: str) -> list[str]:
-        """Names directly under `directory`, sorted, unfinished writes left out; empty where there
-        is no such directory."""
+        """Names directly under `directory`, sorted, without unfinished writes; empty if there is no
+        such directory."""
         self._fs.invalidate_cache()
         folder = self._full(directory)
         try:
@@ -227,8 +229,8 @@ class Store:
         return sorted(name for name in names if not name.startswith(ASIDE_PREFIX))
 
     def delete(self, path: str) -> None:
-        """Remove a file or a tree; nothing happens if it is not there. A local tree vanishes at
-        once, then its files go."""
+        """Delete a file or a tree, if it exists. A local tree is first renamed to a hidden name, so
+        that no reader sees it half deleted."""
         target = self._full(path)
         with self._explained(path, 0):
             if not self._fs.exists(target):
@@ -240,8 +242,8 @@ class Store:
             self._fs.rm(target, recursive=True)
 
     def upload(self, source: Path, path: str) -> None:
-        """Copy a local directory's files to `path`, each whole or not at all; not atomic as a
-        whole."""
+        """Copy a local directory's files to `path`. Each file appears whole or not at all, but an
+        interrupted upload may leave some of the files."""
         for file in sorted(entry for entry in source.rglob("*") if entry.is_file()):
             name = f"{path}/{file.relative_to(source).as_posix()}"
             with self._explained(name, file.stat().st_size):
@@ -262,16 +264,16 @@ class Store:
                 self._fs.get_file(file, str(target))
 
     def check_writable(self) -> None:
-        """Raise StoreError now rather than after an hour of rollout, when nothing can be written
-        here."""
+        """Raise StoreError if a test file cannot be written and deleted, so that a run fails at its
+        start and not after an hour of rollout."""
         probe = f"{ASIDE_PREFIX}probe-{uuid.uuid4().hex}"
         self.write(probe, b"probe")
         with self._explained(probe, 0):
             self._fs.rm_file(self._full(probe))
 
     def sweep(self, directory: str) -> int:
-        """Delete the unfinished files of killed writers anywhere under `directory`; returns their
-        number. Only safe with no writer alive."""
+        """Delete unfinished files of killed writers anywhere under `directory`; returns their
+        number. Call it only while nothing else writes there."""
         if not self.is_local or not Path(self._full(directory)).is_dir():
             return 0
         leftovers = list(Path(self._full(directory)).rglob(f"{ASIDE_PREFIX}*"))
@@ -285,15 +287,15 @@ class Store:
         return f"{self._root}/{path}" if path else self._root
 
     def _replace(self, path: str, fill: Fill) -> None:
-        """On a local disk, whole and durable or not at all."""
+        """Write a file on a local disk, whole and durable or not at all."""
         with self._written_aside(path, fill) as aside:
             os.replace(aside, self._full(path))
         _sync_directory(Path(self._full(path)).parent)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Turn a protocol's own errors of a read (no credentials, no answer) into one sentence for
-        the user."""
+        """Turn a protocol's own read errors (no credentials, no answer) into a StoreError of one
+        sentence for the user."""
         try:
             yield
         except Exception as error:
@@ -306,7 +308,7 @@ class Store:
             ) from error
 
     def check_run(self) -> None:
-        """Raise StoreError where the folder of a run that has begun (`of_begun_run`) is gone."""
+        """Raise StoreError if the folder of a run that has begun (`of_begun_run`) is gone."""
         if self._run_root is not None and not os.path.exists(f"{self._run_root}/{MANIFEST}"):
             raise StoreError(
                 f"a run must find its own folder, {self._run_root} has no {MANIFEST} any more: it"
@@ -315,7 +317,8 @@ class Store:
 
     @contextmanager
     def _explained(self, path: str, num_bytes: int) -> Iterator[None]:
-        """`explained`, for a file of this store. A run whose folder is gone says that instead."""
+        """Apply `explained` to a file of this store; if the run's folder is gone, the error says
+        that instead (`check_run`)."""
         self.check_run()
         try:
             with explained(f"{self.url}/{path}", num_bytes):
@@ -354,7 +357,7 @@ def _aside(target: str) -> str:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename durable; the rename itself is already atomic."""
+    """Sync a directory, so that a rename in it is durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,14 +1,14 @@
 """The tables of a run and their records: responses, groups and spans, as Parquet with explicit,
 versioned schemas.
 
-    records -> table -> Parquet bytes -> table -> records, equal to the ones before, bit for bit
+    records -> table -> Parquet bytes -> table -> records, equal to the original ones, bit for bit
 
-Each column is stated once: its name and type in the file, how its cell is made of a record, and
-which field is read back from it. Log-probabilities are stored as float64: engines hand out Python
-floats, and a replayed step must train on exactly the numbers that the live one trained on. Split
-into byte streams, the zero bytes of those that were float32 compress to nothing. `step` is no
-column of the files: it is the Hive partition they lie in (see `layout`) and an entry of their
-metadata. Leaves out where the bytes go (`journal`, `store`).
+Each column is defined once: its name and type in the file, how its cell is made from a record, and
+which field is read back from it. Log-probabilities are stored as float64: engines return Python
+floats, and a replayed step must train on exactly the numbers that the first attempt trained on.
+Split into byte streams, the zero bytes of values that were float32 compress to nothing. `step` is
+no column of the files: it is their Hive partition (see `layout`) and an entry of their metadata.
+Leaves out where the bytes are stored (`journal`, `store`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _field(
     cell: Callable[[Any], object] = lambda value: value,  # Any: the field's value
     value: Callable[[Any], object] = lambda cell: cell,  # Any: the cell
 ) -> Column:
-    """The column of a record's field, of the same name unless another is given."""
+    """Make the column `name` for a record's field `field`, by default of the same name."""
     read = attrgetter(field or name)
     return Column(
         name=name,
@@ -226,7 +226,7 @@ def _cells_of(columns: Sequence[Column], record: object) -> Row:
 
 
 def _fields_of(columns: Sequence[Column], row: Row) -> dict[str, Any]:  # Any: values of the fields
-    """The fields of a record by its cells; a file may lack a column that was added later."""
+    """A record's fields, read from its cells; the cell of a column that the file lacks is None."""
     return {column.field: column.value(row.get(column.name)) for column in columns if column.field}
 
 
@@ -236,7 +236,7 @@ VERSION_KEY, TABLE_KEY, STEP_KEY = b"rollflow.schema_version", b"rollflow.table"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRow:
-    """One row of the responses table: a response, what it answered, and what became of it."""
+    """One row of the responses table: a response, its prompt, and what became of it."""
 
     step: int  # the step that launched it
     kind: str  # the round's kind, as its policy names it
@@ -247,7 +247,7 @@ class ResponseRow:
 
 
 def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
-    """A file of the responses table. Every row must be of `step`."""
+    """Write rows of the responses table as Parquet bytes. Every row must be of `step`."""
     strays = {row.step for row in rows} - {step}
     assert not strays, f"rows of steps {strays} in the table of step {step}"
     cells = [
@@ -264,20 +264,22 @@ def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
 
 
 def responses_from_parquet(data: bytes) -> list[ResponseRow]:
-    """The rows of a file of the responses table."""
+    """Read the rows of a file of the responses table. Raises ValueError for another table or schema
+    version."""
     step, cells = _from_parquet("responses", data)
     return [_response_row(step, row) for row in cells]
 
 
 def groups_to_parquet(step: int, groups: Sequence[Group]) -> bytes:
-    """A file of the groups table: accepted groups in training order, their responses by index."""
+    """Write the groups table as Parquet bytes: accepted groups in training order, each with the
+    indices of its responses."""
     cells = [_cells_of(PROMPT, group.prompt) | _cells_of(MEMBERS, group) for group in groups]
     return _to_parquet("groups", step, cells)
 
 
 def groups_from_parquet(data: bytes, rows: Iterable[ResponseRow]) -> list[Group]:
-    """The groups, with their responses looked up in the step's rows. Raises ValueError if one is
-    missing."""
+    """Read the groups of a file, with their responses looked up in `rows`, the step's response
+    rows. Raises ValueError if a response is missing."""
     _, cells = _from_parquet("groups", data)
     responses = {row.response.generated.response_id: row.response for row in rows}
     groups: list[Group] = []
@@ -316,7 +318,7 @@ def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
 
 
 def _leaf_paths(fields: Iterable[pa.Field], above: str = "") -> list[str]:
-    """Parquet's names of the columns, those within lists and structs included."""
+    """Parquet's paths of the leaf columns, also of those within lists, maps and structs."""
     paths: list[str] = []
     for field in fields:
         path, type_ = f"{above}{field.name}", field.type

@@ -1,10 +1,10 @@
-"""Settings that may be a URL hold no secret: such settings are kept, shown and logged in many
-places.
+"""Refuses secrets in settings that may be a URL, because such settings are stored, shown and logged
+in many places.
 
-    setting ─▶ Location, ServiceUrl, ... ─▶ refused by name of the field, with where secrets go
-    a sentence, a log ─▶ without_secrets ─▶ *** in place of every URL that holds one
+    setting ─▶ Location, ServiceUrl, ... ─▶ an error with the field's name and where secrets belong
+    a sentence, a log ─▶ without_secrets ─▶ *** in place of every URL that holds a secret
 
-Leaves out a token that is a part of a path, which no rule can tell from a name.
+Leaves out a token that is a part of a path, which no rule can distinguish from a name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SECRET_NAME = re.compile(
 
 
 def secret_in(text: str) -> str:
-    """The kind of secret in a setting that may be a URL, in words; empty without a secret."""
+    """Describe the secret in a text that may be a URL ("parameter token"); empty without one."""
     for written in _decoded(text):
         if _has_user_info(written):
             return "user name or password"
@@ -53,12 +53,12 @@ def secret_in(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text, a sentence or lines of a log, with *** for every word that holds a secret."""
+    """Replace every word of a text that holds a secret by ***."""
     return re.sub(r"[^\s'\"]+", lambda word: HIDDEN if secret_in(word[0]) else word[0], text)
 
 
 def hidden(value: Any) -> Any:  # Any: parsed JSON, or what a caller gave instead
-    """A value with *** for every text in it, at any depth, that holds a secret."""
+    """Replace the secrets in all texts of a value, at any depth, by ***."""
     match value:
         case str():
             return HIDDEN if secret_in(value) else without_secrets(value)
@@ -71,8 +71,8 @@ def hidden(value: Any) -> Any:  # Any: parsed JSON, or what a caller gave instea
 
 @dataclass(frozen=True, slots=True)
 class NoSecret:
-    """A field's annotation that refuses a setting with a secret in it, at any depth; the message
-    does not repeat the secret."""
+    """A field annotation that refuses a value with a secret at any depth. The error message does
+    not repeat the secret."""
 
     cure: str  # where the secret goes instead
 
@@ -90,7 +90,7 @@ class NoSecret:
         return value
 
     def check(self, value: Any, name: str) -> None:  # Any: likewise
-        """Raise ValueError if the setting of this name holds a secret."""
+        """Raise ValueError if `value`, the setting called `name`, holds a secret."""
         for found in filter(None, map(secret_in, _texts(value))):
             raise ValueError(
                 f"{name} must hold no secret, which everybody would read in manifest, report, logs,"
@@ -126,7 +126,8 @@ Arguments = Annotated[Mapping[str, Any], _ARGUMENTS]  # Any: of a user's own cod
 
 
 def _decoded(text: str) -> Iterator[str]:
-    """The text as written, then unquoted once, twice, ... until nothing in it is quoted."""
+    """Yield the text as written, then URL-unquoted once, twice, ... until nothing changes, at most
+    _NUM_ENCODINGS times."""
     for _ in range(_NUM_ENCODINGS):
         yield text
         text, before = unquote(text), text

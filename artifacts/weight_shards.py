@@ -1,17 +1,18 @@
-"""A weight version as it crosses a machine's border: files in byte ranges, each with its BLAKE3.
+"""The form in which a weight version is sent between machines: byte ranges of its files (shards),
+each with its BLAKE3.
 
     WeightsRef or model folder ── described ──▶ Manifest (JSON) ── verified ──▶ the same bytes there
     new XOR old ── low bytes of all bf16 values, then high bytes ── zstd ──▶ a few per cent
 
-A version never changes, so that a range may come from any peer: the manifest has its hash. The
-files stay as they were published (bf16, tied tensors once). BLAKE3, because a peer that lies can
-meet the fingerprints of `weights`, which detect accidents, and SHA-256 takes four times as long,
-more than receiving does; vLLM brings it along.
+A version never changes, and the manifest has each shard's hash, so that a shard may come from any
+peer. The files stay as they were published (bf16, tied tensors once). The hash is BLAKE3: a lying
+peer could forge the fingerprints of `weights`, which only detect accidents, and SHA-256 takes four
+times as long, more than the transfer itself. vLLM depends on blake3 anyway.
 
-Over a slow link a shard may travel as its difference to the version before, without loss. Between
-two updates most high bytes (sign, exponent) stay and low bytes change little, so that each kind by
-itself compresses better than the two in turn (docs/elastic.md has figures). Leaves out how bytes
-travel (`tasks.elastic.weights`).
+Over a slow link a shard may be sent as its lossless difference to the version before. Between two
+updates most high bytes (sign, exponent) stay and low bytes change little, so that high and low
+bytes compress better apart than interleaved (docs/elastic.md has figures). Leaves out how bytes are
+sent (`tasks.elastic.weights`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, TypeAda
 
 from artifacts.records import WeightsRef
 
-# a peer passes a shard on when it has all of it: with n shards a chain of four takes 3/n longer
+# a peer forwards a shard once it is complete: with n shards a chain of four takes 3/n longer
 AIM_SHARDS = 128
 MIN_SHARD_BYTES = 1 << 20  # each is a request of its own, which takes a millisecond
 MAX_SHARD_BYTES = 16 << 20  # a shard that came wrong is fetched again as a whole
@@ -36,7 +37,7 @@ _BLOCK_BYTES = 1 << 20  # hashed at a time; stays in a core's cache
 
 
 def _inside(path: str) -> str:
-    """The path, which must stay in the folder that it is relative to."""
+    """Return a relative path unchanged; ValueError if it leaves the folder it is relative to."""
     parts = PurePosixPath(path)
     is_plain = bool(parts.name) and str(parts) == path and "\\" not in path and "\0" not in path
     if parts.is_absolute() or ".." in parts.parts or not is_plain:
@@ -51,7 +52,7 @@ RelativePath = Annotated[str, AfterValidator(_inside)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A range of a file."""
+    """A byte range of a file, with its hash."""
 
     file: RelativePath  # relative to the version's folder, parts separated by "/"
     offset: NonNegativeInt  # bytes
@@ -60,13 +61,13 @@ class Shard:
 
     @property
     def end(self) -> int:
-        """The first byte behind the range."""
+        """Offset of the first byte after the range."""
         return self.offset + self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The files and shards of a version, by which a receiver checks that it has all of them."""
+    """The files and shards of a weight version; a receiver checks its bytes against them."""
 
     name: str  # the version's number, or MODEL
     version: NonNegativeInt  # as in WeightsRef; 0 for the model's folder
@@ -88,17 +89,18 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(self.files.values())
 
     def resembles(self, other: Manifest) -> bool:
-        """True if each shard of this version can travel as its difference to the other's."""
+        """True if this version's shards can be sent as differences to `other`: both versions have
+        the same offsets and sizes."""
         ours, theirs = ([(s.offset, s.size) for s in m.shards] for m in (self, other))
         return ours == theirs
 
     def local(self, folder: Path) -> WeightsRef:
-        """The reference to this version in a folder that holds its files: to the one file, or to
-        the folder if the version is the model's."""
+        """A reference to this version in `folder`, which holds its files: to its one file, or to
+        the folder if the version is the base model."""
         path = folder if self.name == MODEL else folder / next(iter(self.files))
         return WeightsRef(version=self.version, path=str(path), digest=self.digest)
 
@@ -112,13 +114,13 @@ def to_json(manifest: Manifest) -> bytes:
 
 
 def from_json(sent: bytes) -> Manifest:
-    """The manifest that was sent. Raises ValueError on anything else."""
+    """Parse a manifest that was sent. Raises ValueError for anything else."""
     return _MANIFEST.validate_json(sent)
 
 
 def describe(weights: WeightsRef, shard_bytes: int | None = None) -> Manifest:
-    """The manifest of a published version, for which the whole file is read and hashed.
-    shard_bytes: without it a size that suits the file's."""
+    """Make the manifest of a published version; reads and hashes the whole file. shard_bytes: size
+    of a shard in bytes, by default `suitable_shard_bytes`."""
     path = Path(weights.path)
     return _described(
         path.parent,
@@ -131,8 +133,8 @@ def describe(weights: WeightsRef, shard_bytes: int | None = None) -> Manifest:
 
 
 def describe_model(folder: Path) -> Manifest:
-    """The manifest of the model's folder: configuration, tokenizer and first weights. Leaves out
-    hidden files; a link counts as what it leads to."""
+    """Make the manifest of the base model's folder: configuration, tokenizer and first weights.
+    Hidden files are left out and links are followed. Raises ValueError for an empty folder."""
     found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     files = [
         path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)
@@ -160,13 +162,14 @@ def _described(
 
 
 def suitable_shard_bytes(num_bytes: int) -> int:
-    """The size of a shard of a version of this size: whole blocks, within the bounds."""
+    """Shard size in bytes for a version of num_bytes: about AIM_SHARDS shards of whole MiB, from
+    MIN_SHARD_BYTES to MAX_SHARD_BYTES."""
     step = -(-num_bytes // (AIM_SHARDS * _BLOCK_BYTES)) * _BLOCK_BYTES
     return max(MIN_SHARD_BYTES, min(MAX_SHARD_BYTES, step))
 
 
 def right_shards(manifest: Manifest, folder: Path) -> frozenset[int]:
-    """The indices of the shards whose bytes in the folder are those of the manifest."""
+    """The indices of the shards whose bytes in `folder` match the manifest."""
     return frozenset(
         index
         for index, shard in enumerate(manifest.shards)
@@ -175,7 +178,8 @@ def right_shards(manifest: Manifest, folder: Path) -> frozenset[int]:
 
 
 def verify(manifest: Manifest, folder: Path) -> None:
-    """Check every shard. Raises ValueError with the first byte range that is not the manifest's."""
+    """Check every shard in `folder`. Raises ValueError with the first byte range that differs from
+    the manifest."""
     wrong = set(range(len(manifest.shards))) - right_shards(manifest, folder)
     if wrong:
         shard = manifest.shards[min(wrong)]
@@ -187,14 +191,14 @@ def verify(manifest: Manifest, folder: Path) -> None:
 
 
 def read_shard(folder: Path, shard: Shard) -> bytes:
-    """The bytes of a shard in the folder."""
+    """Read the bytes of a shard from its file in `folder`."""
     with open(folder / shard.file, "rb") as file:
         file.seek(shard.offset)
         return file.read(shard.size)
 
 
 def _blake3(path: Path, offset: int, size: int) -> str:
-    """BLAKE3 of the range's bytes in the file, which may be fewer or none."""
+    """BLAKE3 of a byte range of a file; of fewer bytes if the file is shorter or missing."""
     total = blake3()
     if not path.is_file():
         return total.hexdigest()
@@ -211,8 +215,8 @@ LEVEL = 1  # higher ones take longer and gain nothing here
 
 
 def encode_delta(new: bytes, old: bytes) -> bytes:
-    """The compressed difference from which `decode_delta` makes `new`, given `old` of the same
-    length."""
+    """Compress the difference between `new` and `old`, two byte strings of one length;
+    `decode_delta` rebuilds `new` from the result and `old`."""
     changed = np.frombuffer(new, np.uint8) ^ np.frombuffer(old, np.uint8)
     planes = np.concatenate((changed[0::2], changed[1::2]))
     sent: bytes = _codec().compress(planes, asbytes=True)
@@ -220,7 +224,8 @@ def encode_delta(new: bytes, old: bytes) -> bytes:
 
 
 def decode_delta(sent: bytes, old: bytes) -> bytes:
-    """The new bytes, as many as the old ones. Raises ValueError for bytes of another encoding."""
+    """Rebuild the new bytes from `sent` (of `encode_delta`) and the old bytes of the same length.
+    Raises ValueError if `sent` is not a difference of that length."""
     try:
         planes = _codec().decompress(sent, decompressed_size=len(old), asbytes=True)
     except (OSError, pa.ArrowException) as error:

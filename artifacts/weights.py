@@ -1,9 +1,9 @@
-"""Weight files: how a version is written, read back and compared.
+"""Writes, reads and compares the file of a weight version.
 
-A version is one bf16 safetensors file, written aside and renamed, tied weights once. `fingerprint`
-is compared by the weight check: an exact checksum of a tensor's bf16 bytes and shape that depends
-on the position of every element. A fingerprint detects accidents; it is no signature. Leaves out
-where a run keeps its versions and when it deletes them (layout and store).
+A version is one bf16 safetensors file, written aside and renamed; tied weights are stored once. The
+weight check compares fingerprints: a `fingerprint` is an exact checksum of a tensor's bf16 bytes
+and shape that depends on the position of every element. It detects accidents; it is no signature.
+Leaves out where a run stores its versions and when it deletes them (layout and store).
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _MASK = (1 << 64) - 1
 def write_weights(
     tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int
 ) -> WeightsRef:
-    """Write the tensors as bf16 and return the reference. The file appears whole or not at all.
+    """Write the tensors as bf16 and return the file's reference. The file appears whole or not at
+    all. Raises ValueError for a name that comes twice, StoreError if the write fails.
 
-    A name may come once; tensors that share storage (tied weights) are kept under their first name
-    only. One process at a time may write to a path.
+    Tensors that share storage (tied weights) are stored under their first name only. Only one
+    process at a time may write to a path.
     """
     kept: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
@@ -59,11 +60,11 @@ def write_weights(
 
 
 def reuse(spare: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Have the next version at `path` written over the file `spare`, which nobody may read any
-    more; nothing happens without that file.
+    """Make the next `write_weights` to `path` overwrite the pages of the file `spare`, which must
+    have no readers any more. Does nothing if `spare` does not exist.
 
-    A new file's pages must be found and cleared first, which takes longer than the writing and, in
-    a memory that is nearly full, several times as long.
+    The pages of a new file must be allocated and cleared first, which takes longer than writing
+    and, in a memory that is nearly full, several times as long.
     """
     with suppress(FileNotFoundError):
         os.replace(spare, _aside(Path(path)))
@@ -74,8 +75,8 @@ def _aside(target: Path) -> Path:
 
 
 def _write_over(path: Path, tensors: Mapping[str, Tensor], version: int) -> None:
-    """Write a safetensors file into the pages of the file at `path`, if there is one. The library's
-    own writer always takes new pages.
+    """Write a safetensors file at `path`, into the pages of a file that is already there. The
+    safetensors library always takes new pages.
 
     tensors: bf16, contiguous, on the CPU.
     """
@@ -94,7 +95,8 @@ def _write_over(path: Path, tensors: Mapping[str, Tensor], version: int) -> None
 
 
 def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a weight file, one at a time, in the order of their names."""
+    """Yield the tensors of a weight file with their names, one at a time, sorted by name. Raises
+    ValueError if the file is missing or damaged."""
     if not Path(path).is_file():
         raise ValueError(
             f"weights must be a safetensors file, found none at {path}; check the store or replay"
@@ -112,10 +114,9 @@ def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """blake2b over names, shapes and fingerprints of bf16 tensors, independent of the order in
-    which they come.
+    """blake2b over names, shapes and fingerprints of bf16 tensors, independent of their order.
 
-    Five times as fast as hashing their bytes, and a publication waits for it.
+    Takes a fifth of the time of hashing the tensors' bytes; every publication waits for it.
     """
     total = hashlib.blake2b(digest_size=32)
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
@@ -127,9 +128,9 @@ def fingerprint(tensor: Tensor) -> int:
     """Checksum (64 bits) of the tensor's bf16 bytes and shape, the same on every device and for
     every memory layout.
 
-    Sum over 64-bit words of word times an odd weight of its position, modulo 2**64: one changed
-    word always changes the sum, and moved words (a transposed or sliced tensor) change it but for a
-    chance of about 2**-64.
+    The sum over all 64-bit words of the word times an odd weight of its position, modulo 2**64. One
+    changed word always changes the sum. Moved words (a transposed or sliced tensor) leave it equal
+    with a probability of about 2**-64.
     """
     flat = tensor.detach().to(torch.bfloat16).contiguous().reshape(-1)
     padding = -flat.numel() % 4
@@ -148,7 +149,7 @@ def fingerprint(tensor: Tensor) -> int:
 
 
 def fingerprints(path: str | os.PathLike[str]) -> dict[str, int]:
-    """The fingerprint of every tensor of a weight file, by name."""
+    """The fingerprint of every tensor in a weight file, by tensor name."""
     return {name: fingerprint(tensor) for name, tensor in read_weights(path)}
 
 
@@ -162,7 +163,8 @@ def _mix(value: int) -> int:
 
 @cache
 def _row_weights(device: torch.device) -> Tensor:
-    """Odd pseudo-random 64-bit weights of the positions in a row, as wrapped int64."""
+    """Odd pseudo-random 64-bit weights of the word positions in a row, shape (_WORDS_PER_ROW,),
+    wrapped to int64."""
     signed = [
         ((_mix(index) | 1) + (1 << 63)) % (1 << 64) - (1 << 63) for index in range(_WORDS_PER_ROW)
     ]

@@ -1,9 +1,9 @@
-"""Conversion of Arrow columns of any type, nested ones too, to Python values.
+"""Converts Arrow columns of any type, nested types too, to Python values.
 
-float16, float32        their shortest decimals: 0.1, not 0.10000000149
-maps                    dictionaries, so that a path may name a key
-dictionaries, run ends  the values that they encode
-times beyond Python's   the text that Arrow writes
+float16, float32        become their shortest decimals: 0.1, not 0.10000000149
+maps                    become dictionaries, so that a path may name a key
+dictionaries, run ends  become the values that they encode
+times beyond Python's   become the text that Arrow writes
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 
 
 def rows_of(batch: Any) -> Iterator[Mapping[str, Any]]:  # Any: pyarrow is untyped
-    """The rows of a record batch."""
+    """Yield the rows of a record batch as dictionaries by column name."""
     columns = [values_of(column) for column in batch.columns]
     for values in zip(*columns, strict=True):
         yield dict(zip(batch.schema.names, values, strict=True))
 
 
 def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of any type
-    """The values of an array, None for null."""
+    """Convert an Arrow array to a list of Python values; null becomes None."""
     kind = array.type
     if _needs_no_care(kind):
         return list(array.to_pylist())

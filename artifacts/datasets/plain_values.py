@@ -1,11 +1,11 @@
-"""Plain values, which may cross the border of the sandbox: Python values as JSON and back, and the
-comparison of two.
+"""Plain values, the only ones that may leave the sandbox: converts Python values to JSON and back,
+and compares two of them.
 
-Only values of exactly the builtin types pass, never a subclass: an object with an `__eq__` of its
-own is no value. Where tests are Python statements, a subclass's object is the value of its base.
-A program's result is checked and compared as JSON. It is never hashed outside the sandbox, since
-numbers that collide in a dictionary are easy to write. Standard library only, because it runs on
-both sides of the border.
+Only values of exactly the builtin types pass, never a subclass's: an object with an `__eq__` of its
+own could claim to equal anything. Only if the tests are Python statements does an object of a
+subclass count as the value of its builtin base. A program's result is checked and compared as JSON.
+It is never hashed outside the sandbox, since a program can easily return numbers that collide in a
+dictionary. Uses the standard library only, because it runs inside and outside the sandbox.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _TOO_LARGE = 10**MAX_INT_DIGITS
 def to_json(
     value: Any, depth: int = MAX_DEPTH, is_exact: bool = True
 ) -> Any:  # Any: a value of the builtin types in, JSON out
-    """The value as JSON: scalars and lists as they are, the rest as {type name: content}.
+    """Convert a value to JSON: scalars and lists as they are, others as {type name: content}.
 
-    ValueError for other types. Unless `is_exact`, an object of a subclass is written as the value
-    of its builtin base.
+    Raises ValueError for types that are not plain, and beyond `depth` levels. Unless `is_exact`, an
+    object of a subclass is written as the value of its builtin base.
     """
     if not is_exact:
         value = _as_base(value)
@@ -68,7 +68,8 @@ def to_json(
 
 
 def _as_base(value: Any) -> Any:  # Any: whatever a program gives
-    """An object of a builtin type's subclass as an object of that type, by the type's methods."""
+    """Convert an object of a builtin type's subclass to that builtin type, without calling any
+    method of the subclass."""
     kind = type(value)
     if kind in _SCALARS or kind in _FROM_BASE:
         return value
@@ -77,9 +78,9 @@ def _as_base(value: Any) -> Any:  # Any: whatever a program gives
 
 
 def from_json(data: Any) -> Any:  # Any: JSON in, a value of the builtin types out
-    """The inverse of `to_json`, for JSON of the tests' own or that `check` let pass.
+    """The inverse of `to_json`. Call it only for the tests' own JSON, or JSON that passed `check`.
 
-    ValueError for what `to_json` does not write.
+    Raises ValueError for JSON that `to_json` does not write.
     """
     if isinstance(data, list):
         return [from_json(item) for item in data]
@@ -110,7 +111,8 @@ def check(
 ) -> None:  # Any: JSON from anybody
     """Raise ValueError for JSON that `to_json` does not write. Reads each part once, hashes none.
 
-    `is_hashed`: an element of a set or a key, so no list, set or dictionary, all the way down.
+    `is_hashed`: the value is an element of a set or a key of a dictionary, and so must not contain
+    a list, set or dictionary at any depth.
     """
     kind = type(data)
     if kind in _SCALARS:
@@ -151,10 +153,11 @@ def _check_tagged(name: str, content: Any, depth: int, is_hashed: bool) -> None:
 
 
 def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:  # Any: checked JSON
-    """True if two values are equal in type and value, all the way down. True is not 1, a tuple no
-    list; NaN equals NaN only as the expected value.
+    """True if two values are equal in type and value at every depth: True differs from 1, and a
+    tuple from a list. A NaN equals an expected NaN.
 
-    `tolerance` is absolute and for floats; with one, an int passes for an expected float.
+    `tolerance` is absolute and applies to floats. If it is not 0, an int may equal an expected
+    float.
     """
     if type(expected) is float and tolerance and type(given) in (int, float):
         return _close(expected, given, tolerance)
@@ -185,14 +188,14 @@ def _same_tagged(name: str, expected: Any, given: Any, tolerance: float) -> bool
 
 
 def _by_key(pairs: Sequence[Any]) -> tuple[list[str], list[Any]]:  # Any: JSON of keys and values
-    """The keys as text, in order, and the values in the same order."""
+    """The keys of a dictionary's pairs as sorted texts, and the values in the same order."""
     texts = [_text(key) for key, _ in pairs]
     order = sorted(range(len(pairs)), key=texts.__getitem__)
     return [texts[place] for place in order], [pairs[place][1] for place in order]
 
 
 def _text(data: Any) -> str:  # Any: JSON of a value that can be hashed
-    """A text of the value; two values have the same text exactly if they are the same."""
+    """A text that two values share exactly if the values are the same."""
     if type(data) is int:
         return f"{data:#x}"
     if type(data) is float:

@@ -1,5 +1,5 @@
-"""The tests of a program: the gold of a code question, and the shapes in which data sets publish
-it.
+"""The tests of a program: the gold of a code question, and the forms in which data sets publish
+such tests.
 
     {"cases": [...]}                                   a CodeGold as it is
     {"stdin": [...], "stdout": [...]}                  whole programs; also inputs and outputs
@@ -8,9 +8,9 @@ it.
 
 A case is a call of a function with its expected value, a whole program's standard output for a
 standard input, or an assertion about a function. Values are written by `plain_values`, so that a
-tuple comes back as a tuple; NaN and the infinities stand in the JSON by their names, as Python's
-own writer has them. Published objects and lists may stand in a text as JSON. pytest does not run in
-the sandbox: fixtures, parameters and classes of tests are refused, `pytest.raises` works.
+tuple is read back as a tuple; NaN and the infinities are written by their names, as Python's json
+does. Published objects and lists may also be JSON within a text. pytest does not run in the
+sandbox: test fixtures, parameters and classes are refused; `pytest.raises` works.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from artifacts.datasets.plain_values import from_json, to_json
 
-# constants: else infinities are null, which is None
+# constants: otherwise pydantic writes infinities as null, which is read back as None
 _CONFIG = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class CallCase(BaseModel):
-    """Call the function and compare what it returns."""
+    """A case that calls the function and compares its return value."""
 
     model_config = _CONFIG
 
@@ -50,12 +50,12 @@ class CallCase(BaseModel):
     @field_validator("arguments", "expected")
     @classmethod
     def _as_written(cls, data: Any) -> Any:  # Any: JSON of plain values
-        """The value as `to_json` writes it; ValueError for JSON of no plain value."""
+        """Normalise the JSON to the form that `to_json` writes; ValueError for other JSON."""
         return to_json(from_json(data))
 
 
 class StdioCase(BaseModel):
-    """Run the program and compare what it prints."""
+    """A case that runs the program and compares its standard output."""
 
     model_config = _CONFIG
 
@@ -70,7 +70,7 @@ class StdioCase(BaseModel):
 
 
 class AssertionCase(BaseModel):
-    """Execute a statement that calls the function and must not raise."""
+    """A case that executes a statement, which calls the function and must not raise."""
 
     model_config = _CONFIG
 
@@ -116,7 +116,7 @@ class CodeGold(BaseModel):
 
 
 def call_case(arguments: Sequence[object], expected: object, tolerance: float = 0.0) -> CallCase:
-    """A call case of Python values. ValueError for values that are not plain."""
+    """Make a call case from Python values. Raises ValueError for values that are not plain."""
     return CallCase(
         arguments=[to_json(argument) for argument in arguments],
         expected=to_json(expected),
@@ -148,8 +148,8 @@ class pytest:
 
 
 def program_tests(value: Any, solution: str = "") -> CodeGold:  # Any: JSON, or a test module's text
-    """The published tests in the form in which they are executed. ValueError for tests that cannot
-    be executed."""
+    """Convert published tests, in any of the module's forms, to the form that is executed. Raises
+    ValueError for tests that cannot be executed."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         with suppress(ValueError):
             value = json.loads(value)
@@ -256,7 +256,7 @@ def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
 
 
 def _is_left_out(node: ast.stmt) -> bool:
-    """True for imports of pytest and of the solution, and for the call of pytest at the end."""
+    """True for imports of pytest and of the solution, and for the `if __name__` block."""
     if isinstance(node, ast.ImportFrom):
         return node.module == SOLUTION_MODULE
     if isinstance(node, ast.Import):
@@ -265,7 +265,7 @@ def _is_left_out(node: ast.stmt) -> bool:
 
 
 def _uses_pytest(setup: Sequence[ast.stmt]) -> bool:
-    """True if the setup uses `pytest.raises`. ValueError for anything else of pytest's."""
+    """True if the setup uses `pytest.raises`. Raises ValueError for other attributes of pytest."""
     used = {
         node.attr
         for statement in setup
@@ -280,8 +280,8 @@ def _uses_pytest(setup: Sequence[ast.stmt]) -> bool:
 
 
 def _imported(module: ast.Module) -> frozenset[str]:
-    """The names that the tests import from the solution. ValueError for an import under another
-    name."""
+    """The names that the tests import from the solution. Raises ValueError for an import under
+    another name."""
     aliases = [
         alias
         for node in ast.walk(module)
@@ -307,7 +307,7 @@ def _called(module: ast.Module, defined: frozenset[str]) -> frozenset[str]:
 
 
 def _read(statements: Sequence[ast.stmt]) -> frozenset[str]:
-    """Names that the statements read, without Python's own and parameters of functions."""
+    """Names that the statements read, without builtins and parameters of functions."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
     read = {node.id for node in nodes if isinstance(node, ast.Name)}
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}

@@ -1,8 +1,8 @@
-"""Questions of reasoning-gym (the optional extra `tasks`), from the data sets whose scorers are
-safe on what a model writes.
+"""Questions of reasoning-gym (the optional extra `tasks`), only from data sets whose scorers are
+safe to run on a model's text.
 
-An entry is a function of data set, seed, position and config, so a row's gold only names the entry,
-which the reward generates again in a worker of its own. Leaves out scoring.
+An entry is a function of data set, seed, position and config. So a row's gold only names its entry,
+and the reward generates the entry again in its worker process. Leaves out scoring.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from artifacts.datasets.rows import Dataset, Message, Row, belongs_to_heldout, question_row
 from artifacts.urls import Arguments
 
-# Nine others evaluate the answer as code or never return, and more pay for junk.
+# Of the others, nine evaluate the answer as code or never return, and more reward junk.
 ALLOWED_DATASETS = frozenset(
     {
         "aiw", "basic_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits", "count_primes",
@@ -31,7 +31,7 @@ ANSWER_RULE = (
     'Think step by step if you need to, and end with a line "Answer: ..." that holds the answer'
     " only."
 )
-# entries looked at per row wanted, before a data set counts as too small for a held-out side
+# entries searched per wanted row, before a data set counts as too small for a held-out side
 _DRAWS_PER_ROW = 40
 
 
@@ -63,8 +63,8 @@ class ReasoningGymTaskConfig(BaseModel):
         return self
 
     def load(self, seed: int) -> Dataset:
-        """Equal shares of every data set, shuffled. ValueError if the extra is missing or a data
-        set knows too few questions."""
+        """Draw equally many questions from every data set, and shuffle them. Raises ValueError if
+        the extra `tasks` is not installed or a data set has too few questions."""
         sides: list[tuple[Row, ...]] = []
         for is_heldout, count in ((False, self.num_prompts), (True, self.heldout_prompts)):
             names = sorted(self.datasets)

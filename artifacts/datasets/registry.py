@@ -1,17 +1,17 @@
-"""The registry of tasks: every source of questions, a line each, and mixtures and curricula of
-them.
+"""The registry of tasks: the union of all sources of questions, and mixtures and curricula of
+tasks.
 
-A new source is a file with its configuration, whose `load(seed)` gives its rows, and one line in
-the union. A dataset is a function of configuration and seed alone, so any process makes its own
-copy and tasks pass row numbers. `rows` describes a row.
+To add a source, write a file with its configuration, whose `load(seed)` returns a Dataset, and add
+one line to the union. A dataset is a function of configuration and seed alone, so any process can
+make its own copy, and tasks pass row numbers. `rows` describes a row.
 
     mixture      rows of several tasks, interleaved by weight; each keeps its domains and rewards
     curriculum   rows of stage 1, stage 2, ..., the task, asked in this order; the task's held-out
                  rows are evaluated
 
-A part of weight 0 is evaluated only. A question that is held out is trained by no part, as several
-parts may hold the same questions. A curriculum decides what a policy can learn later: a policy that
-only ever met questions of one step becomes certain that one step is enough.
+A mixture's part of weight 0 is only evaluated. Several parts may hold the same question; if one of
+them holds it out, no part trains it. The order of a curriculum decides what a policy can learn
+later: a policy trained only on questions of one step becomes certain that one step is enough.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SingleTask = Annotated[
 
 
 class PartConfig(BaseModel):
-    """One task of a mixture."""
+    """One task of a mixture, with its weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -93,7 +93,8 @@ class MixtureConfig(BaseModel):
         return self
 
     def load(self, seed: int) -> Dataset:
-        """Rows of the parts, each drawn by its weight and taken in the part's own order."""
+        """Interleave the parts' rows: each row's part is drawn by weight, and a part's rows come in
+        the part's own order."""
         parts = [part.task.load(seed) for part in self.parts]
         heldout = tuple(
             _interleave(
@@ -126,10 +127,10 @@ def _interleave(
     heldout: Set[str] = frozenset(),
     passed: MutableSet[tuple[int, int]] = set(),  # noqa: B006  # unchanged without heldout ones
 ) -> Iterator[Row]:
-    """Draw num_rows rows of the parts, without those whose question is in `heldout`: their part and
-    place go to `passed`.
+    """Yield num_rows rows of the parts. Rows whose question is in `heldout` are skipped; the set
+    `passed` collects their (part, row number). A part that runs out begins again.
 
-    ValueError if a part with a weight has no other rows; a part that runs out begins again.
+    Raises ValueError if a part with a weight > 0 has no rows but skipped ones.
     """
     empty = [
         number
@@ -148,7 +149,7 @@ def _interleave(
 def _cycled(
     rows: Sequence[Row], heldout: Set[str], passed: MutableSet[tuple[int, int]], part: int
 ) -> Iterator[Row]:
-    """The rows that are not held out, in their order, from the first again after the last."""
+    """Yield the rows that are not held out, in their order, again and again."""
     for number in count():
         place = number % len(rows)
         if heldout and rows[place].identity in heldout:
@@ -169,7 +170,7 @@ class StageConfig(BaseModel):
 
 
 class CurriculumConfig(BaseModel):
-    """Stages, and the task that they lead to."""
+    """Stages of questions, and the task that is asked after them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -184,15 +185,16 @@ class CurriculumConfig(BaseModel):
     )
 
     def load(self, seed: int) -> Dataset:
-        """The rows of stages and task, in the order in which they are asked, in every epoch.
+        """Load the rows of the stages and then of the task, in the order of every epoch.
 
-        Raises ValueError for a stage with fewer questions than are asked, or with a held-out one.
+        Raises ValueError for a stage that has fewer than num_prompts questions, or a question that
+        the task holds out.
         """
         learned = self.task.load(seed)
         evaluated = {row.identity for row in learned.heldout}
         rows, left_out = list[Row](), Counter(learned.left_out)
         for number, stage in enumerate(self.stages):
-            # a seed of its own: stages that differ by a size alone would ask alike questions
+            # a seed of its own: else stages that differ only in a size would ask similar questions
             own_seed = random.Random(f"{seed}/curriculum/{number}").getrandbits(31)
             loaded = stage.task.load(own_seed)
             found = loaded.rows[: stage.num_prompts]
@@ -222,11 +224,11 @@ TaskConfig = Annotated[SingleTask | MixtureConfig | CurriculumConfig, Field(disc
 
 
 def load_dataset(config: TaskConfig, seed: int) -> Dataset:
-    """The rows of a task, the same in every process. Raises ValueError for input that holds no
+    """Load the rows of a task, the same in every process. Raises ValueError for a source without
     usable rows."""
     return config.load(seed)
 
 
 def skips_unusable_rows(config: TaskConfig) -> bool:
-    """True if the task leaves out rows of the user's that cannot be used."""
+    """True if the task leaves out unusable rows of the user's files instead of raising."""
     return isinstance(config, MappedConfig) and config.unusable_rows == "skip"

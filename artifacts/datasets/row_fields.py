@@ -1,12 +1,12 @@
-"""Fields of a user's row by dotted paths, and conditions on them.
+"""Finds fields of a user's row by dotted paths, and checks conditions on fields.
 
     reward_model.ground_truth    test_info.0.name      a number picks from a list
     difficulty >= 5    style in instruct, complete     FIELD OPERATOR VALUE
     operators                                          == != < <= > >= in contains
 
-Where a path goes on into a text, the text is read as JSON. A column whose own name has dots is
-found by its whole name. Conditions compare numbers as numbers, also where the file has them as
-text, and everything else as text. A field that is null meets no condition.
+If a path continues into a text, the text is parsed as JSON. A column whose own name has dots is
+found by its whole name. Conditions compare numbers as numbers, also if the file has them as text,
+and everything else as text. A field that is null meets no condition.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _PLACE = re.compile("[0-9]{1,9}")  # in a list
 
 
 def find(fields: Fields, path: str, where: str) -> Any:  # Any: JSON
-    """The value at a path, None behind a null. ValueError names the row, the path, and the fields
-    that the row has instead."""
+    """The value at a path; None if the path leads to or through a null. Raises ValueError for a
+    missing field; its message names the row, the path and the fields that are there."""
     value: Any = fields  # Any: JSON
     rest = path
     while rest and value is not None:
@@ -49,7 +49,8 @@ def find(fields: Fields, path: str, where: str) -> Any:  # Any: JSON
 
 
 def text_of(fields: Fields, path: str, where: str) -> str:
-    """The text at a path, or the digits of a number. ValueError for blank or other values."""
+    """The text at a path, or a number as text. Raises ValueError for blank texts and other
+    values."""
     value = find(fields, path, where)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     is_broken = isinstance(value, float | Decimal) and math.isfinite(value)
@@ -99,7 +100,8 @@ class Condition:
     value: Any  # Any: JSON, or a text that is none
 
     def holds(self, fields: Fields, where: str) -> bool:
-        """True if a row meets the condition. ValueError if the row has no such field."""
+        """True if a row meets the condition. Raises ValueError if the row lacks the field, or the
+        operator needs a number and the field holds none."""
         found = find(fields, self.field, where)
         if found is None:
             return False
@@ -129,7 +131,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition that a text states. ValueError for any other text."""
+    """Parse a text (FIELD OPERATOR VALUE) into a condition. Raises ValueError for other texts."""
     found = _CONDITION.fullmatch(text.strip())
     if found is None:
         raise ValueError(
@@ -170,7 +172,8 @@ def _written(value: Any) -> str:  # Any: JSON, or what Parquet has beside it, su
 
 
 def _number(value: Any) -> float | None:  # Any: as above
-    """A value as a number, or None. Whole numbers stay ints: floats do not tell long ones apart."""
+    """A value as a number, or None. Whole numbers stay ints: two long ones may be the same
+    float."""
     if isinstance(value, Decimal):
         value = str(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):

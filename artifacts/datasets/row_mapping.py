@@ -134,13 +134,13 @@ class MappedConfig(BaseModel):
                 )
 
     def _slots(self) -> list[str]:
-        """The fields that the template names."""
+        """The dotted paths of the fields that the template names."""
         found = (part["field"] for part in _PART.finditer(self.prompt_template))
         return [name for name in found if name]
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """The parsed conditions of the filter."""
+        """The filter's conditions, parsed."""
         return tuple(map(parse_condition, self.filter))
 
     @property
@@ -158,8 +158,8 @@ class MappedConfig(BaseModel):
 
 
 def wanted_row(config: MappedConfig, fields: Fields | ValueError, where: str) -> Row | None:
-    """A row's question with its answer; None where the row does not meet the filter. ValueError
-    for an unusable row names the row, the field, its value and the cure."""
+    """Map a row's fields to a question with its answer; None if the row does not meet the filter.
+    Raises ValueError for an unusable row, with the row, the field, its value and the cure."""
     if isinstance(fields, ValueError):
         raise fields
     try:
@@ -227,7 +227,7 @@ def _question(config: MappedConfig, fields: Fields, where: str) -> str:
 
 
 def _is_within(path: str, parent: str) -> bool:
-    """True if a path is `parent` or leads on from there."""
+    """True if `path` is `parent` or a path within it."""
     return f"{path}.".startswith(f"{parent}.")
 
 

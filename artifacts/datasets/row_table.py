@@ -1,11 +1,12 @@
-"""Many rows in little memory, and their two sides: rows to train on and rows held out.
+"""Stores many rows in little memory, and splits them into rows to train on and held-out rows.
 
     rows --add--> one JSON text after the other in a temporary file --mapped--> RowTable[i] -> Row
 
-The file has no name, so it ends with its process. The two sides share no question: equal questions
-(`Row.identity`) are one, and stay together. A row's place is drawn by a hash of the seed and its
-text, a question's is that of its first row; only hashes are kept in memory. Held-out rows come in
-the order of their places: the first of them, which an evaluation asks, are a fair sample of all.
+The file has no name, so that it vanishes with its process. The two sides share no question: rows
+with equal questions (`Row.identity`) stay on one side. A row's random place is a hash of the seed
+and the row's text; a question's place is that of its first row. Only these hashes are in memory.
+Held-out rows are sorted by place, so that the first rows, which an evaluation asks, are a fair
+sample of all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LONE_SURROGATES = "surrogatepass"  # JSON may hold them; the tokenizer decides 
 
 
 class RowTable(Sequence[Row]):
-    """Rows of a mapped file, in an order of the table's own."""
+    """A sequence of rows that are read from a memory-mapped file, in any order."""
 
     def __init__(
         self,
@@ -38,13 +39,13 @@ class RowTable(Sequence[Row]):
         order: NDArray[np.int64],
         left_out: Mapping[str, int],
     ) -> None:
-        """`ends`: end of each of the file's rows in bytes; `order`: the numbers of the table's
-        rows; `left_out`: rows of the source that the file lacks, by reason."""
+        """`ends`: byte offset at which each row of the file ends; `order`: the file's row number of
+        each row of the table; `left_out`: number of source rows not in the file, by reason."""
         self._texts, self._ends, self._order = texts, ends, order
         self.left_out = left_out
 
     def taken(self, order: NDArray[np.int64]) -> RowTable:
-        """The file's rows of these numbers, in this order."""
+        """A table of the file's rows with these row numbers, in this order."""
         return RowTable(self._texts, self._ends, order, self.left_out)
 
     def __len__(self) -> int:
@@ -85,14 +86,15 @@ class RowTableWriter:
         self.left_out = Counter[str]()  # rows that are not added, by reason
 
     def add(self, row: Row) -> None:
-        """Write one more row."""
+        """Append a row to the file."""
         turns = [astuple(turn) for turn in row.messages]
         text = json.dumps([row.domain, turns, row.gold, row.preamble], ensure_ascii=False)
         size = self._file.write(text.encode("utf-8", _LONE_SURROGATES))
         self._ends.append(size + (self._ends[-1] if self._ends else 0))
 
     def finish(self) -> RowTable:
-        """The table of all added rows, at least one, in the order of their adding."""
+        """Close the file and return the table of all added rows in their order. At least one row
+        must have been added."""
         with self._file:
             self._file.flush()
             texts = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -101,14 +103,14 @@ class RowTableWriter:
 
 
 class Sides:
-    """Divides a table into rows to train on and held-out rows."""
+    """Splits a table into rows to train on and held-out rows."""
 
     def __init__(self, table: RowTable, seed: int) -> None:
         self._table, self._seed = table, seed
         self._questions, self._places = self._hashed(table)
 
     def by_fraction(self, name: str, fraction: float) -> Dataset:
-        """Hold out a share of the distinct questions: at least one question if the share is not 0,
+        """Hold out this fraction of the distinct questions: at least one if the fraction is not 0,
         and never all."""
         distinct, first = np.unique(self._questions, return_index=True)
         wanted = round(fraction * len(distinct)) or int(fraction > 0)
@@ -125,7 +127,8 @@ class Sides:
         )
 
     def beside(self, name: str, heldout: RowTable) -> Dataset:
-        """Hold out all rows of another table; rows with one of their questions are not trained."""
+        """Hold out all rows of the table `heldout`; rows with the same questions are not trained.
+        Raises ValueError if none are left to train on."""
         questions, places = self._hashed(heldout)
         kept = np.flatnonzero(~np.isin(self._questions, questions))
         if not len(kept):
@@ -144,7 +147,7 @@ class Sides:
         )
 
     def _hashed(self, table: RowTable) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """The hash of every row's question, and that of its place."""
+        """The hash of every row's question, and every row's place (a hash, too)."""
         hashes = array("Q")
         for row in table:
             hashes.extend((_hash(row.identity), _hash(f"{self._seed}/{row.text}")))

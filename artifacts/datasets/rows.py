@@ -1,8 +1,8 @@
-"""A dataset: rows to train on, and held-out rows that share no question with them. A question is
-the whole conversation up to where the model answers.
+"""A dataset: rows to train on, and held-out rows that share no question with the trained ones. A
+question is the whole conversation before the model's answer.
 
-Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice among
-them (`registry`).
+Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice of a
+source (`registry`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Row:
 
     @property
     def conversation(self) -> str:
-        """The question as text, for rewards and reports: one turn as it is, several below each
-        other, each behind its role."""
+        """The question as text, for rewards and reports: a single turn's text, or several turns,
+        each after the name of its role."""
         turns = self.messages[self.preamble :]
         if len(turns) < 2:
             return self.text
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def identity(self) -> str:
-        """A text that is equal for equal questions: the conversation in `normal_form`, without
+        """A text that is the same for equal questions: the conversation in `normal_form`, without
         blank turns."""
         turns = self.messages[self.preamble :]
         if len(turns) < 2:
@@ -68,8 +68,8 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The rows of a run. A row's index is its identity; equal questions may come twice, but never
-    on both sides."""
+    """The rows of a run: rows to train on and held-out rows. A row is identified by its index. A
+    question may come twice, but never on both sides."""
 
     name: str  # the kind of its source, for file names and tags
     rows: Sequence[Row]  # to train on
@@ -84,7 +84,7 @@ class Dataset:
         return tuple(row.domain for row in self.rows)
 
     def order_seed(self, seed: int) -> int | None:
-        """The seed of the order in which a run asks its rows; None for rows in a fixed order."""
+        """The seed that shuffles the rows in every epoch; None if they keep their order."""
         return None if self.in_order else seed
 
     @cached_property
@@ -100,7 +100,7 @@ class Dataset:
 
 
 def question_row(domain: str, question: str, gold: str, before: tuple[Message, ...] = ()) -> Row:
-    """A row that asks `question` after the turns `before`."""
+    """Make a row that asks `question` after the turns `before`."""
     return Row(
         domain=domain,
         messages=(*before, Message(role="user", content=question)),
@@ -111,9 +111,9 @@ def question_row(domain: str, question: str, gold: str, before: tuple[Message, .
 
 
 def normal_form(text: str) -> str:
-    """The form of a text in which questions are compared: white space and invisible characters make
-    no difference, nor does another form of the same character (NFKC). Case does, and so do raised,
-    lowered and circled signs and fractions: x² is not x2."""
+    """Normalise a question's text for comparison. White space, invisible characters and the form of
+    a character (NFKC) make no difference. Case does, and so do superscript, subscript and circled
+    characters and fractions: x² is not x2."""
     if not text.isascii():
         pattern, others = _other_forms()
         text = pattern.sub(lambda found: others.get(found[0], found[0]), text)
@@ -124,8 +124,8 @@ def normal_form(text: str) -> str:
 
 @cache
 def _other_forms() -> tuple[re.Pattern[str], Mapping[str, str]]:
-    """A pattern of the characters that the normal form replaces, and their replacements: NFKC in
-    one pass but for NFC, several times as fast."""
+    """A pattern of the characters that the normal form replaces, and their replacements. One such
+    pass, and NFC after it, take a fraction of the time of NFKC."""
     others = dict.fromkeys(map(chr, chain(range(0xFE00, 0xFE10), range(0xE0000, 0xE01F0))), "")
     for sign in map(chr, range(0x20000)):
         decomposed = unicodedata.decomposition(sign)
@@ -148,12 +148,12 @@ def generate(
     num_prompts: int,
     heldout_prompts: int,
 ) -> Dataset:
-    """A dataset drawn row by row. A question's hash decides its side, so the split depends on no
-    count or seed; the held-out rows are the same for every seed, so that the scores of seeds can be
-    compared.
+    """Draw a dataset row by row. A question's hash decides its side, so the split depends on no
+    count or seed. The held-out rows are the same for every seed, so that scores of different seeds
+    can be compared.
 
-    Both sides follow the source's own mix, so a frequent question may come twice on either. Raises
-    ValueError when a side finds no question, because the source knows too few.
+    A frequent question may come twice on its side. Raises ValueError if the source has too few
+    questions to find one for each side.
     """
 
     def draw_one(rng: random.Random, is_heldout: bool) -> Row:
@@ -179,14 +179,14 @@ def generate(
 
 
 def belongs_to_heldout(question: str) -> bool:
-    """True if a generated question is kept for evaluation: one in eight, by its hash alone."""
+    """True if a generated question is held out: one in eight is, by the question's hash alone."""
     word = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big")
     return word < HELDOUT_SHARE * 2**64
 
 
 def pareto_size(rng: random.Random, smallest: int, largest: int, alpha: float) -> int:
-    """A size with a long tail: Pareto with exponent alpha from `smallest`, rounded down, cut at
-    `largest`."""
+    """Draw a size with a long tail: Pareto-distributed from `smallest` with exponent alpha, rounded
+    down, at most `largest`."""
     drawn = 1.0 - rng.random()
     if -math.log(drawn) >= alpha * math.log(largest / smallest):
         return largest  # the power of a small exponent may be beyond any float

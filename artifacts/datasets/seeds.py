@@ -1,7 +1,7 @@
-"""Rows of seeds: the episodes of an environment, in place of the texts that other sources ask.
+"""Rows that are seeds of an environment's episodes, where other sources have questions as text.
 
-A row says which episode the environment of its domain plays. It has no messages: what the model
-reads before an episode belongs to the environment and is the same for all rows.
+A row's seed chooses the episode that the environment of its domain plays. The row has no messages:
+the prompt before an episode belongs to the environment and is the same for all rows.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class SeedsConfig(BaseModel):
     )
 
     def load(self, seed: int) -> Dataset:
-        """The episodes of this configuration and seed: even seeds to train on, odd ones held out,
-        so that no count brings a seed to both sides. The held-out seeds are the same for every
-        run."""
+        """Draw the episodes' seeds: even ones to train on, odd ones held out, so that no seed is on
+        both sides. The held-out ones do not depend on `seed`: they are the same for every run."""
 
         def side(key: str, count: int, parity: int) -> tuple[Row, ...]:
             rng, seeds = random.Random(f"{key}/{self.domain}"), dict[int, None]()

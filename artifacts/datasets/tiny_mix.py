@@ -2,8 +2,8 @@
 in five.
 
 The size of a question is Pareto-drawn and the worked examples show one line per step, so that
-response lengths are long-tailed for a reason that training does not remove. Few-shot chats; the
-reward reads the last "Answer: N".
+response lengths are long-tailed for a reason that training does not remove. Each question is a chat
+that begins with worked examples; the reward reads the last "Answer: N".
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class FamilyConfig(BaseModel):
 
 PROFILES: Mapping[str, Mapping[str, object]] = {
     "usual": {},
-    # Questions of several steps rather than one: a policy that meets one step most of the time
-    # learns that one is enough.
+    # Mostly questions of several steps: a policy that meets mostly questions of one step learns
+    # that one step is enough.
     "first_lesson": {
         "add": {"max_size": 6, "alpha": 0.6},
         "letters": {"max_size": 4, "alpha": 1.2, "weight": 0.5},
@@ -114,7 +114,7 @@ class TinyMixConfig(BaseModel):
         return self
 
     def load(self, seed: int) -> Dataset:
-        """The questions of this configuration and seed."""
+        """Generate the questions for this configuration and seed."""
         families = ((_add_row, self.add), (_letters_row, self.letters), (_story_row, self.story))
         weights = [family.weight for _, family in families]
 
@@ -130,7 +130,7 @@ class TinyMixConfig(BaseModel):
 
 
 def _answers_alone(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows without the working in their golds."""
+    """Reduce the rows' golds to their answers, without the lines of working."""
     return tuple(replace(row, gold=row.gold.rpartition("\n")[2]) for row in rows)
 
 
@@ -178,7 +178,7 @@ def _story_question(name: str, things: str, start: int, changes: Sequence[int]) 
 
 
 def _worked(start: int, changes: Sequence[int], before_answer: str = "") -> str:
-    """One line per step, then the answer."""
+    """The working of a sum: one line per step, then the answer."""
     lines, total = [], start
     for change in changes:
         lines.append(f"{total} {'+' if change > 0 else '-'} {abs(change)} = {total + change}")

@@ -1,9 +1,9 @@
 """tinycode: one-line Python functions that a 135M instruction model gets right one time in three.
 
-Each question has six hidden tests with random arguments, their values computed here, and a plain
-solution, whose running times anchor the time limits. Some plain solutions are slow (pair counts,
-recursive Fibonacci numbers), and some questions invite a loop that never ends: without those, no
-time limit matters.
+Each question has six hidden tests with random arguments and expected values that are computed here,
+and a plain solution, whose running times anchor the time limits. Some plain solutions are slow
+(pair counts, recursive Fibonacci numbers), and some questions invite an endless loop: without such
+questions no program would reach a time limit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TinycodeConfig(BaseModel):
     slow_share: Fixed[float] = 0.15
 
     def load(self, seed: int) -> Dataset:
-        """The questions of this configuration and seed."""
+        """Generate the questions for this configuration and seed."""
 
         def draw(rng: random.Random) -> Row:
             return _row(rng, rng.choice(SLOW_SPECS if rng.random() < self.slow_share else SPECS))
@@ -56,8 +56,8 @@ class TinycodeConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One kind of function. `{k}`, `{s}` and `{c}` in its texts are a number from 2 to `largest`,
-    one from 2 to 4 and a letter."""
+    """One kind of function to ask for. In its texts `{k}` stands for a number from 2 to `largest`,
+    `{s}` for a number from 2 to 4, and `{c}` for a letter."""
 
     name: str  # with the parameters as they are named
     does: str  # what it returns or does, after "that "
@@ -225,8 +225,8 @@ def _row(rng: random.Random, spec: Spec) -> Row:
 
 @lru_cache(maxsize=4096)
 def _gold(spec: Spec, asked: str, parameters: tuple[tuple[str, Value], ...]) -> str:
-    """The tests of a question as JSON: the same for all its rows, so that running times learned
-    from one row hold for the others."""
+    """The tests of a question as JSON. They are the same for all rows of the question, so that
+    running times learned from one row hold for the others."""
     rng = random.Random(f"tinycode/{asked}")
     tests = [spec.draw(rng) for _ in range(NUM_TESTS)]
     cases = tuple(
@@ -239,7 +239,7 @@ def _gold(spec: Spec, asked: str, parameters: tuple[tuple[str, Value], ...]) -> 
 
 
 def question(name: str, does: str) -> str:
-    """The question that asks for a function."""
+    """The text of a question that asks for a function, by its name and what it does."""
     return (
         f"Write a Python function `{name}` that {does}. Reply with only the function in a ```python"
         " code block."

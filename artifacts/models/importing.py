@@ -1,14 +1,14 @@
-"""Locks by which one thread at a time imports transformers, or builds a model with it.
+"""A lock that lets only one thread at a time import transformers, or build a model with it.
 
-At the end of its first import, which takes a second, transformers puts another module in its place
-in `sys.modules`. A thread that imports it meanwhile waits for that end and then gets the replaced
+At the end of its first import, which takes a second, transformers replaces its own module in
+`sys.modules`. A thread that imports transformers meanwhile waits for that end and then gets the old
 module: "cannot import name 'AutoTokenizer' from 'transformers'". Every import of transformers is
 therefore made inside `with importing_transformers():`, which `tests/test_layers.py` checks.
 
-While it loads a model, transformers takes the tying of weights away from the class of all models.
-Of two threads that load, the second may take what the first has put there for the original, and
-from then on no model of this process has the weights of its head. Every model is therefore built
-inside `with building_model():`.
+While it loads a model, transformers replaces the method that ties weights, for the class of all
+models. If two threads load models at once, the second may save the first one's replacement as the
+original method, and from then on models of this process get no tied head weights. Every model is
+therefore built inside `with building_model():`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _IMPORTING = RLock()
 
 @contextmanager
 def importing_transformers() -> Iterator[None]:
-    """Lock the block, which imports transformers or a package that imports transformers (vLLM). It
-    must import no module of ours: another thread may hold such a module's import lock and wait."""
+    """Hold the lock during a block that imports transformers or a package that imports it (vLLM).
+    The block must import no module of Rollflow: another thread may hold that module's import lock
+    while it waits for this lock."""
     with _IMPORTING:
         _spare_unused()
         yield
@@ -34,15 +35,15 @@ def importing_transformers() -> Iterator[None]:
 
 @contextmanager
 def building_model() -> Iterator[None]:
-    """Lock the block, which builds or loads a model; other threads' blocks wait for its end."""
+    """Hold the lock during a block that builds or loads a model."""
     with _IMPORTING:
         yield
 
 
 @cache
 def _spare_unused() -> None:
-    """Hide packages from transformers. It would import them, with pandas, for a measure of assisted
-    generation and for losses of image models, which is a third of the time of a model's import."""
+    """Hide the UNUSED packages from transformers. It would import them and pandas for assisted
+    generation and for losses of image models, which takes a third of a model's import time."""
     hidden = [name for name in UNUSED if name not in sys.modules]
     for name in hidden:
         # Python's mark of a missing module

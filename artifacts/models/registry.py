@@ -1,8 +1,8 @@
-"""Models that a run may start from: their configurations, and checks that a directory holds one.
+"""Models that a run may start from: their configurations, and checks of a model's directory.
 
 A model is a Hugging Face directory: config.json of a causal language model, safetensors, tokenizer
-with chat template. Built models are kept in a cache under a name that their configuration
-determines. Leaves out how they are built (`smollm2`, `tasks.tiny_models`).
+with chat template. Models that are built on this machine are cached under a name that is derived
+from their configuration. Leaves out how models are built (`smollm2`, `tasks.tiny_models`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WEIGHTS = "*.safetensors"
-INDEX = "model.safetensors.index.json"  # of weights in several files: which is in which
+INDEX = "model.safetensors.index.json"  # says which of several files holds which weights
 TOKENIZER = "tokenizer.json"
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # the small files of a model's directory
 OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
@@ -148,8 +148,8 @@ class HubModelConfig(BaseModel):
     )
 
     def pinned(self) -> HubModelConfig:
-        """The same model at the commit that the revision names now. ValueError without such a
-        model."""
+        """Replace the revision by the commit that it names now. Raises ValueError if there is no
+        such model or revision."""
         commit = fetch("model", self.repository, self.revision, ["config.json"]).name
         return self.model_copy(update={"revision": commit})
 
@@ -161,8 +161,8 @@ ModelConfig = Annotated[
 
 
 def check_model(path: Path) -> Path:
-    """The directory again, if an engine and a learner can load the model. Raises ValueError that
-    names the missing part."""
+    """Check that an engine and a learner can load the model in a directory; returns the directory.
+    Raises ValueError with the missing part."""
     if not path.is_dir():
         raise ValueError(
             f"model.path must be a directory, got {str(path)!r}, which is none; download the model"
@@ -174,8 +174,8 @@ def check_model(path: Path) -> Path:
 
 
 def _check_weights(path: Path) -> None:
-    """Raise ValueError unless every file of the weights is there to its last byte; reads no
-    weight."""
+    """Raise ValueError unless every weight file is there with its full length; reads only the
+    files' headers."""
     files = set(path.glob(WEIGHTS))
     try:
         if (path / INDEX).is_file():
@@ -197,8 +197,8 @@ def _check_weights(path: Path) -> None:
 
 
 def _check_description(path: Path) -> None:
-    """Raise ValueError unless the small files are there: the config of a causal language model, and
-    a tokenizer."""
+    """Raise ValueError unless the directory has the config of a causal language model, and a
+    tokenizer."""
     if not (path / "config.json").is_file():
         raise ValueError(
             f"a model directory must hold config.json, {path} does not; point model.path at the"
@@ -225,7 +225,7 @@ def _check_description(path: Path) -> None:
 
 
 def files_digest(path: Path) -> str:
-    """Digest of the files that engines and learners read of a model's directory: equal digests mean
+    """Digest of the files in a model's directory that engines and learners read: equal digests mean
     equal files."""
     files = sorted(
         {
@@ -240,8 +240,8 @@ def files_digest(path: Path) -> str:
 
 
 def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Path:
-    """The cached directory `name`, built if it is missing. The directory appears whole or not at
-    all; a second builder waits for the first."""
+    """Return the cached directory `name`; if it is missing, build it first. The directory appears
+    whole or not at all, and a second process that builds it waits for the first."""
     target = cache_dir / name
     if target.is_dir():
         return check_model(target)
@@ -262,8 +262,8 @@ def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Pat
 
 
 def cache_name(config: BaseModel, kind: str) -> str:
-    """A directory name that changes with every value of the configuration, whatever profile has
-    it."""
+    """A directory name that differs if any value of the configuration differs; the profile's own
+    name does not count."""
     values = {name: getattr(config, name) for name in type(config).model_fields}
     values.pop("profile", None)
     text = to_json(values).decode()
@@ -271,8 +271,9 @@ def cache_name(config: BaseModel, kind: str) -> str:
 
 
 def fetch_hub_model(config: HubModelConfig) -> Path:
-    """The model's directory in the hub's cache, at the revision. Raises ValueError for a model that
-    cannot be fetched, or is no causal language model: before its weights are fetched."""
+    """Fetch a model at its revision; returns its directory in the hub's cache. Raises ValueError
+    for a model that cannot be fetched and, before the weights are fetched, for one that is no
+    causal language model."""
     name, others = config.repository, OTHER_FORMATS
     described = fetch("model", name, config.revision, DESCRIPTION, others)
     _check_description(described)
@@ -280,8 +281,8 @@ def fetch_hub_model(config: HubModelConfig) -> Path:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: Path) -> None:
-    """Write model and tokenizer into the directory. Raises StoreError where they do not fit, or may
-    not be written."""
+    """Write model and tokenizer into the directory `target`. Raises StoreError if the disk is full
+    or the directory cannot be written."""
     num_bytes = sum(weights.nbytes for weights in model.parameters())
     with explained(str(target), num_bytes, setting="keep.model_cache"):
         model.save_pretrained(target)

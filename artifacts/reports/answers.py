@@ -1,7 +1,7 @@
 """Held-out questions and episodes before and after training: each question with its answers, and
 figures and transcripts of episodes.
 
-Leaves out where the responses lie and the look of the page (`page`).
+Leaves out where the responses are stored and how the page shows them (`page`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class HeldoutQuestion:
 
     @property
     def gain(self) -> float:
-        """Mean reward of the later answers minus that of the earlier; 0 without verdicts on a
-        side."""
+        """Mean reward of the answers after training minus the mean before it; 0 if either side has
+        no verdicts."""
         before, after = _mean(self.before), _mean(self.after)
         return 0.0 if before is None or after is None else after - before
 
@@ -56,7 +56,7 @@ class HeldoutQuestion:
 def questions_of(
     before: Iterable[ResponseRow], after: Iterable[ResponseRow]
 ) -> list[HeldoutQuestion]:
-    """Every question of the first evaluation, in its order, with the answers of both
+    """Collect the questions of the first evaluation, in its order, each with the answers of both
     evaluations."""
     earlier, later = _by_prompt(before), _by_prompt(after)
     return [
@@ -74,8 +74,9 @@ def questions_of(
 
 
 def spread(questions: Sequence[HeldoutQuestion], count: int) -> list[HeldoutQuestion]:
-    """At most `count` questions, evenly from the largest gain to the largest loss: a fair sample,
-    where the best ones would flatter and the first ones would be a matter of chance."""
+    """Choose at most `count` questions, evenly spaced from the largest gain to the largest loss. So
+    the sample is fair: the best questions would flatter the run, and the first ones are
+    arbitrary."""
     ordered = sorted(questions, key=lambda question: (-question.gain, question.prompt_id))
     if len(ordered) <= count or count < 2:
         return ordered[:count]
@@ -116,7 +117,7 @@ UNKNOWN = "–"  # shown for a figure that was not measured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeChange:
-    """A figure of all held-out episodes before and after training, as text."""
+    """A figure over all held-out episodes before and after training, as text."""
 
     name: str
     before: str  # of the model that the run started from
@@ -124,8 +125,8 @@ class EpisodeChange:
 
 
 def changes_of(before: Sequence[ResponseRow], after: Sequence[ResponseRow]) -> list[EpisodeChange]:
-    """Success, turns and endings of held-out episodes; empty for responses of one turn. Endings
-    that occur on neither side are left out."""
+    """Success, turns and endings of held-out episodes before and after training; empty for
+    responses of one turn. Endings that occur on neither side are left out."""
     if not played(before):
         return []
     sides = episode_figures(before), episode_figures(after)
@@ -144,8 +145,8 @@ def changes_of(before: Sequence[ResponseRow], after: Sequence[ResponseRow]) -> l
 
 
 def markdown(changes: Iterable[EpisodeChange], questions: Iterable[HeldoutQuestion]) -> str:
-    """Changes and transcripts as Markdown; transcripts are indented, so that none of their
-    characters is markup."""
+    """Write changes and transcripts as Markdown. Transcripts are indented, so that Markdown takes
+    none of their characters for markup."""
     lines = ["| held-out episodes | before | after |", "|---|---:|---:|"]
     lines += [f"| {change.name} | {change.before} | {change.after} |" for change in changes]
     for question in questions:

@@ -20,20 +20,20 @@ INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ff
 PAGE_COLOURS = {INK: "--ink", FAINT: "--faint", GRID: "--grid", LANE: "--lane", PAPER: "--paper"}
 Steps = Sequence[tuple[int, Mapping[str, float]]]  # step numbers and their figures
 
-# names within a drawing are hashes, without a salt random ones
+# element names within a drawing are hashes; without a fixed salt they would be random
 matplotlib.rcParams["svg.hashsalt"] = "rollflow"
 SVG_METADATA = ("Date", "Creator", "Format", "Type")  # left out: equal numbers draw equal pictures
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a picture of fixed size on white."""
+    """Encode a figure as PNG bytes, on a white background."""
     sink = io.BytesIO()
     figure.savefig(sink, format="png")
     return sink.getvalue()
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an <svg> element for a page: transparent, and with the page's own colours.
+    """Encode a figure as an <svg> element for a page: transparent, and in the page's own colours.
 
     Ink, faint lines, grid, lanes and paper become the CSS variables of PAGE_COLOURS, so that one
     picture serves a light page and a dark one.
@@ -49,7 +49,7 @@ def svg(figure: Figure) -> str:
 
 
 def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
-    """A figure of this size in inches with one titled pair of axes."""
+    """Make a figure of this size in inches with one titled pair of axes."""
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
@@ -58,7 +58,7 @@ def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def plain(axes: Axes) -> None:
-    """Give the axes two lines and a faint grid behind the data."""
+    """Style axes plainly: lines only at the left and bottom, and a faint grid behind the data."""
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -67,14 +67,14 @@ def plain(axes: Axes) -> None:
 
 
 def draw_figure(axes: Axes, steps: Steps, name: str, label: str, colour: str) -> None:
-    """Draw a figure over the steps that have it; draws nothing if none has."""
+    """Draw the metric `name` over the steps that have it; draws nothing if no step has."""
     points = [(step, figures[name]) for step, figures in steps if name in figures]
     if points:
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, marker=".", label=label)
 
 
 def over_steps(panels: Sequence[Axes]) -> None:
-    """Style panels whose horizontal axis counts steps."""
+    """Style axes whose horizontal axis counts steps."""
     for axes in panels:
         plain(axes)
         axes.set_xlabel("step")
@@ -84,7 +84,7 @@ def over_steps(panels: Sequence[Axes]) -> None:
 
 
 def legend(axes: Axes) -> None:
-    """Add a legend without a frame where there is room for it."""
+    """Add a legend without a frame, at the place within the axes that hides least."""
     axes.legend(frameon=False, fontsize=9)
 
 

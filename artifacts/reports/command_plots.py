@@ -1,6 +1,6 @@
 """Pictures that commands draw: two runs side by side, and a throughput profile.
 
-Leaves out where the numbers come from and where the bytes go.
+Leaves out how the numbers are gathered and where the pictures are stored.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _draw_curve(
     run: RunCurves,
     colour: str,
 ) -> None:
-    """Draw a line over its single values, with rings around those of long rounds."""
+    """Draw a line and the single values as dots, with rings around the values of long rounds."""
     axes.plot(x, line, color=colour, linewidth=2, label=run.name)
     axes.plot(x, raw, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
     rings = [(at, value) for at, value, is_long in zip(x, raw, run.is_long, strict=True) if is_long]
@@ -85,8 +85,8 @@ COLOURS = ("#4477aa", "#cc6677", "#44aa99", "#eecc66", "#882255", "#88ccee", "#1
 
 
 def throughput_plot(curves: Mapping[str, Sequence[tuple[int, float, float]]], title: str) -> bytes:
-    """Prefill and decode tokens per second by batch, as PNG bytes; a line per curve of (batch,
-    prefill, decode)."""
+    """Draw prefill and decode tokens per second by batch size, as PNG bytes. curves: by label, the
+    points (batch size in responses, prefill tokens/s, decode tokens/s) of a line."""
     figure = Figure(figsize=(9.0, 4.0), dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     panels = figure.subplots(1, 2)

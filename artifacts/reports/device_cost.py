@@ -1,4 +1,4 @@
-"""The cost of held devices: seconds by price class and use, of a step and of a whole run. Pure
+"""The cost of held devices: seconds by price class and use, for a step and for a whole run. Pure
 functions of records.
 
     Held (device, class, from, until) ─┐
@@ -6,7 +6,7 @@ functions of records.
     figures of committed steps ─▶ RunCost
 
 At every moment a held device has exactly one use, so that the uses of a class sum to its held
-seconds. Devices that the run starts and devices that come and go are the same records.
+seconds. The run's own devices and those of elastic workers have records of the same type.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from artifacts.records import Span
 from artifacts.reports.timeline import Interval, clipped, length, taken, union, within
 
 IDLE = "idle"
-# uses of a device by the kinds of its spans; of two at once the first counts
+# the kinds of spans of each use of a device; if a moment has two uses, the first counts
 USES: Mapping[str, frozenset[str]] = {
     "training": frozenset({"train", "update"}),
     # a judge that scores a response generates, too
     "generating": frozenset({"rollout", "evaluate", "reward"}),
 }
-# further uses of an elastic worker's device: a version of the weights on its way there and into its
-# engine; from the notice that the worker leaves; until it held weights for the first time; from the
-# last sign of the worker until it was known to be gone
+# further uses of an elastic worker's device. transferring: a weight version is sent to the worker
+# and loaded into its engine. draining: after the notice that the worker leaves. starting: until the
+# worker first held weights. lost: from its last sign of life until it was known to be gone
 LENT_USES: Mapping[str, frozenset[str]] = {
     "transferring": frozenset({"transfer"}),
     "draining": frozenset({"drain"}),
@@ -38,7 +38,7 @@ LENT_USES: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A device that was paid for: one record however many processes worked on it."""
+    """A device and the time for which it was paid: one record, however many processes used it."""
 
     device: str  # its name in the spans
     price_class: str
@@ -48,13 +48,13 @@ class Held:
 
     @property
     def uses(self) -> Mapping[str, frozenset[str]]:
-        """The uses that the device can have had, with the kinds of their spans."""
+        """The possible uses of the device, each with the kinds of its spans."""
         return {**USES, **LENT_USES} if self.is_lent else USES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The part of a run that a step pays for."""
+    """The interval of a run whose device time counts for one step."""
 
     start_s: float  # Unix seconds
     end_s: float  # Unix seconds
@@ -67,7 +67,7 @@ class Window:
 def used_seconds(
     held: Iterable[Held], spans: Sequence[Span], window: Window
 ) -> dict[str, dict[str, float]]:
-    """Device seconds in the window by class, then by use, `IDLE` included."""
+    """Device seconds within the window by price class, then by use, `IDLE` included."""
     seconds: dict[str, dict[str, float]] = {}
     for holding in held:
         of_class = seconds.setdefault(holding.price_class, {})
@@ -77,7 +77,7 @@ def used_seconds(
 
 
 def _device_uses(holding: Held, spans: Sequence[Span], window: Window) -> dict[str, float]:
-    """Seconds of one device by use; a moment counts for the first use that it was part of."""
+    """Seconds of one device by use; a moment with several uses counts for the first in `uses`."""
     seconds: dict[str, float] = {}
     left = _in_window(holding, window)
     for use, kinds in holding.uses.items():
@@ -87,7 +87,7 @@ def _device_uses(holding: Held, spans: Sequence[Span], window: Window) -> dict[s
 
 
 def held_seconds(held: Iterable[Held], window: Window) -> dict[str, float]:
-    """Device seconds in the window by class."""
+    """Device seconds within the window by price class."""
     seconds: dict[str, float] = {}
     for holding in held:
         before_s = seconds.get(holding.price_class, 0.0)
@@ -98,10 +98,10 @@ def held_seconds(held: Iterable[Held], window: Window) -> dict[str, float]:
 def cost_figures(
     held_s: Mapping[str, float], trained_tokens: float, window: Window, prices: PriceConfig
 ) -> dict[str, float]:
-    """The cost of a step under the names of metrics; dollars only where prices are set.
+    """The cost of a step as metrics, by name; metrics in dollars only if prices are set.
 
-    held_s: device seconds by class. trained_tokens: without those generated for nothing, which
-    cost all the same.
+    held_s: device seconds by price class. trained_tokens: the step's trained tokens alone, though
+    tokens that were generated and not trained cost device seconds, too.
     """
     figures = {f"cost/{name}_worker_s": seconds for name, seconds in held_s.items()}
     figures["cost/added_s"] = window.duration_s
@@ -119,7 +119,7 @@ def cost_figures(
 
 
 def use_figures(used_s: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Device seconds by class and use under the names of metrics."""
+    """Device seconds by price class and use as metrics, by name."""
     return {
         f"cost/{name}_{use}_s": seconds
         for name, uses in used_s.items()
@@ -137,7 +137,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:
-    """Dollars, seconds and tokens of the steps of a run whose devices have prices."""
+    """Dollars, seconds and tokens of a run's steps, for a run whose devices have prices."""
 
     num_steps: int  # steps that were counted
     seconds: float  # that these steps added to the run
@@ -152,12 +152,12 @@ class RunCost:
 
     @property
     def tokens_per_dollar(self) -> float:
-        """Trained tokens per dollar; 0 where nothing was paid."""
+        """Trained tokens per dollar; 0 if nothing was paid."""
         return self.trained_tokens / self.total_dollars if self.total_dollars else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Trained tokens a second, all devices together."""
+        """Trained tokens per second of the run's steps, for all devices together."""
         return self.trained_tokens / self.seconds if self.seconds else 0.0
 
     @property
@@ -181,7 +181,8 @@ class RunCost:
 
 
 def run_cost(steps: Sequence[Figures], prices: PriceConfig) -> RunCost | None:
-    """The cost of these steps; None where nothing has a price, or no step was counted."""
+    """Sum the cost of steps, from their metrics. Returns None if no class has a price or no step
+    has a cost in dollars."""
     counted = [figures for figures in steps if "cost/dollars" in figures]
     if not (prices.are_set and counted):
         return None
@@ -196,7 +197,7 @@ def run_cost(steps: Sequence[Figures], prices: PriceConfig) -> RunCost | None:
         trained_tokens=_sum(counted, TRAINED_TOKENS),
         dollars={name: spent for name, spent in dollars.items() if spent},
         used_s={
-            # a use of elastic workers' devices alone is left out where it has no seconds
+            # a use that only elastic workers' devices have is left out if it has no seconds
             name: {use: s for use, s in seconds.items() if s or use not in LENT_USES}
             for name, seconds in uses.items()
             if any(seconds.values())

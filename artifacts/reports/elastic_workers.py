@@ -1,5 +1,5 @@
-"""Elastic workers of a run, and unauthorised requests for its weights, as they are kept and shown.
-
+"""Records of a run's elastic workers and of unauthorised requests for its weights: how they are
+stored and shown.
 keeper        ─▶ ElasticWorkerRow ─▶ report/members.json ─▶ page, Prefect table, terminal
 weight server ─▶ DeniedRequest    ─▶ report/knocks.json  ─▶ page
 """
@@ -18,7 +18,7 @@ from artifacts.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticWorkerRow:
-    """The record of one elastic worker's engine."""
+    """The last reported state of one elastic worker's engine."""
 
     name: str  # of the engine: the worker's name, and the number of its process
     worker: str  # name that the owner gave the worker
@@ -45,7 +45,7 @@ def keep_elastic_workers(store: Store, workers: Sequence[ElasticWorkerRow]) -> N
 
 
 def read_elastic_workers(store: Store) -> tuple[ElasticWorkerRow, ...]:
-    """The records that were written last; none of a run without elastic workers."""
+    """Read the records that were written last; empty for a run without elastic workers."""
     try:
         kept = json.loads(store.read(report_file(ELASTIC_WORKERS)))
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read_elastic_workers(store: Store) -> tuple[ElasticWorkerRow, ...]:
 def elastic_worker_rows(
     workers: Sequence[ElasticWorkerRow], now_s: float
 ) -> list[dict[str, object]]:
-    """The table of elastic workers, a row for each."""
+    """The rows of the table of elastic workers, as cells by column name."""
     return [
         {
             "elastic": worker.name,
@@ -80,7 +80,7 @@ def elastic_worker_rows(
 
 
 def elastic_workers_summary(workers: Sequence[ElasticWorkerRow]) -> str:
-    """The elastic workers in a line, for a terminal; empty without any."""
+    """One line on the elastic workers, for a terminal; empty if there are none."""
     if not workers:
         return ""
     states = Counter(worker.state for worker in workers)
@@ -107,7 +107,7 @@ def keep_denied_requests(store: Store, denied: Sequence[DeniedRequest]) -> None:
 
 
 def read_denied_requests(store: Store) -> tuple[DeniedRequest, ...]:
-    """The records that were written last; none of a run without such requests."""
+    """Read the records that were written last; empty for a run without such requests."""
     try:
         kept = json.loads(store.read(report_file(DENIED_REQUESTS)))
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def read_denied_requests(store: Store) -> tuple[DeniedRequest, ...]:
 
 
 def denied_requests_summary(denied: Sequence[DeniedRequest]) -> list[str]:
-    """A sentence for each record."""
+    """One sentence for each record, for the page."""
     return [
         f"{request.address} was refused weights"
         f" {'once' if request.count == 1 else f'{request.count} times'}, at last on"

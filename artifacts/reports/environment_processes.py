@@ -1,5 +1,4 @@
-"""The states of environment processes as they are kept and shown: by pool, and of each process.
-
+"""States of environment processes, by pool and for each process: how they are stored and shown.
 pools publish PoolState ─▶ report/hosts.json ─▶ page, Prefect table, terminal
 """
 
@@ -35,7 +34,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """The state of one pool, as it last reported."""
+    """The last reported state of one pool of environment processes."""
 
     name: str  # of the worker that holds it
     machine: str  # name of that worker's machine
@@ -59,7 +58,7 @@ class PoolState:
 
 
 def to_json(pool: PoolState) -> str:
-    """The state as JSON, for another process or a file."""
+    """Write a pool's state as JSON, for another process or a file."""
     return json.dumps(asdict(pool))
 
 
@@ -79,7 +78,7 @@ def keep_pools(store: Store, pools: Sequence[PoolState]) -> None:
 
 
 def read_pools(store: Store) -> tuple[PoolState, ...]:
-    """The states that were written last; none of a run without environments."""
+    """Read the states that were written last; empty for a run without environments."""
     try:
         kept = store.read(report_file(ENVIRONMENT_PROCESSES))
     except FileNotFoundError:
@@ -88,7 +87,7 @@ def read_pools(store: Store) -> tuple[PoolState, ...]:
 
 
 def process_rows(pools: Sequence[PoolState], now_s: float) -> list[dict[str, object]]:
-    """The table of processes, a row for each."""
+    """The rows of the table of environment processes, as cells by column name."""
     return [
         {
             "worker": pool.name,
@@ -109,7 +108,7 @@ def process_rows(pools: Sequence[PoolState], now_s: float) -> list[dict[str, obj
 
 
 def pools_summary(pools: Sequence[PoolState]) -> str:
-    """The pools in a line, for a terminal; empty without any."""
+    """One line on the pools, for a terminal; empty if there are none."""
     if not pools:
         return ""
     states: Counter[str] = Counter()

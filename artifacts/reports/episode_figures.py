@@ -1,7 +1,9 @@
-"""Figures of episodes, of a step or any other set, under their names in MLflow. Pure.
+"""Figures of a step's episodes, or of any other set of episodes, under their names in MLflow. Pure
+functions.
 
-A round that stops long episodes trains short ones; the share of the mean turns, 1 without bias,
-measures that (`tasks.metrics.step_metrics` does for tokens).
+A round that stops long episodes trains mostly short ones. `episode/trained_turns_share` measures
+this bias: mean turns of trained episodes divided by those of started ones, 1 without bias
+(`tasks.metrics.step_metrics` measures the same for tokens).
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from artifacts.tables import ResponseRow
 SUCCESS, TURNS, LONGEST = "episode/success_share", "episode/turns_mean", "episode/turns_max"
 TRAINED_TURNS, STARTED_TURNS = "episode/trained_turns_mean", "episode/started_turns_mean"
 ENDED, STOPPED = "episode/ended_", "episode/stopped"
-# key of an action's name in an environment's info; names that may be part of a figure's name
+# key of an action's name in an environment's info; the names that a figure's name may contain
 ACTION, ACTION_NAME = "action", re.compile(r"[a-z0-9_]{1,32}")
 MAX_ACTION_NAMES = 8  # the most frequent ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedResponse:
-    """A response that is an episode."""
+    """A response that is an episode, with its row of the responses table."""
 
     row: ResponseRow
     episode: Episode
@@ -37,12 +39,12 @@ class PlayedResponse:
 
     @property
     def is_whole(self) -> bool:
-        """True if the episode came to an end that is not its environment's failure."""
+        """True if the episode ended, and not by a failure of its environment."""
         return self.episode.ending is not None and not self.episode.ending.is_failure
 
 
 def played(rows: Iterable[ResponseRow]) -> list[PlayedResponse]:
-    """The episodes among these responses."""
+    """Select the responses that are episodes."""
     return [
         PlayedResponse(row=row, episode=episode)
         for row in rows
@@ -51,8 +53,8 @@ def played(rows: Iterable[ResponseRow]) -> list[PlayedResponse]:
 
 
 def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
-    """Figures of the episodes among these responses; empty without episodes. Turns are those of
-    whole episodes, successes those among the episodes with a verdict."""
+    """Figures of the episodes among these responses, by name; empty without episodes. Figures of
+    turns are over whole episodes, the success share is over episodes with a verdict."""
     episodes = played(rows)
     if not episodes:
         return {}
@@ -70,7 +72,7 @@ def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
     responses = [found.row.response.generated for found in episodes]
     sampled = sum(generated.num_sampled for generated in responses)
     given = sum(len(generated.token_ids) for generated in responses) - sampled
-    counts = {  # of episodes that went on after their engine had stopped or died, too
+    counts = {  # episodes that continued after their engine had stopped or died are included
         "sampled_tokens": sampled,
         "given_tokens": given,
         "resumed": sum(found.episode.num_resumed for found in episodes),
@@ -83,9 +85,9 @@ def episode_figures(rows: Iterable[ResponseRow]) -> dict[str, float]:
 
 
 def step_episode_figures(rows: Sequence[ResponseRow], decided: Collection[str]) -> dict[str, float]:
-    """Figures of the episodes of a closed round. Turns of trained episodes are compared with those
-    of all episodes that the round started for the prompts that it `decided` (trained, filtered or
-    given up for good)."""
+    """Figures of the episodes of a closed round, by name. Mean turns of trained episodes are
+    compared with those of all episodes that the round started for its `decided` prompts: prompts
+    that it trained, filtered or gave up for good."""
     started = [found for found in played(rows) if found.row.prompt.prompt_id in decided]
     trained = [found for found in started if found.row.fate is Fate.TRAINED]
     figures = episode_figures(rows)
@@ -103,8 +105,8 @@ def _mean_turns(episodes: Sequence[PlayedResponse]) -> float:
 
 
 def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """Seconds that environments took, resets included, and their share of the time that episodes
-    waited for environment or model."""
+    """Seconds that environments took, resets included, and the share of these seconds in the time
+    that episodes waited for environment or model."""
     turns = [turn for found in episodes for turn in found.episode.turns]
     stepped_s = sum(environment_s(turn) for turn in turns)
     waited_s = stepped_s + sum(found.episode.reset_s for found in episodes)
@@ -116,8 +118,8 @@ def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
 
 
 def _actions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """Shares of the actions by the name that the environment gave them in `info`, among actions
-    with a name."""
+    """Shares of the MAX_ACTION_NAMES most frequent actions among actions with a name. The
+    environment names an action in its `info`."""
     infos = (dict(turn.info) for found in episodes for turn in found.episode.turns)
     called = Counter(info[ACTION] for info in infos if ACTION in info)
     total = called.total()

@@ -1,6 +1,6 @@
-"""The five figures of a run by which lists of runs compare runs: the terminal's and MLflow's.
+"""The five figures of a run that the lists of runs in the terminal and in MLflow show.
 
-Leaves out whether the run goes on (`artifacts.status`).
+Leaves out whether the run still goes on (`artifacts.status`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunFigures:
 
     @property
     def columns(self) -> dict[str, float]:
-        """The existing figures by the name of their column in MLflow."""
+        """The figures that are not None, by the name of their column in MLflow."""
         figures = asdict(self)
         return {name: figures[name] for name in COLUMNS if figures[name] is not None}
 
@@ -45,8 +45,8 @@ FIGURES_OF = TypeAdapter(RunFigures)
 def figures_of(
     num_steps: int, commits: Sequence[StepCommit], heldout: Mapping[int, float]
 ) -> RunFigures:
-    """The figures of these commits. `heldout`: mean held-out reward by the step after which it was
-    measured."""
+    """Compute a run's figures from its commits. `heldout`: mean held-out reward by the step after
+    which it was measured."""
     seconds = sum(seconds_added(commits))
     trained = sum(commit.metrics.get(TRAINED, 0.0) for commit in commits)
     rewards = [commit.metrics.get(REWARD, 0.0) for commit in commits[-LAST_STEPS:]]
@@ -62,8 +62,8 @@ def figures_of(
 
 
 def progress_text(steps: int, num_steps: int, of: str = "/") -> str:
-    """The progress of a run as text; steps that drained the long-prompt queue after the configured
-    ones count apart: "64/64 +1"."""
+    """The progress of a run as text, such as "12/64". Steps that drain the long-prompt queue after
+    the configured steps are counted apart: "64/64 +1"."""
     beyond = steps - num_steps
     return f"{min(steps, num_steps)}{of}{num_steps}" + (f" +{beyond}" if beyond > 0 else "")
 
@@ -73,8 +73,8 @@ def write_figures(store: Store, figures: RunFigures) -> None:
 
 
 def read_figures(store: Store) -> RunFigures | None:
-    """The figures that the run last wrote, or None without any. ValueError for a file that is
-    damaged or of another version."""
+    """Read the figures that the run last wrote; None if it wrote none. Raises ValueError for a file
+    that is damaged or of another version."""
     try:
         return FIGURES_OF.validate_json(store.read(layout.report_file(layout.FIGURES)))
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""MLflow's client: opened without telemetry and impatient with a dead server, and the calls by
-which a run sends parameters, metrics, tags, files, inputs, views and its trained model.
+"""Opens MLflow's client, without telemetry and with short timeouts, and makes the calls that send a
+run's parameters, metrics, tags, files, inputs, views and trained model.
 
     runs/ID/model ─▶ MLflow's transformers flavour ─▶ logged model of the run ─▶ registered version
 
@@ -45,8 +45,8 @@ PATIENCE = {
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client for a tracking URI, telemetry off; a SQLite file and its directory are made. Imports
-    MLflow (1.5 s) only here."""
+    """Open a client for a tracking URI, without telemetry; makes a missing SQLite file and its
+    directory. MLflow is imported here, because that takes 1.5 s."""
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
     bypass_proxies()
@@ -62,8 +62,9 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def _make_tables(database: Path) -> None:
-    """Have MLflow make its tables in a file aside. Making them takes seconds, and MLflow refuses
-    for ever a file in which it was killed meanwhile, or met another process that made them."""
+    """Let MLflow make its tables in another file, which then becomes `database`. This takes
+    seconds, and MLflow can never use a file again in which it was killed while it made them, or in
+    which two processes made them at once."""
     from mlflow.tracking import MlflowClient
 
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +78,13 @@ def _make_tables(database: Path) -> None:
 
 
 def sqlite_uri(database: Path, scheme: str = "sqlite") -> str:
-    """The URI of a database. SQLAlchemy takes %41 in it for an A, and ? for its end."""
+    """The URI of a SQLite file, with % and ? quoted: SQLAlchemy would read %41 as an A, and ? as
+    the path's end."""
     return f"{scheme}:///" + str(database).replace("%", "%25").replace("?", "%3F")
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The database of a `sqlite:///` URI, else None."""
+    """Path of the database file of a `sqlite:///` URI; None for other URIs."""
     return Path(unquote(uri.removeprefix(SQLITE))).resolve() if uri.startswith(SQLITE) else None
 
 
@@ -102,7 +104,7 @@ VIEW_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedData:
-    """The data set of a run for MLflow."""
+    """Description of a run's data set for MLflow."""
 
     name: str  # kind of its source
     digest: str  # equal for equal questions in equal order
@@ -118,7 +120,7 @@ def send_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> Non
 
 
 def reopen(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
-    """Let an ended run go on, with these tags."""
+    """Set an ended MLflow run's status back to running, and set these tags."""
     client.set_terminated(run_id, "RUNNING")
     send_tags(client, run_id, tags)
 
@@ -159,7 +161,7 @@ def send_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) ->
 
 
 def send_missing_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
-    """Send the parameters that MLflow lacks. It takes no second value for the others."""
+    """Send the parameters that MLflow lacks: it refuses a second value for a known parameter."""
     known = client.get_run(run_id).data.params
     missing = {name: value for name, value in params.items() if _accepted_name(name) not in known}
     send_params(client, run_id, missing)
@@ -175,7 +177,7 @@ def send_metrics(
 
 
 def send_file(client: MlflowClient, run_id: str, data: bytes, name: PurePosixPath) -> None:
-    """Send bytes as an artifact, by way of a folder: the client takes files only."""
+    """Send bytes as an artifact, through a temporary file: the client takes only files."""
     with tempfile.TemporaryDirectory(prefix="rollflow-") as directory:
         path = Path(directory, name.name)
         path.write_bytes(data)
@@ -183,8 +185,9 @@ def send_file(client: MlflowClient, run_id: str, data: bytes, name: PurePosixPat
 
 
 def _accepted_name(name: str) -> str:
-    """The name in a form that MLflow accepts. MLflow refuses other characters, paths that lead
-    elsewhere and long names, and with one bad name all of the call; users name domains freely."""
+    """Change a metric's or parameter's name to one that MLflow accepts, as users name domains
+    freely. MLflow refuses a whole call if one name is too long, has other characters or is a path
+    that leads outside."""
     parts = re.sub(r"[^\w\-./ :]", "_", name.replace("*", "any")).split("/")
     return "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME_CHARS]
 
@@ -197,8 +200,8 @@ PACKAGES = ("torch", "transformers", "safetensors")  # needed to load the model
 def log_model(
     client: MlflowClient, run_id: str, store: Store, digest: str, registered_name: str
 ) -> None:
-    """Log the run's exported model, and register it where a name is given. Nothing happens when
-    these weights (`digest`) were logged already."""
+    """Log the run's exported model to MLflow, and register it if a name is given. Does nothing if
+    weights with this digest were logged already."""
     run = client.get_run(run_id)
     if run.data.tags.get(DIGEST_TAG) == digest:
         return
@@ -225,7 +228,8 @@ def log_model(
 
 
 def _saved(model: Path, target: Path) -> Path:
-    """The model's directory in MLflow's form. The weights are copied as files, never loaded."""
+    """Write the model's directory in MLflow's format to `target`. The weights are copied as files,
+    never loaded."""
     from mlflow.transformers import save_model
 
     # MLflow looks for a model card at a registry, and logs that there is none

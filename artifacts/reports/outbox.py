@@ -1,10 +1,11 @@
-"""The queue of calls to a tracking server, made in order until the server takes or refuses them.
+"""A queue of calls to a tracking server. They are made in order, each until the server takes or
+refuses it.
 
     put ─▶ first in, first sent ─▶ taken | refused: dropped with a warning | unreachable: all wait
 
-A server that is down lengthens the queue and costs one warning; nothing here ever raises because of
-it. A server that lets its callers wait is tried again only so often that the waits are a small
-share of the time. Leaves out the calls themselves (`tracking`).
+While the server is down, calls collect in the queue and one warning is logged; the queue never
+raises because of the server. If failed tries take long, the server is tried less often, so that
+they take at most WAITING_SHARE of the time. Leaves out the calls themselves (`tracking`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
-WAITING_SHARE = 0.05  # of the time goes into tries that fail, at most
-QUICK_S = 0.1  # a try that fails sooner, as where nobody listens, costs nothing
+WAITING_SHARE = 0.05  # largest share of the time that failed tries may take
+QUICK_S = 0.1  # tries that fail sooner (connection refused) do not count
 REFUSALS = (
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
     "RESOURCE_DOES_NOT_EXIST",
-)  # of a call; where a user or a password is refused, all of them wait
+)  # error codes for a single refused call; if the user or password is refused, all calls wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ class _Entry:
 
 
 class Outbox:
-    """Calls to one tracking server that wait to be made."""
+    """A queue of calls to one tracking server."""
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds."""
+        """clock: returns seconds that never decrease."""
         self._uri = uri
         self._clock = clock
         self._due_s = -math.inf  # when the server is tried again, by the clock
@@ -53,14 +54,14 @@ class Outbox:
         return tuple(entry.subject for entry in self._queue)
 
     def put(self, subject: str, send: Callable[[], None], *, is_last: bool = False) -> bool:
-        """Send a call after all that wait already; the last call is tried in any case. True if
-        nothing waits afterwards."""
+        """Queue a call and send the queue, unless the server is to be left alone for now; with
+        `is_last` it is tried in any case. True if no call waits afterwards."""
         self._queue.append(_Entry(subject, send))
         return self._flush() if is_last or self._clock() >= self._due_s else False
 
     def _flush(self) -> bool:
-        """The boundary where MLflow's failures stop: refused entries are dropped, unsent ones wait
-        in order."""
+        """Send the queued calls in order; True if all were sent or refused. MLflow's errors stop
+        here: refused calls are dropped, and calls that could not be sent stay in the queue."""
         while self._queue:
             entry, began_s = self._queue[0], self._clock()
             try:
@@ -88,8 +89,8 @@ class Outbox:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type without a message. SQLAlchemy may begin
-    with a line on the circumstances, which is left out."""
+    """The first line of an error's message, or its type if there is no message. SQLAlchemy's
+    introductory line "(raised as a result of ...)" is skipped."""
     lines = str(error).strip().splitlines()
     relevant = [line for line in lines if not line.startswith("(raised as a result of")]
     return (relevant or [type(error).__name__])[0]

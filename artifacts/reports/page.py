@@ -1,4 +1,4 @@
-"""The report of a run as one page: `index.html`, which needs no network and no script.
+"""Renders the report of a run as one page: `index.html`, which needs no network and no script.
 
 RunPage -> page.html (Jinja, everything escaped but our own drawings) -> bytes
 
@@ -41,7 +41,7 @@ BUBBLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A drawing and its title."""
+    """A drawing with its title."""
 
     title: str  # shown, and read aloud in place of the drawing
     svg: str  # an <svg> element of our own making
@@ -49,7 +49,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedSetting:
-    """A field of the configuration that differs from the preset's."""
+    """A configuration field whose value differs from the preset's."""
 
     field: str  # dotted path
     preset: str  # value of the preset
@@ -58,7 +58,7 @@ class ChangedSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """A committed step in the table of steps."""
+    """A row of the table of committed steps."""
 
     step: int  # from 1
     kind: str  # kind of its round
@@ -72,7 +72,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """The content of the page."""
+    """The content of a run's page."""
 
     summary: RunSummary  # gain and cost of the run so far
     state: str  # "finished", or the progress so far
@@ -96,7 +96,7 @@ class RunPage:
 
 
 def render(page: RunPage) -> bytes:
-    """The page as UTF-8. Texts of models, data sets and users are escaped."""
+    """Render the page as HTML in UTF-8. Texts of models, data sets and users are escaped."""
     environment = Environment(
         loader=PackageLoader("artifacts.reports", "templates"),
         autoescape=True,
@@ -118,19 +118,19 @@ def render(page: RunPage) -> bytes:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in a suitable unit: 48 s, 12 min, 3.2 h."""
+    """Format seconds in a suitable unit: 48 s, 12 min, 3.2 h."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def brief(seconds: float) -> str:
-    """Short times in a suitable unit: 8.7 ms, 1.2 s."""
+    """Format a short time in a suitable unit: 8.7 ms, 1.2 s."""
     return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
 def worth(reward: float | None) -> str:
-    """The class of an answer by its reward, for the colour of its edge."""
+    """The CSS class of an answer by its reward, which sets the colour of the answer's edge."""
     if reward is None:
         return "unknown"
     return "good" if reward >= 0.999 else "poor" if reward <= 0.001 else "partial"

@@ -1,6 +1,7 @@
-"""The report's pictures, each a function from numbers to a figure; `canvas` encodes figures.
+"""Draws the report's pictures, each by a function from numbers to a figure; `canvas` encodes
+figures.
 
-Leaves out where the numbers come from and where the bytes go.
+Leaves out how the numbers are gathered and where the pictures are stored.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ RUN_COLOURS = ("#4477aa", "#cc6677")
 def reward_curve(
     steps: Sequence[int], reward: Sequence[float], heldout: Mapping[int, Estimate]
 ) -> Figure:
-    """Mean training reward by step, smoothed beside raw, and held-out reward with its interval
-    where it was measured."""
+    """Draw mean training reward by step, smoothed and raw, and held-out reward with its confidence
+    interval at the steps at which it was measured."""
     figure, axes = new_figure(8.0, 4.2, "Reward")
     axes.plot(
         steps,
@@ -96,8 +97,8 @@ def reward_curve(
 def step_times(
     steps: Sequence[int], kinds: Sequence[str], stages: Mapping[str, Sequence[float]]
 ) -> Figure:
-    """Seconds of every step stacked by stage, the kind of round marked under each bar. Stages must
-    not overlap in time."""
+    """Draw a bar per step: its seconds, stacked by stage, with the kind of round marked underneath.
+    Stages must not overlap in time."""
     figure, axes = new_figure(max(8.0, min(16.0, 0.16 * len(steps) + 3)), 4.4, "Step time by stage")
     bottoms = [0.0] * len(steps)
     for stage, colour in _coloured(list(stages)).items():
@@ -117,8 +118,8 @@ def step_times(
 
 
 def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
-    """Histogram of response lengths per kind of round, one panel below the other on one axis: the
-    tails line up."""
+    """Draw a histogram of response lengths in tokens for each kind of round. The panels share one
+    horizontal axis, so that their tails can be compared."""
     colours = _round_colours(lengths)
     present = [kind for kind in colours if lengths[kind]]
     figure = Figure(
@@ -152,8 +153,8 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
 
 
 def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> Figure:
-    """The work of every device over time: a row per device, a lane per actor in the row; seconds
-    since the first span."""
+    """Draw the work of every device over time, in seconds since the first span: a row per device,
+    with a lane per actor."""
     figure, axes = new_figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
     origin = min((span.start_s for span in spans), default=0.0)
     end = max((span.end_s for span in spans), default=1.0) - origin
@@ -172,8 +173,8 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> F
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Centred mean over up to `window` values, fewer at both ends. Does not shift the curve in
-    time."""
+    """Smooth values by a centred mean over up to `window` of them, fewer at both ends, so that the
+    curve is not shifted in time."""
     half = window // 2
     parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
     return [sum(part) / len(part) for part in parts]
@@ -200,7 +201,7 @@ def _draw_lanes(
 
 
 def _coloured(kinds: Sequence[str]) -> dict[str, str]:
-    """A colour for every kind: that of KIND_COLOURS, or a spare one."""
+    """A colour for every kind of work: from KIND_COLOURS, or else a spare one."""
     unknown = [kind for kind in kinds if kind not in KIND_COLOURS]
     spare = {kind: SPARE_COLOURS[index % len(SPARE_COLOURS)] for index, kind in enumerate(unknown)}
     return {kind: KIND_COLOURS.get(kind) or spare[kind] for kind in kinds}
@@ -218,8 +219,8 @@ LAG_COLOURS = ("#4477aa", "#66aabb", "#88bb88", "#ccbb44", "#ee8866", "#cc6677",
 
 
 def staleness(steps: Steps) -> Figure:
-    """Staleness of the trained tokens over a run's steps, and its cost: lag, effective sample and
-    share without gradient, k3 by lag. For runs whose steps overlap."""
+    """Draw the staleness of trained tokens over steps, for runs whose steps overlap. Three panels:
+    lag in versions; effective sample and share of tokens without gradient; k3 divergence by lag."""
     figure = Figure(figsize=(10.0, 3.4), dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle("Staleness", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     lag, cost, divergence = figure.subplots(1, 3)
@@ -240,7 +241,7 @@ def staleness(steps: Steps) -> Figure:
 
 
 def episodes_by_step(steps: Steps) -> Figure:
-    """Episodes over a run's steps: the share of successes, and the number of turns."""
+    """Draw figures of episodes over a run's steps: the share of successes, and numbers of turns."""
     figure = Figure(figsize=(10.0, 3.4), dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle("Episodes", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     success, turns = figure.subplots(1, 2)

@@ -1,7 +1,7 @@
-"""The summary of a run: its gain, its cost, where to look, and what interrupted it.
+"""The summary of a run: its gain in reward, its cost, links, and its interruptions.
 
-As Markdown for MLflow and the report folder, and as rich text for a terminal. Leaves out gathering
-the numbers.
+Writes the summary as Markdown for MLflow and the report folder, and as rich text for a terminal.
+Leaves out gathering the numbers.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ def paired_difference(
     """Mean of after - before over the prompts in both, with a percentile bootstrap over questions.
 
     Keys are prompt ids, values mean rewards per prompt. Questions are the independent samples:
-    responses to one are not, nor are prompts that ask the same (`question_of`: prompt id ->
-    question; without it every prompt asks its own). A prompt without a verdict on one side has no
-    difference; `unpaired` counts those. Raises ValueError when no prompt is in both.
+    responses to the same question are not independent, nor are prompts that ask the same question
+    (`question_of`: prompt id -> question; without it every prompt asks its own question). A prompt
+    that is only on one side has no difference; `unpaired` counts such prompts. Raises ValueError
+    if no prompt is on both sides.
     """
     names = sorted(before.keys() & after.keys())
     if not names:
@@ -116,8 +117,8 @@ def mean_interval(
     level: float = 0.95,
     question_of: Mapping[str, str] | None = None,
 ) -> Estimate:
-    """Mean of at least one held-out score with its confidence interval; arguments and resampling as
-    in `paired_difference`."""
+    """Mean of held-out scores with its confidence interval; arguments and resampling as in
+    `paired_difference`. Raises ValueError without scores."""
     return paired_difference(dict.fromkeys(scores, 0.0), scores, seed, level, question_of)
 
 
@@ -151,7 +152,7 @@ def _tables(summary: RunSummary) -> list[tuple[str, Sequence[str], list[Sequence
 
 
 def markdown(summary: RunSummary) -> str:
-    """The summary for MLflow and for report/summary.md."""
+    """Write the summary as Markdown, for MLflow and for report/summary.md."""
     untracked = [summary.untracked] if summary.untracked else []
     warnings = [f"* Warning: {warning}" for warning in (*summary.warnings, *untracked)]
     lines = [f"# {summary.run_id}", "", headline(summary), *([""] if warnings else []), *warnings]
@@ -168,7 +169,7 @@ def markdown(summary: RunSummary) -> str:
 
 
 def rich_summary(summary: RunSummary) -> Group:
-    """The summary for a terminal."""
+    """Lay out the summary for a terminal."""
     tables: list[Table] = []
     for title, heads, rows in _tables(summary):
         table = Table(*heads, title=title, title_justify="left")
@@ -184,7 +185,7 @@ def rich_summary(summary: RunSummary) -> Group:
 
 
 def headline(summary: RunSummary) -> str:
-    """The result in one line."""
+    """The run's result in one line: held-out rewards, their difference, steps and seconds."""
     steps = f"{summary.num_steps} steps in {summary.run_s:.0f} s."
     if summary.reward_after is None:
         return f"Held-out reward {summary.reward_before:.3f} before training. {steps}"
@@ -205,9 +206,8 @@ ATTEMPTS = "round/attempts"
 
 
 def interruptions(manifest: RunManifest, commits: Sequence[StepCommit]) -> str:
-    """The interruptions of a run in a line of counts: attempts at the run after the first, attempts
-    at a step after the first of the attempt at the run that committed it, and episodes whose
-    environment failed. Empty without any."""
+    """One line that counts a run's interruptions: resumes of the run, steps that began again within
+    one attempt at the run, and episodes whose environment failed. Empty without any."""
     failed = [f"{ENDED}{ending}" for ending in Ending if ending.is_failure]
     figures = [commit.metrics for commit in commits]
     counts = {
@@ -221,9 +221,9 @@ def interruptions(manifest: RunManifest, commits: Sequence[StepCommit]) -> str:
 
 
 def seeding_summary(steps: Sequence[Mapping[str, float]]) -> str:
-    """The last step's seeding in a line: seconds in which the run's own engines generated, and the
-    number of elastic workers worth holding. Empty for a run that does not seed. steps: their
-    figures."""
+    """One line on the last step's seeding: seconds for which the run's own engines generated, and
+    the number of elastic workers worth holding. Empty for a run that does not seed. steps: the
+    metrics of each step."""
     figures = steps[-1] if steps else {}
     own_s = figures.get("seeding/own_s")
     if own_s is None:

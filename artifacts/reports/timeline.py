@@ -1,8 +1,8 @@
-"""The time of a step: device seconds by cause, and the cost of the orchestration itself. Pure
-functions of spans.
+"""Divides the time of a step: device seconds by work or by cause of a bubble, and the time that
+orchestration itself takes. Pure functions of spans.
 
 At every moment a device is in exactly one column: its work, or the reason why it does not work.
-The columns of a device sum to the length of the window by construction.
+The columns of a device therefore sum to the length of the window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTime:
-    """One device's seconds by column over a window."""
+    """The seconds of one device over a window, by column."""
 
     device: str  # device name
     work_s: dict[str, float]  # seconds by Work
@@ -39,7 +39,7 @@ class DeviceTime:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points of time as disjoint intervals in order; empty ones vanish."""
+    """Merge intervals into disjoint ones in ascending order; empty intervals vanish."""
     merged: list[Interval] = []
     for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if merged and start <= merged[-1][1]:
@@ -50,7 +50,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def difference(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """The points of time in `intervals` and not in `others`: disjoint intervals in order."""
+    """Subtract `others` from `intervals`; returns disjoint intervals in ascending order."""
     left: list[Interval] = []
     holes = union(others)
     place = 0  # of the first hole that may still touch the intervals to come
@@ -67,28 +67,29 @@ def difference(intervals: Iterable[Interval], others: Iterable[Interval]) -> lis
 
 
 def generating(responses: Iterable[Generated]) -> list[Interval]:
-    """The intervals in which at least one of these responses was in its engine, from submission to
-    last token."""
+    """The intervals in which at least one of these responses was in an engine, from its submission
+    to its last token."""
     return union((response.submitted_s, response.finished_s) for response in responses)
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Seconds that the union of the intervals covers."""
+    """Length of the intervals' union in seconds."""
     return sum((end - start for start, end in union(intervals)), 0.0)
 
 
 def clipped(spans: Iterable[Span], start_s: float, end_s: float) -> Iterator[Interval]:
-    """The spans' intervals as far as they lie in the window."""
+    """Cut the spans' intervals to the window (see `within`)."""
     return within(((span.start_s, span.end_s) for span in spans), start_s, end_s)
 
 
 def within(intervals: Iterable[Interval], start_s: float, end_s: float) -> Iterator[Interval]:
-    """The intervals as far as they lie in the window; those outside come out empty or reversed."""
+    """Cut intervals to the window from start_s to end_s. Intervals outside the window come out
+    empty or reversed, which `union` drops."""
     return ((max(first, start_s), min(last, end_s)) for first, last in intervals)
 
 
 def orchestration_s(spans: Sequence[Span], start_s: float, end_s: float) -> float:
-    """Seconds of the window without work on any device: the cost of flows, tasks and hand-overs."""
+    """Seconds of the window in which no device works: the cost of flows, tasks and hand-overs."""
     return (end_s - start_s) - length(clipped(spans, start_s, end_s))
 
 
@@ -100,8 +101,9 @@ def stage_s(spans: Sequence[Span], kind: str, start_s: float, end_s: float) -> f
 def attributed_s(
     spans: Iterable[Span], kinds: Sequence[str], start_s: float, end_s: float
 ) -> tuple[dict[str, float], float]:
-    """Seconds of the window by kind of work, and those without work of these kinds on any device. A
-    moment with two of them counts for the earlier kind, so that all sum to the window."""
+    """Divide the window's seconds among kinds of work; returns seconds by kind, and the seconds in
+    which no device did work of these kinds. A moment with several kinds counts for the first in
+    `kinds`, so that all seconds sum to the window."""
     intervals = _by_kind(spans, start_s, end_s)
     seconds, left = dict[str, float](), [(start_s, end_s)]
     for kind in kinds:
@@ -112,7 +114,7 @@ def attributed_s(
 def device_times(
     spans: Sequence[Span], devices: Sequence[str], start_s: float, end_s: float
 ) -> list[DeviceTime]:
-    """The ledger of device seconds over the window, one entry per device."""
+    """The seconds of every device over the window by column, one entry per device."""
     of_device: dict[str, list[Span]] = {device: [] for device in devices}
     for span in spans:
         if span.device in of_device:
@@ -127,8 +129,8 @@ def device_times(
 def visiting_times(
     spans: Sequence[Span], devices: Iterable[str], start_s: float, end_s: float
 ) -> list[DeviceTime]:
-    """`device_times` for devices that are present for a part of the window only: from the first of
-    their spans to the last."""
+    """`device_times` for devices that are present only in a part of the window: from the start of a
+    device's first span to the end of its last."""
     times: list[DeviceTime] = []
     for device in devices:
         own = list(clipped((span for span in spans if span.device == device), start_s, end_s))
@@ -138,7 +140,7 @@ def visiting_times(
 
 
 def bubble_shares(times: Sequence[DeviceTime]) -> dict[str, float]:
-    """Each cause's share of all device seconds; zeros for an empty window."""
+    """The share of each bubble's cause in all device seconds; zeros for an empty window."""
     total = sum(time.total_s for time in times)
     return {
         cause: sum(time.bubble_s[cause] for time in times) / total if total else 0.0
@@ -150,11 +152,12 @@ Causes = list[tuple[Bubble, list[Interval]]]
 
 
 def _causes(anywhere: Mapping[str, list[Interval]]) -> Causes:
-    """Causes of a device without work, by the work elsewhere; the first that holds counts.
+    """Why a device may be without work, with the intervals in which other devices' work is the
+    cause. The first cause in the list that applies counts.
 
-    Others still generate: the tail. Others train, update or publish: the device waits for them.
-    Only the reward works: training waits for verdicts. Nothing works anywhere: idle, the cost of
-    orchestration.
+    tail: others still generate. sync: others train, update or publish. reward_wait: training waits
+    for verdicts. If no cause applies, the device is idle: nothing works anywhere, which is the cost
+    of orchestration.
     """
     return [
         ("tail", _of_kinds(anywhere, {"rollout", "evaluate"})),
@@ -183,7 +186,7 @@ def _device_time(
 
 
 def taken(left: list[Interval], intervals: Iterable[Interval]) -> tuple[float, list[Interval]]:
-    """Seconds of `left` that the intervals cover, and the rest of `left`."""
+    """Remove intervals from `left`; returns the removed seconds and the rest of `left`."""
     rest = difference(left, intervals)
     return length(left) - length(rest), rest
 

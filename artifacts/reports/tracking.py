@@ -1,10 +1,10 @@
-"""Tracking in MLflow: one MLflow run per training run, its effective config as parameters, metrics
-by step named `stage/quantity_unit`.
+"""Tracks runs in MLflow: one MLflow run per training run, with its effective config as parameters
+and its metrics by step, named `stage/quantity_unit`.
 
-Only the flow's process writes, through a client with an explicit run id. Everything logged goes
-through an `outbox`, so that a tracking server that is down never costs the training. Steps that
-MLflow already has are skipped, so a resumed run may log all its commits again. Leaves out the calls
-of MLflow's client (`mlflow_client`), and reading runs back (`flows.commands.compare`).
+Only the flow's process writes, through a client with an explicit run id. Every entry goes through
+an `outbox`, so that training goes on while a tracking server is down. Steps that MLflow already has
+are skipped, so a resumed run may log all its commits again. Leaves out the calls of MLflow's client
+(`mlflow_client`), and reading runs back (`flows.commands.compare`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ PASSWORD_CURE = (
 def flatten(
     config: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:  # Any: JSON values
-    """Dotted names and their values as text, one per leaf; an empty mapping is a leaf."""
+    """Yield each leaf of a nested config as its dotted name and its value as text. An empty mapping
+    is a leaf."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{name}.")
@@ -66,16 +67,16 @@ def flatten(
 
 
 class ExperimentDeleted(ValueError):
-    """Raised for a deleted experiment: MLflow keeps its name, and takes no run for it."""
+    """Raised for a deleted experiment: MLflow reserves its name, but accepts no runs for it."""
 
 
 def ended_by(error: BaseException) -> MlflowStatus:
-    """The status of a run that this error ended: failed, or killed from outside."""
+    """The MLflow status of a run that this error ended: FAILED, or KILLED from outside."""
     return "FAILED" if isinstance(error, Exception) else "KILLED"
 
 
 class RunTracker:
-    """Writes one MLflow run. `start` first; nothing after it ever raises because of MLflow."""
+    """Writes one MLflow run. Call `start` first; no later call raises because of MLflow."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -87,17 +88,17 @@ class RunTracker:
 
     @property
     def page(self) -> str:
-        """The run's page at a tracking server, or "" where the tracking URI is no server."""
+        """URL of the run's page on the tracking server; "" if the tracking URI is no server."""
         return f"{self.uri.rstrip('/')}/#/runs/{self.run_id}" if self.uri.startswith("http") else ""
 
     @property
     def num_waiting(self) -> int:
-        """Entries that MLflow has not taken yet; 0 means that it has everything."""
+        """Number of entries that MLflow has not taken yet."""
         return len(self._outbox.waiting)
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Entries that MLflow refused, and does not have."""
+        """The subjects of the entries that MLflow refused."""
         return tuple(self._outbox.refused)
 
     def start(
@@ -111,11 +112,11 @@ class RunTracker:
         data: TrackedData | None = None,
         git_sha: str | None = None,
     ) -> str:
-        """Create the run, or go on with `run_id` if MLflow has such a run; returns the MLflow run
-        id. A continued run keeps its parameters and gets those that MLflow lacks.
+        """Create the MLflow run, or continue the run `run_id` if MLflow has it; returns the MLflow
+        run id. A continued run keeps its parameters and gets those that it lacks.
 
-        Raises ConnectionError when a new run cannot be created, and ExperimentDeleted for a
-        deleted experiment: a wrong URI is found before training, not after it.
+        Raises ConnectionError if a new run cannot be created, and ExperimentDeleted for a deleted
+        experiment, so that a wrong URI is found before training starts.
         """
         annotated = {**SOURCE_TAGS, **tags, NOTE_TAG: describe(tags), RUN_NAME_TAG: run_name}
         if git_sha is not None:
@@ -145,18 +146,18 @@ class RunTracker:
         return self.run_id
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Log a step's metrics once; a step that MLflow has is skipped. True if nothing is waiting
+        """Log a step's metrics, unless MLflow has this step already. True if no entry is waiting
         afterwards."""
         return self._log(MARKER_METRIC, step, {**metrics, MARKER_METRIC: step})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Log figures of a step that are not part of its commit, such as held-out scores; once, as
-        the history of the first name in order shows."""
+        """Log metrics of a step that are not part of its commit, such as held-out scores, unless
+        MLflow has a value of the alphabetically first one for this step."""
         return self._log(min(metrics), step, metrics)
 
     def log_state(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Log the state of the run after a step, in place of an earlier state after the same step,
-        such as the one before its evaluation."""
+        """Log the state of the run after a step. A later call for the same step, for example after
+        its evaluation, supersedes it."""
         numbers, now_ms = dict(metrics), int(time.time() * 1000)
         return self._outbox.put(
             f"the state after step {step}",
@@ -164,23 +165,23 @@ class RunTracker:
         )
 
     def log_file(self, data: bytes, name: str) -> bool:
-        """Keep bytes as an artifact, for example "report/reward.png"."""
+        """Log bytes as an artifact called `name`, for example "report/reward.png"."""
         return self._outbox.put(
             name, lambda: send_file(self._connected(), self.run_id, data, PurePosixPath(name))
         )
 
     def describe(self, note: str) -> bool:
-        """Make this Markdown the description of the run."""
+        """Set the description of the MLflow run, in Markdown."""
         return self._outbox.put("the description", lambda: self._send(send_tags, {NOTE_TAG: note}))
 
     def tag(self, name: str, text: str) -> bool:
-        """Give the run this tag, in place of an earlier one of the name."""
+        """Set a tag of the MLflow run, in place of its earlier value."""
         return self._outbox.put(f"the tag {name}", lambda: self._send(send_tags, {name: text}))
 
     def log_model(self, store: Store, digest: str, registered_name: str) -> str:
-        """Log the model in the run's store, and register it where a name is given; once for weights
-        of this digest. Returns the reason for which MLflow did not take the model, or ""; a refused
-        model waits in no queue."""
+        """Log the model in the run's store, once for weights of this digest, and register it if a
+        name is given. Returns "", or the reason why MLflow did not take the model; a failed call is
+        not queued for another try."""
         try:
             log_model(self._connected(), self.run_id, store, digest, registered_name)
         except Exception as error:
@@ -189,7 +190,7 @@ class RunTracker:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Close the run if the block fails (FAILED) or is interrupted (KILLED)."""
+        """End the MLflow run if the block fails (FAILED) or is interrupted (KILLED)."""
         try:
             yield
         except BaseException as error:
@@ -197,8 +198,9 @@ class RunTracker:
             raise
 
     def end(self, status: MlflowStatus, at_s: float | None = None) -> bool:
-        """Close the run, if there is one. Calls that still wait get a last try, then a warning
-        names them. at_s: time of the end, Unix seconds; without it the present."""
+        """End the MLflow run, if there is one. Waiting calls are tried a last time, and a warning
+        names those that still fail. Returns True if none does. at_s: time of the end, Unix seconds;
+        None for now."""
         if not (self.run_id or self._outbox.waiting):
             return True
         at_ms = None if at_s is None else int(1000 * at_s)
@@ -249,8 +251,8 @@ class RunTracker:
             return str(found.experiment_id)  # another run has made it meanwhile
 
     def _is_unknown(self, run_id: str) -> bool:
-        """True if MLflow answers that it has no such run: the tracking URI is another one, or its
-        data base is new."""
+        """True if MLflow answers that it has no such run: the tracking URI has changed, or its
+        database is new."""
         try:
             self._connected().get_run(run_id)
         except Exception as error:
@@ -258,12 +260,12 @@ class RunTracker:
         return False
 
     def _send(self, send: Callable[[MlflowClient, str, T], None], what: T) -> None:
-        """Make a call about this run."""
+        """Call `send` with the client, this run's id and `what`."""
         send(self._connected(), self.run_id, what)
 
     def _logged_steps(self, key: str) -> set[int]:
-        """The steps that MLflow has of a metric, read once, and only when an earlier attempt may
-        have logged some."""
+        """The steps for which MLflow has a value of the metric `key`. They are read once, and only
+        for a resumed run, which may have logged some earlier."""
         if key not in self._logged:
             history = (
                 self._connected().get_metric_history(self.run_id, key) if self._is_resumed else []
@@ -273,7 +275,7 @@ class RunTracker:
 
 
 def describe(tags: Mapping[str, str]) -> str:
-    """The run page's description in Markdown: a list of the tags, links clickable."""
+    """The description of the MLflow run in Markdown: a list of the tags, with URLs as links."""
     lines = [
         f"* {name}: {f'[{value}]({value})' if value.startswith('http') else value}"
         for name, value in tags.items()

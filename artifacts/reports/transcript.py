@@ -1,9 +1,9 @@
 """The transcript of an episode, turn by turn: the environment's observation, the model's action,
-its reward and the time that both took.
+the action's reward, and the seconds that model and environment took.
 
-    ResponseRow ─▶ Transcript ─▶ lines: terminal, page and Markdown give them colours or none
+    ResponseRow ─▶ Transcript ─▶ lines, which terminal, page and Markdown style
 
-Every text in a transcript is printable (`printable`). Leaves out the choice of episodes.
+Every text in a transcript is printable (`printable`). Leaves out which episodes are shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNSCORED = "unscored"  # outcome of a response without a score
 
 
 class Voice(StrEnum):
-    """The speaker of a line."""
+    """The speaker of a transcript's line."""
 
     ENVIRONMENT = "environment"
     MODEL = "model"
@@ -31,7 +31,7 @@ class Voice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptLine:
-    """The text of one speaker in a turn."""
+    """What one speaker says in a turn."""
 
     turn: str  # the turn's number, where it begins; "end" after the last one
     voice: Voice
@@ -49,7 +49,7 @@ class TranscriptLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """The transcript of one episode."""
+    """The transcript of one episode, with its result."""
 
     response_id: str  # of the episode's response
     about: str  # domain, seed, step and weight versions
@@ -63,20 +63,20 @@ class Transcript:
 
     @property
     def result(self) -> str:
-        """Outcome, ending, turns and tokens in a line."""
+        """Outcome, ending, turns and tokens, in one line."""
         turns = "1 turn" if self.num_turns == 1 else f"{self.num_turns} turns"
         tokens = f"{self.num_sampled} sampled and {self.num_given} given tokens"
         return f"{self.outcome}, {self.ending}, {turns}, {tokens}"
 
     @property
     def headline(self) -> str:
-        """Reward and `result` in a line."""
+        """Reward and `result`, in one line."""
         reward = "no reward" if self.reward is None else f"reward {self.reward:g}"
         return f"{reward}, {self.result}"
 
 
 def transcript_of(row: ResponseRow) -> Transcript | None:
-    """The transcript of a response, or None for one of a single turn."""
+    """Make the transcript of a response; None for a response of a single turn."""
     generated, score = row.response.generated, row.response.score
     if generated.episode is None:
         return None
@@ -96,14 +96,14 @@ def transcript_of(row: ResponseRow) -> Transcript | None:
 
 
 def outcome_of(row: ResponseRow) -> str:
-    """The outcome of a response's score; aborted or unscored for a response without a score."""
+    """The outcome of a response's score; without a score, "aborted" or "unscored"."""
     if row.response.score is not None:
         return row.response.score.outcome
     return Outcome.ABORTED if row.response.generated.finish_reason == "aborted" else UNSCORED
 
 
 def ending_of(episode: Episode) -> str:
-    """The ending of an episode in a word."""
+    """The ending of an episode in a word; "stopped" if it was not played to its end."""
     return STOPPED if episode.ending is None else episode.ending
 
 
