@@ -1,8 +1,8 @@
 """An elastic worker of a run as a flow, so that a Prefect work pool on preemptible machines scales
 the number of workers.
 
-    rollflow worker ─▶ its sentences in the log ─▶ drained, dismissed: completed
-                                                ─▶ refused, scheduler gone, killed: failed
+    rollflow worker ─▶ its lines in the flow's log ─▶ drained, dismissed: completed
+                                                   ─▶ refused, scheduler gone, killed: failed
     cancelled, or SIGTERM for the machine ─▶ the elastic worker is drained
 
 Leaves out the elastic worker itself (`tasks.elastic.worker_process`)."""
@@ -24,8 +24,8 @@ from tasks.cluster.process_environment import python_path
 from tasks.elastic.worker_card import GRACE_S, LEASE_S, PRICE_CLASS
 
 DRAIN_S = 20.0  # Prefect kills a cancelled flow after 30 s
-CLOSES_WITHIN_S = 8.0  # a drained elastic worker has ended by then
-# bytes of a line; libraries may print a whole list on one, and asyncio's own limit is 64 KiB
+CLOSES_WITHIN_S = 8.0  # a drained elastic worker ends within this time
+# bytes of a line; libraries may print a whole list on one line, and asyncio's own limit is 64 KiB
 LONGEST_LINE = 1 << 24
 
 
@@ -83,7 +83,7 @@ async def elastic_worker(config: ElasticWorkerConfig) -> None:
 async def run_worker(command: Sequence[str], log: Callable[[str], None], drain_s: float) -> None:
     """Run the command and log each line of its error stream; drain the process when cancelled.
 
-    Raises RuntimeError with the last line if the process does not end with 0.
+    Raises RuntimeError with the last logged line if the exit status is not 0.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -109,7 +109,7 @@ async def run_worker(command: Sequence[str], log: Callable[[str], None], drain_s
 
 
 async def drain(process: asyncio.subprocess.Process, drain_s: float) -> None:
-    """Terminate the process, and kill it if it has not drained in time."""
+    """Terminate the process, and kill it if it does not end within drain_s + CLOSES_WITHIN_S."""
     process.terminate()
     try:
         async with asyncio.timeout(drain_s + CLOSES_WITHIN_S):

@@ -35,7 +35,8 @@ class EngineLayouts:
     """Applies the planner in one run; does nothing when the planner is off."""
 
     def __init__(self, run: OpenRun) -> None:
-        """Raises ValueError if the profile is unreadable or the configured size is impossible."""
+        """Raises ValueError if the throughput profile is unreadable or the configured
+        tensor-parallel size is impossible."""
         self._config = run.config
         self._planner = LayoutPlanner(
             sizes=sizes_of(run.config, run.context.model_path),
@@ -106,8 +107,8 @@ def read_profile(path: str) -> ThroughputProfile | None:
 
 
 def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
-    """List the sizes that the planner may choose from. Raises ValueError if the configured size is
-    not among them."""
+    """List the tensor-parallel sizes that the planner may choose from. Raises ValueError if the
+    planner is on and the configured size is not among them."""
     heads, kv_heads = read_head_counts(model_path)
     devices = device_map(config.cluster)["rollout"]
     largest = config.planner.max_tensor_parallel_size
@@ -123,7 +124,7 @@ def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
 
 
 def demand_of(config: RunConfig, layout: str) -> Demand:
-    """Estimate the load of a round of this layout before any of its responses is known."""
+    """Estimate the load of a round with this layout, before any of its responses is known."""
     shape = config.scheduling.algebra(config.batch).shape_of(layout)
     return expected_demand(shape, _prompt_tokens(config), config.sampling.max_response_tokens)
 
@@ -134,7 +135,7 @@ def _prompt_tokens(config: RunConfig) -> int:
 
 
 def with_relayout(report: StepReport, relayout: tuple[Span, ...]) -> StepReport:
-    """Return the report with the rebuild of engines as the beginning of its step."""
+    """Return the report of a step that begins with this rebuild of engines, if there was one."""
     if not relayout:
         return report
     return replace(report, relayout=relayout, started_s=min(span.start_s for span in relayout))

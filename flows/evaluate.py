@@ -43,7 +43,7 @@ from tasks.run.run_context import RunContext, StepPlan, journal_of, store_of
 from tasks.scheduling.events import RoundPlan
 
 SHOWN_QUESTIONS = 12
-SHOWN_EPISODES = 6  # they are longer
+SHOWN_EPISODES = 6  # fewer, because episodes are longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class EvaluationReport:
 
     @property
     def mean(self) -> float:
-        """Mean score over the prompts; NaN where no response has a verdict."""
+        """Mean score over the prompts; NaN if no response has a verdict."""
         return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
 
     @property
@@ -76,7 +76,7 @@ Evaluations = Mapping[int, EvaluationReport]  # by the step after which each was
 def evaluation_round(
     run: RunContext, step: int, num_prompts: int, responses_per_prompt: int
 ) -> RoundPlan:
-    """Round over the first num_prompts held-out prompts that fit the engines."""
+    """Plan a round over the first num_prompts held-out prompts that fit the engines."""
     return RoundPlan(
         step=step,
         kind="evaluate",
@@ -89,7 +89,7 @@ def evaluation_round(
 
 
 def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
-    """Plan the first attempt at the evaluation after this step, which made these weights."""
+    """Plan the first attempt at the evaluation after `step`, whose update made `weights`."""
     asked = run.config.evaluation
     planned = evaluation_round(run.context, step, asked.num_prompts, asked.responses_per_prompt)
     return StepPlan(run=run.context, round=planned, weights=weights, attempt=1)
@@ -154,26 +154,26 @@ class HeldoutAnswers:
 
     @property
     def questions(self) -> list[HeldoutQuestion]:
-        """Every held-out question with its answers."""
+        """Every held-out question with its answers before and after training."""
         return questions_of(self.before, self.after)
 
     @property
     def shown(self) -> list[HeldoutQuestion]:
-        """Questions that reports show, from the largest gain to the largest loss."""
+        """The sample of questions that reports show, from the largest gain to the largest loss."""
         return spread(self.questions, SHOWN_EPISODES if self.episodes else SHOWN_QUESTIONS)
 
     @property
     def episodes(self) -> list[EpisodeChange]:
-        """Changes of the episodes among the responses; empty where there is none."""
+        """Figures of held-out episodes before and after training; empty without episodes."""
         return changes_of(self.before, self.after)
 
     def markdown(self) -> str:
-        """Episodes with their transcripts as Markdown; empty where there is none."""
+        """Figures and transcripts of held-out episodes as Markdown; empty without episodes."""
         return markdown(self.episodes, self.shown) if self.episodes else ""
 
 
 def read_answers(store: Store, evaluations: Evaluations) -> HeldoutAnswers:
-    """Read the answers of the first and the last of a run's evaluations, at least one."""
+    """Read the answers of a run's first and last evaluation; there must be at least one."""
     journal = Journal(store.child(layout.EVALUATION))
     first, last = min(evaluations), max(evaluations)
     return HeldoutAnswers(

@@ -1,11 +1,11 @@
-"""The output of a process: Rollflow's own lines on the terminal, all else in a log.
+"""Splits the output of a process: Rollflow's own lines go to the terminal, all else to a log.
 
     Rollflow ── print_line() ──▶ terminal
     torch, vLLM, Prefect, Dask, Python's warnings ── streams 1 and 2 ──▶ a log
         a temporary file at first ──▶ runs/ID/log/flow.log once the run has a folder
 
-Commands call `divert`; a flow in a worker of Prefect writes everything to the streams it was given.
-Leaves out the output of Dask's workers (tasks.cluster.nanny)."""
+Commands call `divert`. A flow in a Prefect worker does not, and writes everything to the streams
+that Prefect gave it. Leaves out the output of Dask's workers (tasks.cluster.nanny)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ FLOW_LOG = "flow.log"
 
 
 class Output:
-    """The diverted output of this process: two streams to the terminal, and a log file."""
+    """The diverted output of this process: two streams to the terminal, and the log file to which
+    the process's standard streams point."""
 
     def __init__(self) -> None:
         self.screen = _duplicate(sys.stdout, 1)
@@ -35,7 +36,7 @@ class Output:
         _point(number)
 
     def keep_in(self, directory: Path) -> None:
-        """Move the log to this directory, with all that was written so far."""
+        """Move the log to this directory, with everything written so far."""
         directory.mkdir(parents=True, exist_ok=True)
         _flush()
         before, self.log = self.log, directory / FLOW_LOG
@@ -46,14 +47,15 @@ class Output:
         self._is_kept = True
 
     def print_error(self, sentence: str) -> None:
-        """Print an error on the terminal, without secrets, and the path of the log."""
+        """Print an error without secrets on the terminal, and the path of the log if there is
+        one."""
         print(f"error: {without_secrets(sentence)}", file=self._errors)
         _flush()
         if self._is_kept or self.log.stat().st_size:
             print(f"log: {self.log}", file=self._errors)
 
     def close(self) -> None:
-        """Delete the log if it is empty and not kept."""
+        """Delete the log if it is empty, unless it was moved by `keep_in`."""
         _flush()
         if self._is_kept:
             self._move()
@@ -61,8 +63,8 @@ class Output:
             self.log.unlink()
 
     def _move(self) -> None:
-        """Append to the log the new text of the first log: processes that were forked before the
-        run had a folder go on writing there."""
+        """Append new text of the first, temporary log to the present log: processes that were
+        forked before the run had a folder still write to the first one."""
         with self.log.open("ab") as log:
             log.write(self._first.read())
 
@@ -71,7 +73,7 @@ _diverted: Output | None = None
 
 
 def divert() -> Output:
-    """Send the output of this process into a log until the process ends: libraries write even
+    """Send the output of this process to a log until the process ends, because libraries write even
     after Rollflow's last line."""
     global _diverted
     _diverted = Output()
@@ -79,7 +81,7 @@ def divert() -> Output:
 
 
 def keep_log_in(directory: Path) -> None:
-    """Move the log of a diverted process to this directory; nothing happens without one."""
+    """Move the log to this directory; does nothing if the output was not diverted."""
     if _diverted is not None:
         _diverted.keep_in(directory)
 
@@ -90,7 +92,7 @@ def screen() -> TextIO:
 
 
 def print_line(line: str) -> None:
-    """Print a line of Rollflow's own on the terminal."""
+    """Print one of Rollflow's own lines on the terminal."""
     with suppress(OSError):  # the terminal may be gone, and the run goes on
         print(line, file=screen(), flush=True)
 

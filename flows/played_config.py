@@ -1,7 +1,7 @@
-"""A configuration as a run that can be played in virtual time: its policy and batch, and who works
-where, on a machine and with a workload that are given.
+"""Converts a configuration to a simulated run, which is played in virtual time: its policy, batch
+and placement of rollout and learner, with the costs and the workload that the caller gives.
 
-Leaves out its planner of engine sizes, its judges and its elastic workers.
+Leaves out the configuration's planner of engine sizes, its judges and its elastic workers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def played_run(
     devices_per_rank: int = 1,
     seed: int = 0,
 ) -> SimulatedRun:
-    """What `tasks.simulation.steps.play` plays. ValueError where rollout and learner share some of
-    their devices only."""
+    """Make the simulated run for `tasks.simulation.steps.play`. Raises ValueError if rollout and
+    learner share some of their devices, but not all."""
     return SimulatedRun(
         machine=machine,
         work=work,
@@ -39,7 +39,7 @@ def played_run(
 
 
 def _learner_devices(cluster: ClusterConfig) -> int:
-    """That train alone; 0 where all generate and train."""
+    """Number of devices that only train; 0 if all devices generate and train."""
     placed = device_map(cluster)
     rollout, learner = set(placed["rollout"]), set(placed["learner"])
     if rollout == learner:

@@ -7,7 +7,7 @@ server is lost.
     flow runs, states ─▶ no answer ─▶ PrefectLost, in one sentence
 
 A run goes on without artifacts, but not without the states of its flow runs; Prefect's own client
-tries again for about a minute. Leaves out the bar of a round, which workers draw
+retries for about a minute. Leaves out a round's progress bar, which workers draw
 (`tasks.progress`), and the loggers of workers, whose lines are in the logs of their processes."""
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from artifacts.urls import without_secrets
 
 logger = logging.getLogger(__name__)
 VALIDATION = "prefect.flows"  # Prefect's logger of parameters that a flow refuses
-ROOMS = ("artifacts", "flows", "tasks")  # the packages whose loggers speak of runs
+ROOMS = ("artifacts", "flows", "tasks")  # packages whose warnings are sent to Prefect
 
 
 class PrefectLost(RuntimeError):
-    """Raised when Prefect's server does not answer or has forgotten the run, which then ends."""
+    """Raised when Prefect's server does not answer or does not know the run any more."""
 
     def __init__(self, reason: str) -> None:
         address = without_secrets(PREFECT_API_URL.value())
@@ -40,7 +40,7 @@ class PrefectLost(RuntimeError):
 
 
 async def publish_artifact(artifact: Awaitable[object]) -> None:
-    """Await the creation of an artifact; log a refusal as a warning, since no run needs one."""
+    """Await the creation of an artifact; log a failure as a warning, since no run needs one."""
     try:
         await artifact
     except Exception as error:
@@ -49,8 +49,8 @@ async def publish_artifact(artifact: Awaitable[object]) -> None:
 
 @contextmanager
 def prefect_loss_explained() -> Iterator[None]:
-    """Raise PrefectLost for failures of the block because Prefect does not answer or has forgotten
-    the run."""
+    """Turn errors of the block into PrefectLost if Prefect does not answer or does not know the run
+    any more."""
     try:
         yield
     except HTTPError as error:
@@ -61,7 +61,7 @@ def prefect_loss_explained() -> Iterator[None]:
 
 
 class FlowRunHandler(APILogHandler):
-    """Sends log records of all threads and subflows to one flow run."""
+    """Log handler that sends warnings of all threads and subflows to one flow run's logs."""
 
     def __init__(self, flow_run_id: str) -> None:
         super().__init__(level=logging.WARNING)
@@ -74,23 +74,23 @@ class FlowRunHandler(APILogHandler):
 
 
 class SecretFilter(logging.Filter):
-    """Removes secrets from the messages of a logger."""
+    """Log filter that removes secrets from messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Replace the record's message by one without secrets; keeps every record."""
+        """Remove secrets from the record's message; returns True, so that no record is dropped."""
         record.msg, record.args = without_secrets(record.getMessage()), ()
         return True
 
 
 def hide_refused_secrets() -> None:
-    """Remove secrets from Prefect's log of refused parameters, which quotes a deployment's values
-    as they were given."""
+    """Remove secrets from Prefect's log of refused parameters, which quotes the values that a
+    deployment was given."""
     logging.getLogger(VALIDATION).addFilter(SecretFilter(VALIDATION))
 
 
 @contextmanager
 def logged_in_prefect(flow_run_id: str) -> Iterator[None]:
-    """Send warnings of this process to the logs of the flow run, as long as the block lasts."""
+    """Send warnings of this process to the flow run's logs during the block."""
     handler = FlowRunHandler(flow_run_id)
     loggers = [logging.getLogger(room) for room in ROOMS]
     for logger in loggers:

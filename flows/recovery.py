@@ -1,12 +1,12 @@
 """Recovery of a run: after workers die, and after the whole run was killed within a round.
 
-    work ── a worker dies ──▶ replace what was lost ──▶ restore ──▶ work, the next attempt
+    work ── a worker dies ──▶ replace lost actors ──▶ restore ──▶ work, the next attempt
     plan_round ──▶ plans/00007.json ──▶ half played, killed ──▶ resumed ──▶ the same round
 
-A lost learner takes all ranks with it: they are restored from the last checkpoint and replay the
-committed steps. What an attempt recorded is not generated again. A resumed run plays the round that
-was begun, whatever the resume changes in the plan of later ones. Evaluations keep no plan: one with
-other held-out prompts is made anew."""
+If one learner is lost, all ranks are restored from the last checkpoint and replay the committed
+steps. Responses that an attempt recorded are not generated again. A resumed run plays a begun round
+by its stored plan, even if the resume changes settings of later rounds. Plans of evaluations are
+not stored: every attempt plans its evaluation again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ PLAN_AGAIN = f"{RESTORE}, or delete it if its round is not in rounds/: the round
 
 
 async def retry(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: str) -> T:
-    """Do the work, and again up to max_recoveries times if workers die; attempts count from 1."""
+    """Await `work(attempt)`, and retry it up to max_recoveries times if workers die. Attempts count
+    from 1; `what` names the work in log lines."""
     for attempt in range(1, max_recoveries + 2):
         try:
             return await work(attempt)
@@ -53,7 +54,8 @@ async def retry(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: 
 
 
 async def start_at(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
-    """Start the actors, and load the weights after this step into every engine."""
+    """Start the actors, and load the weights after this step into every engine; returns a reference
+    to these weights."""
 
     async def start(attempt: int) -> WeightsRef:
         await (fleet.start() if attempt == 1 else fleet.replace_lost())
@@ -63,19 +65,19 @@ async def start_at(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
 
 
 async def recover(run: OpenRun, fleet: Fleet, committed: int) -> WeightsRef:
-    """Replace lost actors and restore the weights; engines drop the requests of a lost coordinator.
+    """Replace lost actors and restore the weights after the step `committed`; returns the weights
+    that all engines then hold (see `restore`). Engines drop the requests of a lost coordinator.
 
-    The weights to restore depend on where the learners are: an earlier attempt may have started new
-    learners and died before their replay.
+    Weights are restored even if no learner was lost in this attempt: an earlier attempt may have
+    started new learners and died before their replay.
     """
     await fleet.replace_lost()
     return await restore(run, fleet, committed)
 
 
 async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
-    """Bring learners and engines to this step; returns the weights that they hold then.
-
-    Those are the next step's weights if that step was updated before the loss.
+    """Bring learners and engines to the state after this step; returns the weights that they then
+    hold: those of the next step, if its update was made before the loss.
     """
     kept, committed = run.config.keep.checkpoints, run.weights_of(step)
     report = await restore_policy(fleet.run, step, kept, committed)
@@ -85,9 +87,9 @@ async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRound:
-    """The round of a step, as the first attempt at the step planned it."""
+    """The stored plan of a step's round, which the first attempt at the step made."""
 
-    before: QueueState  # where the prompts stood when it was planned
+    before: QueueState  # state of the prompt queue when the round was planned
     plan: RoundPlan  # prompts and sizes of the round
     schema_version: int = PLAN_SCHEMA_VERSION  # of this record
 
@@ -96,7 +98,7 @@ _JSON = TypeAdapter(PartialRound)
 
 
 def keep_round(store: Store, begun: PartialRound) -> PartialRound:
-    """Write the round as the plan of its step."""
+    """Store a round as the plan of its step, and return it."""
     store.keep(layout.plan_file(begun.plan.step), _JSON.dump_json(begun, indent=1))
     return begun
 
@@ -107,10 +109,10 @@ def partial_round(
     num_steps: int,
     unfit: Collection[int],
 ) -> PartialRound | None:
-    """Read the round that was begun for a step; None if there is none to go on with.
+    """Read the stored plan of a step's round; None if there is none that can be followed.
 
-    A round that was not closed is planned again if its plan cannot be followed: because it asks
-    unfit rows, or new prompts after the last step. Raises ValueError for another schema version.
+    The plan of a round that is not closed cannot be followed if it asks unfit rows, or new prompts
+    after the last step. Raises ValueError for another schema version.
     """
     name = layout.plan_file(step)
     if not store.exists(name):
@@ -128,6 +130,6 @@ def partial_round(
 
 
 def _parsed(data: bytes) -> object:
-    """Parse a round; returns the schema version instead if other code wrote the round."""
+    """Parse a stored round; returns its schema version instead if that differs from this code's."""
     version = dict(json.loads(data)).get("schema_version")
     return _JSON.validate_json(data) if version == PLAN_SCHEMA_VERSION else version

@@ -1,8 +1,9 @@
-"""The report folder of a run: its page, drawn beside the steps and once more at the end, with plots
-and a summary. The final files go to MLflow, too. Without `keep.report` nothing is drawn.
+"""Writes the report folder of a run: its page, drawn while steps go on and once more at the end,
+with plots and a summary. The final files go to MLflow, too. Without `keep.report` no page and no
+plots are drawn.
 
-A page takes a second of a core and more, and short steps would have little else to do: the first
-is due some time after the beginning, and others so that a small share of the time goes into them.
+Drawing a page takes a core a second or more, which is long beside short steps. So the first page is
+drawn FIRST_AFTER_S after the start, and later ones so that drawing takes a small share of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from flows.run import OpenRun
 logger = logging.getLogger(__name__)
 
 FIRST_AFTER_S = 20.0
-DRAWING_SHARE = 0.05  # of the time after the first, at most
+DRAWING_SHARE = 0.05  # largest share of the time after the first page that drawing may take
 
 
 class ReportFolder:
@@ -38,7 +39,7 @@ class ReportFolder:
         self._due_s = time.monotonic() + FIRST_AFTER_S
 
     async def redraw(self, commits: Sequence[StepCommit], evaluations: Evaluations) -> None:
-        """Begin to draw the present page in a thread, if one is due and none is being drawn."""
+        """Start drawing the page in a thread, if a new page is due and none is being drawn."""
         is_drawing = self._drawing is not None and not self._drawing.done()
         if not self._draws or is_drawing or time.monotonic() < self._due_s:
             return
@@ -49,7 +50,7 @@ class ReportFolder:
         )
 
     async def wait_until_drawn(self) -> None:
-        """Wait for the page that is being drawn; log a failure as a warning."""
+        """Wait until the page that is being drawn is written; log a failure as a warning."""
         if self._drawing is None:
             return
         try:
@@ -65,7 +66,8 @@ class ReportFolder:
         answers: HeldoutAnswers,
         model: str,
     ) -> RunSummary:
-        """Write all files of a run that is over; model: where the weights were exported."""
+        """Write all report files at the end of a run; returns its summary. model: path or URL to
+        which the weights were exported."""
         await self.wait_until_drawn()
         summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
         files = {"summary.md": markdown(summary).encode()}
@@ -93,7 +95,7 @@ class ReportFolder:
         answers: HeldoutAnswers,
         summary: RunSummary,
     ) -> dict[str, bytes]:
-        """Draw the last page, and its pictures as files of their own."""
+        """Draw the last page and its pictures; returns files by name, each picture as a PNG."""
         pictures = self._results.pictures(commits, evaluations)
         page = self._results.page(commits, evaluations, answers, summary, pictures, is_over=True)
         plots = {f"{name}.png": png(figure) for name, figure in pictures.items()}

@@ -1,8 +1,8 @@
-"""Reports of a run while it goes on and when it is over: MLflow, Prefect artifacts, the terminal,
-and the report folder, with environment processes and elastic workers among them.
+"""Reports a run to MLflow, Prefect artifacts, the terminal and the report folder, while the run
+goes on and at its end. Reports include environment processes and elastic workers.
 
-The page of that folder is drawn beside the steps after a checkpoint, but not in the first seconds
-nor shortly after the last page, and at the end. A run can go on without any of these reports: all
+The page of the report folder is drawn after a checkpoint while steps go on, but not in the first
+seconds nor shortly after the last page, and at the end. A run does not depend on these reports: all
 are made from the commits, the recorded rounds and the evaluations."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TABLE_COLUMNS = (
     "queue/long_prompts",
 )
 
-# Prefect keeps every table version: with all steps in each, those of 10,000 steps would take 10 GB
+# Prefect keeps every version of a table: if each had all steps, 10,000 steps would take 10 GB
 TABLE_STEPS = 100
 
 ALARM_TAG = "rollflow.alarm"  # MLflow's tag with the warnings of a run
@@ -70,8 +70,8 @@ Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
 
 
 class Participants:
-    """Environment processes and elastic workers of one run: as lines for the terminal, tables in
-    Prefect, and records for the page. A run without either costs nothing."""
+    """Reports environment processes and elastic workers of one run: as lines for the terminal,
+    tables in Prefect, and records for the page. Does nothing for a run without either."""
 
     def __init__(self, run: OpenRun, history: WorkerHistory, client: Client) -> None:
         self._run = run
@@ -81,7 +81,7 @@ class Participants:
 
     def lines(self, figures: Figures) -> str:
         """Describe environment processes, elastic workers, the last step's seeding window and the
-        advised number of elastic workers, each on a line where there is any."""
+        advised number of elastic workers, each on a line, if the run has them."""
         lines = (
             pools_summary(self._pools()),
             elastic_workers_summary(self._history.rows),
@@ -124,7 +124,7 @@ class Participants:
 
 
 class RunReporter:
-    """Reports one run; `async with` shows the run in the terminal meanwhile."""
+    """Reports one run. Use it with `async with`, which shows the run in the terminal meanwhile."""
 
     def __init__(self, run: OpenRun, history: WorkerHistory) -> None:
         self._run = run
@@ -184,16 +184,16 @@ class RunReporter:
 
     @property
     def figures(self) -> tuple[Mapping[str, float], ...]:
-        """Metrics of every committed step, with those of earlier attempts at the run."""
+        """Metrics of every committed step, also of steps that earlier attempts committed."""
         return tuple(commit.metrics for commit in self._commits)
 
     @property
     def last(self) -> StepCommit | None:
-        """The last committed step."""
+        """The commit of the last step; None before the first."""
         return self._commits[-1] if self._commits else None
 
     def report_evaluation(self, step: int, report: EvaluationReport) -> None:
-        """Log and show the held-out scores after a step, once."""
+        """Log and show the held-out scores after a step; a repeated call does nothing."""
         if step in self._evaluations:
             return
         self._evaluations[step] = report
@@ -206,7 +206,7 @@ class RunReporter:
         write_figures(self._run.store, self._figures_now())
 
     async def report_step(self, report: StepReport, commit: StepCommit) -> None:
-        """Keep the spans of a committed step, log its metrics, and show its row and warnings."""
+        """Store the spans of a committed step, log its metrics, and show its row and warnings."""
         self._commits.append(commit)
         self._run.store.keep(
             layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
@@ -240,8 +240,8 @@ class RunReporter:
         )
 
     def _warn(self, commit: StepCommit) -> None:
-        """Show and log the warnings that the step gave, and tag the run with all of its
-        warnings."""
+        """Show and log the warnings of this step, and tag the MLflow run with all warnings of the
+        run."""
         config = self._run.config.monitors
         raised = run_warnings(self._commits, config, self._journal, since=commit.step)
         for warning in raised:
@@ -269,8 +269,8 @@ class RunReporter:
         return figures_of(self._run.config.num_steps, self._commits, heldout)
 
     async def finish(self, model: str) -> RunSummary:
-        """Write page, plots and summary to the report folder, MLflow and Prefect, and print the
-        summary. `model`: where the weights were exported."""
+        """Write page, plots and summary to the report folder, MLflow and Prefect, and print and
+        return the summary. `model`: path or URL to which the weights were exported."""
         commits = read_commits(self._run.store)
         await self._participants.record(self.figures)
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)
@@ -292,8 +292,8 @@ class RunReporter:
         return summary
 
     async def _log_model(self, commits: Sequence[StepCommit]) -> None:
-        """Log the trained model to MLflow if `keep.log_model` is set. A refusal is a warning: the
-        model lies in the run's folder."""
+        """Log the trained model to MLflow if `keep.log_model` is set. A refusal is only a warning,
+        because the model is in the run's folder."""
         run, keep = self._run, self._run.config.keep
         if not keep.log_model or not commits:
             return

@@ -1,9 +1,9 @@
-"""The results of a run, gathered from its records: summary, warnings, pictures and the page.
+"""Gathers the results of a run from its records: summary, warnings, pictures and the page.
 
     commits, recorded rounds, evaluations ─▶ RunResults ─▶ RunSummary, figures, index.html
 
-Nothing is remembered between attempts: a resumed run shows its earlier steps like its own. Leaves
-out the times and the places at which results appear (`reporter`)."""
+All results come from records, so that a resumed run also shows the steps of earlier attempts.
+Leaves out when and where results are shown (`reporter`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tasks.metrics.monitors import MonitorConfig, nothing_learned, warnings_of
 from tasks.metrics.report import STAGES
 
 TIMELINE = "timeline_"  # prefix of the names of timelines
-SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120  # in a warning that nothing was learned
+SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120  # answers that a warning "nothing learned" quotes
 
 
 class RunResults:
@@ -63,7 +63,7 @@ class RunResults:
         evaluations: Evaluations,
         links: Mapping[str, str],
     ) -> RunSummary:
-        """Summarise gain and cost so far; needs at least one evaluation."""
+        """Summarise a run's gain and cost so far; `evaluations` must not be empty."""
         first, last = min(evaluations), max(evaluations)
         before, after = evaluations[first], evaluations[last]
         is_trained = last > first
@@ -91,14 +91,14 @@ class RunResults:
         )
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
-        """Texts of the warnings that these steps gave."""
+        """The texts of these steps' warnings."""
         warnings = run_warnings(commits, self._run.config.monitors, self._journal)
         return tuple(warning.text for warning in warnings)
 
     def pictures(
         self, commits: Sequence[StepCommit], evaluations: Evaluations
     ) -> dict[str, Figure]:
-        """Draw every plot; returns figures by file name without suffix, curves first."""
+        """Draw all plots; returns figures by file name without suffix, curves before timelines."""
         steps = [commit.step for commit in commits]
         heldout = {
             step: mean_interval(report.scores, self._run.config.seed, question_of=report.questions)
@@ -185,7 +185,7 @@ class RunResults:
         }
 
     def _links(self, summary: RunSummary) -> dict[str, str]:
-        """Links to further pages; those of the report folder are relative."""
+        """Links from the page, by name; links to files in the report folder are relative."""
         wanted = {"MLflow": "MLflow", "Prefect": "prefect.flow_run_url", "model": "model"}
         links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
         return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
@@ -204,7 +204,7 @@ class RunResults:
 
 
 def typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:
-    """Return the step of median duration among the steps of this kind, at least one."""
+    """Return the step of median duration among the steps of this kind; there must be one."""
     alike = sorted(
         (commit for commit in commits if commit.kind == kind),
         key=lambda commit: commit.metrics["time/step_s"],
@@ -225,7 +225,7 @@ def settings_of(config: RunConfig) -> list[ChangedSetting]:
 
 
 def device_shares(commits: Sequence[StepCommit]) -> dict[str, float]:
-    """Split the devices' time in steps into shares: "work", and each cause of idleness."""
+    """Split the devices' time in steps into shares: "work", and each cause of a bubble."""
     total_s = sum(commit.metrics["time/step_s"] for commit in commits)
     if not total_s:
         return {}
@@ -247,7 +247,7 @@ def config_label(part: Mapping[str, object]) -> str:
 
 
 def title_of(figure: Figure) -> str:
-    """Title of a figure: its own, or that of its first panel with one."""
+    """Title of a figure: the figure's own title, or else the first title among its panels."""
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     return figure.get_suptitle() or next((title for title in titles if title), "plot")
 
@@ -279,7 +279,7 @@ def _line(commit: StepCommit) -> StepLine:
 
 
 class StepWarning(NamedTuple):
-    """A warning with the step that gave it."""
+    """A warning's text, with the step that it is about."""
 
     step: int
     text: str
@@ -288,8 +288,9 @@ class StepWarning(NamedTuple):
 def run_warnings(
     commits: Sequence[StepCommit], config: MonitorConfig, journal: Journal, *, since: int = 0
 ) -> tuple[StepWarning, ...]:
-    """List the warnings of a run from step `since` on, in order of steps: limits that figures
-    passed, and steps in a row in which nothing was learned, with two of their answers."""
+    """List the warnings of a run from step `since` on, in order of steps. A warning is about
+    metrics beyond their limits, or about several steps in a row that learned nothing; the latter
+    quotes two answers."""
     steps = figures_by_step(commits)
     warnings = [StepWarning(alarm.step, str(alarm)) for alarm in warnings_of(steps, config)]
     warnings += [
@@ -302,7 +303,7 @@ def run_warnings(
 
 
 def _answers(journal: Journal, step: int) -> str:
-    """Quote some answers of a step on one line; empty where none is recorded."""
+    """Quote some answers of a step on one line; empty if none is recorded."""
     texts = dict.fromkeys(
         printable_line(row.response.generated.text, SHOWN_CHARACTERS)
         for row in journal.read(step)

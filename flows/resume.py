@@ -1,11 +1,11 @@
-"""What a resumed run goes on with: the configuration it was started with, and of what is given
-beside `resume` whatever may change.
+"""The configuration of a resumed run: the one that the run was started with, and those changes
+given beside `resume` that are allowed.
 
-What may not change decides what has been learned and recorded: model, seed, task, rewards, batch,
-scheduling, learner, devices. A replay would come to other weights, or the stream of prompts to
-other questions. How many prompts later rounds ask beyond those that they keep, and in how many
-levels, changes neither: a round that was begun is kept as it was planned, and replays read what
-was recorded. Where rows, models and code lie may change: `run_record` compares what lies there.
+Settings must not change if a replay would then give other weights, or the stream of prompts other
+questions: model, seed, task, rewards, batch, scheduling, learner, devices. Over-provisioning of
+prompts and the number of levels may change, because a begun round is played as it was planned, and
+replays read what was recorded. The paths of rows, models and code may change: `run_record` checks
+that rows and models there are the same.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
     "planner", "stream_trainer", "seeding", "balancing", "weight_check", "elastic", "deadlines",
     "keep", "prices",
 )  # fmt: skip
-# fields, at any depth of these parts, that say where something lies: what lies there is compared
-# with what the run was begun with (rows, models), or is code, which a user may mend as well
+# fields, at any depth of these parts, that only locate files: rows and models, which are compared
+# with those that the run was begun with, or code, which a user may correct
 PLACES: Mapping[str, tuple[str, ...]] = {
     "task": ("path", "heldout_path", "format"),
     "model": ("path",),
@@ -48,12 +48,12 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "environments": ("path", "python"),
     "episodes": ("readable",),
 }
-# what a finished run is resumed for: further steps, or its end told anew
+# a finished run is resumed for further steps, or to report its end again with changes of these
 ENDS_ANEW = (
     "keep.report", "keep.log_model", "keep.registered_model", "keep.tracking_uri",
     "keep.experiment", "prices",
 )  # fmt: skip
-# they say which run is meant, and change nothing in it
+# fields that only identify a run
 OF_THE_ATTEMPT = ("preset", "run_name", "resume")
 
 
@@ -72,9 +72,12 @@ def config_at_start(artifact_root: str, run_id: str) -> Json:
 
 
 def beside_resume(given: Json) -> Json:
-    """Values for RunConfig with the kind of every part that they change of the run that they
-    resume, if they resume one, and all of a part that lies elsewhere: a setting of its scheduling
-    need not name that, nor the path of held-out questions that of the others."""
+    """Complete a user's values for RunConfig from the run that they resume, if they resume one.
+
+    Every changed part gets that run's `kind`, and a part with paths (PLACES) all of its values. So
+    a change of a scheduling setting need not repeat the scheduling's kind, nor a change of the
+    held-out path the path of the other questions.
+    """
     run_id, keep = given.get("resume"), given.get("keep", {})
     if not (run_id and isinstance(run_id, str) and isinstance(keep, Mapping)):
         return given
@@ -96,8 +99,8 @@ def _with_kinds(given: Json, started: Json) -> dict[str, Any]:  # Any: JSON valu
 
 
 def resumed_config(given: RunConfig, started: Json) -> RunConfig:
-    """Return the configuration to go on with. Raises ValueError for a given field that must stay
-    as it was at the start."""
+    """Return the configuration of a resumed run. Raises ValueError if `given` changes a field that
+    must stay as it was in `started`."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     unset = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
     asked = _whole_lists(unset, given.model_dump(mode="json"))
@@ -112,12 +115,13 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
             )
     found_at = {"keep": {"artifact_root": given.keep.artifact_root}}
     config = RunConfig.model_validate(overlay(wanted, found_at))
-    mark_as_set(config, asked)  # no port that the run had before is one that must be free
+    mark_as_set(config, asked)  # ports of earlier attempts do not count as set: they may be taken
     return config.model_copy(update={"resume": given.resume})
 
 
 def _whole_lists(asked: Json, dumped: Json) -> Json:
-    """Return the asked values with whole lists, since an overlay fills no field inside a list."""
+    """Replace lists in the asked values by whole ones from `dumped`: `asked` lacks default fields
+    of their elements, and an overlay cannot fill these in."""
     return {
         name: _whole_lists(value, dumped[name]) if isinstance(value, Mapping) else dumped[name]
         for name, value in asked.items()
@@ -147,8 +151,8 @@ def _without(value: Any, names: Sequence[str]) -> Any:  # Any: JSON in, JSON out
 
 
 def nothing_left(given: RunConfig) -> str:
-    """What is said of a resumed run that is finished and is asked for nothing new; empty for any
-    other."""
+    """A sentence for the user if the run to resume is finished and `given` asks for nothing new;
+    empty otherwise."""
     if not given.resume:
         return ""
     started = config_at_start(given.keep.artifact_root, given.resume)
@@ -166,7 +170,7 @@ def nothing_left(given: RunConfig) -> str:
 
 
 def _is_finished(store: Store) -> bool:
-    """False also where the run's word of itself is damaged."""
+    """True if the run's status file says that it is finished; False if that file is damaged."""
     with suppress(ValueError):
         status = read_status(store)
         return status is not None and status.state == "finished"
@@ -174,7 +178,8 @@ def _is_finished(store: Store) -> bool:
 
 
 def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:
-    """Record every field that the configuration changes, from the step after this one on."""
+    """List every field in which `config` differs from the configuration at the start, as records
+    for the manifest; the changes apply to the steps after `step`."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     now = config.model_dump(mode="json", exclude={"resume"})
     return tuple(

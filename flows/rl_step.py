@@ -1,4 +1,4 @@
-"""One RL step.
+"""The flow of one RL step.
 
        ┌───────────────────────── one Prefect flow run: rl-step ─────────────────────────┐
  plan ─▶ run_rollout ══ finished ═▶ score_responses                                       │
@@ -6,11 +6,11 @@
        │      ╚═══ accepted groups ═══▶ accumulate_gradients ─▶ update_policy ─▶ publish ─▶ engines
        └─────────────────────────────────────────────────────────────────────────────────┘
 
-The first three tasks run at the same time on the cluster and meet in the sample buffer (═); the
-last two follow (─), in this process: they are calls to actors, and a task run through Dask takes
-0.15 s before it makes the first one. With the stream trainer (`tasks.scheduling.stream_training`)
-learners begin on devices that the rollout frees; else they begin when it is over. The round's kind
-and its sizes are decided before the step begins (`tasks.scheduling.policies`). In the RollPacker
+The first three tasks run at the same time on the cluster and meet in the sample buffer (═). The
+last two follow (─) in this process: they only call actors, and a task run through Dask takes 0.15 s
+before its first call. With the stream trainer (`tasks.scheduling.stream_training`) learners begin
+on devices that the rollout frees; without it, they begin when the rollout is over. The round's kind
+and sizes are decided before the step begins (`tasks.scheduling.policies`). In the RollPacker
 paper a step of the 14B model spends about 70 % in rollout, 5 to 10 % in reward and 20 to 25 % in
 training (Table 1). `docs/architecture.md` follows one response from file to file.
 """
@@ -46,7 +46,8 @@ SLOT = {"coordinator": 1}
 async def rl_step(plan: StepPlan, ordering: StepOrdering | None = None) -> StepReport:
     """Roll out, score, train, update, publish. The caller commits the step.
 
-    ordering: given to a step that overlaps others, which trains when its turn comes.
+    ordering: signals for a step that overlaps others, which waits for its turn to train; None for
+    other steps. Raises RoundAborted if an overlapping step failed.
     """
     started_s = time.time()
     with dask.annotate(resources=SLOT):
@@ -80,8 +81,8 @@ async def update_and_publish(
     gradients: Any,  # Any: a Prefect future
     ordering: StepOrdering | None = None,
 ) -> tuple[GradientReport, PolicyReport, PublishReport]:
-    """Update once the gradients are summed and no evaluation needs the old weights, then publish
-    the new ones."""
+    """Update the policy once the gradients are summed and no evaluation needs the old weights, then
+    publish the new weights."""
     accumulated: GradientReport = await result_of(gradients)
     if ordering is not None:
         await ordering.may_update()
@@ -90,8 +91,8 @@ async def update_and_publish(
 
 
 async def all_results(*work: Awaitable[Any]) -> list[Any]:  # Any: of any result
-    """Wait for concurrent work and return its results, or raise the failure that made the others
-    fail once all have ended."""
+    """Wait until all concurrent work has ended, and return the results. If any work failed, raise
+    the failure that caused the others."""
     results = await asyncio.gather(*work, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]

@@ -1,4 +1,4 @@
-"""Opening a run: every input is checked before a process is started or a record is half written.
+"""Opens a run: checks every input before any process is started or any record is written.
 
 RunConfig -> artifact root writable? -> rows sound, and enough? -> model there? -> do prompts fit?
           -> manifest -> tracker -> context of the tasks"""
@@ -80,16 +80,17 @@ class OpenRun:
 
     @property
     def state(self) -> QueueState:
-        """The queue after the last commit, without unfit prompts."""
+        """The prompt queue after the last commit, without unfit prompts."""
         return without_unfit(state_of(self.commits), self.context.unfit)
 
     def weights_of(self, step: int) -> WeightsRef | None:
-        """Weights that a committed step published; None for step 0."""
+        """The weights that a committed step published; None for step 0, the base model."""
         return read_commits(self.store)[step - 1].weights if step > 0 else None
 
     @property
     def untracked(self) -> str:
-        """Sentence on entries that MLflow lacks and the command that sends them; empty if none."""
+        """A sentence on the entries that MLflow lacks and the command that sends them; empty if
+        MLflow lacks none."""
         if not self.tracker.num_waiting:
             return ""
         return (
@@ -99,7 +100,7 @@ class OpenRun:
 
     @property
     def track_command(self) -> str:
-        """Command that sends the entries of this run that MLflow lacks."""
+        """The shell command that sends MLflow the entries of this run that it lacks."""
         root = self.config.keep.artifact_root
         where = "" if root == KeepConfig().artifact_root else f" --root {shlex.quote(root)}"
         return f"rollflow track {self.context.run_id}{where}"
@@ -112,16 +113,17 @@ class OpenRun:
         return Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}" / self.context.run_id / LOGS
 
     def certificate(self, scratch: Path) -> Path:
-        """Path of the certificate of the run's own cluster.
+        """Path for the certificate of the run's own cluster.
 
-        In the run's folder if elastic workers may use it, also after a resume; in scratch if there
-        are none or the artifact root is remote.
+        It is in the run's folder if elastic workers need it, so that it stays the same after a
+        resume; in `scratch` if the run takes no elastic workers or the artifact root is remote.
         """
         kept = self.config.elastic.enabled and self.store.is_local
         return self.store.local_path(CERTIFICATE) if kept else scratch / CERTIFICATE
 
     def local_report(self, name: str) -> Path | None:
-        """Path of a file in the report folder, which is created; None if the root is remote."""
+        """Path of a file in the report folder, which is created if missing; None if the artifact
+        root is remote."""
         if not self.store.is_local:
             return None
         path = self.store.local_path(report_file(name))
@@ -130,14 +132,14 @@ class OpenRun:
 
 
 def evaluated_steps(store: Store) -> set[int]:
-    """Steps after which an evaluation of the run in this folder was recorded."""
+    """The steps after which an evaluation was recorded in this run's folder."""
     names = store.child(EVALUATION).list(ROUNDS)
     return {step for name in names if (step := step_of_commit(name)) is not None}
 
 
 def effective_config(config: RunConfig) -> RunConfig:
-    """Return the given configuration, or for a resumed run the one of its start with the given
-    changes."""
+    """Return the given configuration; for a resumed run, the configuration of its start with the
+    given changes."""
     if not config.resume:
         return config
     return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
@@ -152,15 +154,15 @@ def check_ports(config: RunConfig) -> None:
 
 
 def new_run_id(preset: str) -> str:
-    """Make a run's name from preset, time and a random part: deployments begin runs in the same
-    second on several machines, where only the name keeps them apart."""
+    """Make a run's name from preset, time and a random part. The random part keeps runs apart that
+    deployments begin in the same second on several machines."""
     return f"{preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 @contextmanager
 def open_run(given: RunConfig) -> Iterator[OpenRun]:
-    """Check and prepare a run and record its beginning; the block's end closes its tracker and
-    hand-over directory."""
+    """Check and prepare a run and record its beginning; after the block, end its MLflow run and
+    delete its hand-over directory."""
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = pinned(effective_config(given))
@@ -198,8 +200,8 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
 
 
 def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
-    """Open the run's folder, where every record must have its digest unless an earlier version
-    began the run. Raises ValueError if another run has the folder."""
+    """Open the run's folder. Every record in it must have a digest, unless an earlier version began
+    the run. Raises ValueError if the folder belongs to another run."""
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
         raise ValueError(
@@ -213,8 +215,8 @@ def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
 
 
 def _check_environments(config: RunConfig) -> None:
-    """Raise ValueError if environments need files that their processes do not see; a joined
-    cluster, whose workers are elsewhere, is not checked."""
+    """Raise ValueError if environments need files that their processes cannot read. A joined
+    cluster is not checked, because its workers may be on other machines."""
     if config.environments and not config.cluster.scheduler_address:
         sources = [settings.source for settings in config.environments.values()]
         check_seen(config.episodes.hosts, own(), filter(None, sources))
@@ -222,7 +224,8 @@ def _check_environments(config: RunConfig) -> None:
 
 @contextmanager
 def _tracked(run: OpenRun) -> Iterator[None]:
-    """Report the block's end to MLflow, and to the user the entries that MLflow lacks."""
+    """After the block, set the end status of the MLflow run, and tell the user of entries that
+    MLflow lacks."""
     status: MlflowStatus = "FINISHED"
     try:
         yield
@@ -298,8 +301,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
 
 
 def _weight_server(config: RunConfig) -> WeightServerConfig | None:
-    """Settings of the weight server for elastic workers; with a free port if the one of an earlier
-    attempt is taken."""
+    """Settings of the weight server for elastic workers; None if the run needs none. The port is 0
+    (any free port) if the configured one is taken."""
     server = weight_server_of(config.elastic, config.cluster)
     if server is None or not (server.port and refusal(server.port, server.host)):
         return server
@@ -308,21 +311,21 @@ def _weight_server(config: RunConfig) -> WeightServerConfig | None:
 
 
 def state_of(commits: Sequence[StepCommit]) -> QueueState:
-    """Return the queue after these steps."""
+    """Return the prompt queue after these steps."""
     return QueueState.from_json(commits[-1].queue) if commits else QueueState()
 
 
 def _without_unfit(
     config: RunConfig, context: RunContext, commits: Sequence[StepCommit], rewards: Rewards
 ) -> RunContext:
-    """Add the unfit prompts, which the run passes over, to the context. Raises ValueError if they
-    must be refused or too few prompts are left."""
+    """Add the unfit prompts, which the run skips, to the context. Raises ValueError if the
+    configuration refuses unfit prompts, or if too few prompts are left."""
     algebra = config.scheduling.algebra(config.batch)
-    # a step that gives prompts up asks as many again of those that may be under way
+    # a step that gives prompts up asks new ones, at most as many as may be under way
     under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_prompts)
     num_asked = under_way + algebra.reserve_prompts
     asked = config.evaluation.num_prompts
-    # a round that was begun may be read back, though the run now ends before it
+    # a round that was begun may be read back, even if the run now ends before it
     num_begun = len(context.open_store().list(PLANS))
     num_steps = max(0, max(config.num_steps, num_begun) - len(commits))
     policy: UnfitPrompts = "skip" if skips_unusable_rows(config.task) else config.unfit_prompts
@@ -355,7 +358,7 @@ def _left_out(config: RunConfig, context: RunContext) -> dict[str, int]:
 
 def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
     """Add the probes of the weight check to the context: the last tokens of the first held-out
-    prompts, where prompts differ most."""
+    prompts, because prompts differ most at their ends."""
     if not config.weight_check.enabled:
         return context
     prompts = prompts_of(context, heldout_refs(context, config.weight_check.num_probes))

@@ -1,9 +1,9 @@
-"""The records of a run's beginning or resumption: its manifest, and its run in MLflow.
+"""Records the beginning or resumption of a run: writes its manifest and its MLflow run.
 
     RunConfig ─┬─▶ MLflow: parameters, tags, the data set
                └─▶ manifest.json: configuration, packages, code, and the changes of a resume
 
-Leaves out the reports of its steps (`reporter`)."""
+Leaves out the reports of a run's steps (`reporter`)."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ REPOSITORY = Path(__file__).parents[1]
 def record_beginning(
     config: RunConfig, run_id: str, store: Store, step: int, left_out: Mapping[str, int] = {}
 ) -> RunTracker:
-    """Begin the tracked run or continue it after this step, and write the manifest, with the
-    changes of the configuration and the number of rows left out by reason.
+    """Begin the MLflow run, or continue it after this step, and write the manifest with the changes
+    of the configuration. left_out: number of rows left out, by reason.
 
-    Raises ValueError if the task's rows, or a model at a path, differ from those of the start.
+    Raises ValueError if the task's rows, or a model at a path, differ from those at the run's
+    start.
     """
     tracker = RunTracker(config.tracking_uri())
     with tracker.ending():
@@ -71,7 +72,7 @@ def _record(
     step: int,
     left_out: Mapping[str, int],
 ) -> None:
-    """Write the records, with a tracker that has no run yet."""
+    """Write manifest and MLflow run, with a tracker that was not started yet."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     earlier = read_manifest(store) if config.resume else None
     data = _tracked_data(config)
@@ -85,7 +86,7 @@ def _record(
         run_name=run_id,
         params=kept,
         tags=tags_of(config, links_of(run_id)),
-        # a copy of a run has another name, and is another run there
+        # a copy of a run has another name, and is another run in MLflow
         run_id=earlier.mlflow_run_id if earlier and earlier.run_id == run_id else None,
         data=data,
         git_sha=sha,
@@ -134,7 +135,7 @@ def _logged_changes(
 
 
 def _check_rows(earlier: RunManifest, digest: str) -> None:
-    """Raise ValueError if the task's rows differ from those at the start, wherever they lie."""
+    """Raise ValueError if the task's rows differ from those at the start; paths may differ."""
     if earlier.data_digest not in ("", digest):
         raise ValueError(
             f"the task must have the rows that run {earlier.run_id} was begun with, it has others:"
@@ -144,8 +145,8 @@ def _check_rows(earlier: RunManifest, digest: str) -> None:
 
 
 def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """Raise ValueError if a model differs from the one at the start, wherever it lies; a model of
-    which an earlier version kept no digest must lie at the same path."""
+    """Raise ValueError if a model differs from the one at the start; its path may differ. If an
+    earlier version stored no digest of the model, the path must be the same."""
     now, before = _models_at_paths(config), _models_at_paths(kept_config(earlier.config))
     for field, path in now.items():
         known = earlier.model_digests.get(field)
@@ -158,7 +159,8 @@ def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str,
 
 
 def _models_at_paths(config: RunConfig) -> dict[str, str]:
-    """Directories of models by field; models of other kinds have names that identify them."""
+    """Directories of the models that the configuration names by path, by field. Models of other
+    kinds are identified by their names."""
     judge = judge_engine_of(config.rewards)
     models = {"model.path": config.model, "engine.model.path of judges": judge and judge.model}
     return {

@@ -1,12 +1,12 @@
-"""The seeding windows of a run: the window that each step begins with, and the lesson of each step.
+"""The seeding windows of a run: plans the window of each step, and learns from each step's times.
 
     elastic workers that are there ─▶ plan ─▶ window of the step ─▶ round ─▶ enter ─▶ next window
     seeding.json at the artifact root ◀─ windows by (model, class of elastic workers, kind of round,
     number)                                                                         ─▶ later runs
 
-Rounds of each kind have windows of their own: a long round has other responses than a short one.
-The last window is kept in the step's commit, so that a resumed run goes on with it. Elastic workers
-are of one class if they have the same price class and equally many devices of each kind."""
+Each kind of round has its own windows, because long rounds have other responses than short ones.
+The last window is stored in the step's commit, so that a resumed run continues with it. Elastic
+workers are of one class if they have the same price class and equally many devices of each kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class SeedingWindows:
         self._memory_s: dict[str, Mapping[int, float]] = {}  # read when first needed
 
     def plan(self, elastic_workers: Collection[AdmittedWorker], kind: str) -> PlannedWindow | None:
-        """Plan the window of a step that begins with these elastic workers. kind: of its round."""
+        """Plan the window of a step that begins with these elastic workers; None if seeding is off.
+        kind: kind of the step's round."""
         if not self._config.enabled:
             return None
         present = present_of(elastic_workers)
@@ -52,7 +53,8 @@ class SeedingWindows:
     def enter(
         self, record: StepCommit, report: StepReport, elastic_workers: Collection[AdmittedWorker]
     ) -> StepCommit:
-        """Learn from a step; returns its record with the window's figures and seeding state."""
+        """Learn from a step's times; returns the step's commit with the metrics of its window and
+        the seeding state added."""
         window = report.rollout.window
         if not self._config.enabled or window is None:
             return record
@@ -66,8 +68,8 @@ class SeedingWindows:
         return replace(record, metrics={**record.metrics, **figures}, seeding=kept)
 
     def _learn(self, present: Collection[AdmittedWorker], kind: str, times: SeedingTimes) -> None:
-        """Update the window from a step's times, and keep windows by number of elastic workers for
-        later runs."""
+        """Update the window from a step's times, and store the windows by number of elastic workers
+        for later runs."""
         before = self._known(present, kind)
         after = after_step(before, times, self._config)
         self._seedings[kind] = replace(after, memory_s={})
@@ -88,7 +90,7 @@ class SeedingWindows:
 
 
 def present_of(elastic_workers: Collection[AdmittedWorker]) -> list[AdmittedWorker]:
-    """Select elastic workers that have held weights and stay."""
+    """Select the elastic workers in state "present": they have held weights and are not leaving."""
     return [
         elastic_worker for elastic_worker in elastic_workers if elastic_worker.state == "present"
     ]
@@ -99,8 +101,8 @@ def names_of(elastic_workers: Collection[AdmittedWorker]) -> frozenset[str]:
 
 
 def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
-    """Describe the class of elastic workers by price class and number of devices of each kind;
-    mixed classes are joined, and without workers the class is empty."""
+    """Describe the class of elastic workers: price class, and number of devices of each kind. Mixed
+    classes are joined by " + "; without workers the text is empty."""
     classes = set[str]()
     for elastic_worker in elastic_workers:
         kinds = Counter(device.partition(":")[0] for device in elastic_worker.devices)
@@ -110,5 +112,5 @@ def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
 
 
 def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
-    """Return the key of remembered windows."""
+    """Return the key under which windows are stored: class of workers and kind of round."""
     return f"{class_of(present)}, {kind} rounds"

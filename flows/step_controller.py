@@ -1,8 +1,8 @@
 """The operations of a run on its steps: plan a step, open its round, play it, commit it, and
 recover from losses. `flows.steps` puts them in order.
 
-Steps overlap where the policy says so, and go on beside evaluations. All others are played one at a
-time: every step is a barrier."""
+If the policy says so, steps overlap, and evaluations go on beside them. Otherwise steps are played
+one at a time: every step is a barrier."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EvaluationFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: as above
 
 
 class StepCommitter:
-    """Makes the commits of steps from their reports and recorded rows, for one attempt at a run."""
+    """Makes the commits of steps from reports and recorded rows, for one attempt at a run."""
 
     def __init__(self, run: OpenRun, history: WorkerHistory) -> None:
         self._began_s = time.time()
@@ -60,10 +60,11 @@ class StepCommitter:
         checkpoint: str | None,
         before: StepCommit | None,
     ) -> StepCommit:
-        """Make the commit of a step. before: the last committed step."""
+        """Make the commit of a step. state: the prompt queue after it. before: the commit of the
+        step before; None for the first step."""
         rows = self._journal.read(report.plan.step)
-        # Unix seconds up to which steps have paid: the end of the last one, or the beginning of
-        # this attempt if that is later
+        # Unix time up to which device time is charged to earlier steps: the end of the last one,
+        # or the beginning of this attempt if that is later
         paid_until_s = max(before.timings["finished_s"], self._began_s) if before else 0.0
         groups = tuple(self._journal.read_groups(report.plan.step, rows))
         metrics = (
@@ -123,7 +124,7 @@ class StepController:
         self._relayout: tuple[Span, ...] = ()  # of the last change of the engines' layout
 
     def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
-        """Plan a step from this queue; None when the run is over."""
+        """Plan a step from the prompt queue `state`; None if the run is over."""
         begun = next_round(self._run, state, step, weights.version)
         if begun is None:
             return None
@@ -131,7 +132,7 @@ class StepController:
         return Planned(before=begun.before, plan=plan)
 
     def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-        """Return the queue after a round."""
+        """Return the prompt queue after a round."""
         return state_after(before, plan, rollout)
 
     def is_barrier(self, step: int) -> bool:
@@ -139,7 +140,8 @@ class StepController:
         return not self._overlaps or step >= self._run.config.num_steps
 
     def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
-        """Plan the evaluation that goes on beside later steps; None if none is due."""
+        """Plan the evaluation of this step's weights that goes on beside later steps; None if none
+        is due."""
         run = self._run
         if self.is_barrier(step) or not is_due(step, run.config.evaluation.every_steps):
             return None
@@ -170,10 +172,10 @@ class StepController:
         return with_relayout(report, relayout), checkpoint
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
-        """Write the commit file, then everything that may be lost without harm; needs no worker.
+        """Write the commit file, then the reports that may be lost without harm. Needs no worker.
 
-        Raises GradientsNotFinite when too many steps in a row made no update for that reason. The
-        step is committed by then, so that a resume goes on after it.
+        Raises GradientsNotFinite if too many steps in a row made no update because of gradients
+        that are not finite. The step is committed by then, so that a resume continues after it.
         """
         run, reporter = self._run, self._reporter
         planner = self._layouts.observe(report)
@@ -190,19 +192,20 @@ class StepController:
         await self._fleet.abort_rounds(reason)
 
     async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
-        """Replace lost actors and restore the weights; returns the weights to go on with.
+        """Replace lost actors and restore the weights; returns the weights to continue with.
 
-        A step that overlaps none goes on with the committed weights, even if engines hold its own
-        meanwhile: then its round is over, and read back.
+        If steps do not overlap, these are the committed weights, even if engines already hold the
+        weights of the step after: the round of that step is then over, and is read back.
         """
         held = await recover(self._run, self._fleet, step)
         return held if self._overlaps else committed
 
 
 def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> PartialRound | None:
-    """Read the round that an earlier attempt began for this step, or plan one and keep its plan.
+    """Read the plan of the round that an earlier attempt began for this step, or else plan a round
+    and store its plan. Returns None if the run is over.
 
-    published: the weight version in all engines. None when the run is over.
+    published: the weight version in all engines.
     """
     config = run.config
     begun = partial_round(run.store, step, config.num_steps, run.context.unfit)
@@ -226,11 +229,12 @@ def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> Pa
 
 
 def state_after(before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-    """Return the queue after the step's round, without prompts that no longer fit: a round that was
-    begun with more room may leave some."""
+    """Return the prompt queue after the step's round, without unfit prompts: a round that was begun
+    with room for longer prompts may leave some that no longer fit."""
     return without_unfit(finish_round(before, plan.round, rollout), plan.run.unfit)
 
 
 def is_due(step: int, every: int) -> bool:
-    """Return True if an action that repeats after `every` steps falls on this one; 0 is never."""
+    """Return True if an action that is repeated every `every` steps is due after this step; an
+    `every` of 0 means never."""
     return every > 0 and step % every == 0

@@ -1,23 +1,23 @@
-"""The steps of a run, in order, from the last commit on. Where they overlap, a round begins when
-the one before it closes, while that is trained:
+"""Plays the steps of a run in order, from the last commit on. If steps overlap, a round begins when
+the round before it closes, while that earlier round is trained:
 
     round s ──▶ closed ──▶ its turn: trained, published ──▶ committed, in order
                    └─▶ round s + 1 ──▶ closed ──▶ waits for its turn ...
 
-When a recoverable failure happens, every round is ended, lost actors are replaced, and the steps
-after the last commit begin again: rounds that were closed are read back. A barrier is a step that
-is committed before a later round begins, and that leaves nothing running for one: the last, or each
-where the steps of the run do not overlap at all.
+After a recoverable failure every round is ended, lost actors are replaced, and the steps after the
+last commit begin again; rounds that were closed are read back. A barrier is a step that must be
+committed before a later round begins, and that leaves no responses running for it. The last step is
+a barrier; if steps do not overlap, every step is.
 
 An evaluation goes on beside the rounds and the training of later steps, on engines that all hold
-the weights of the step before it. The next step updates nothing before the evaluation is over:
+the weights of the evaluated step. The next step does not update before the evaluation is over:
 
     step s committed ─▶ evaluation of its weights ─▶ reported
                      └▶ step s + 1 trains ─────────────┴▶ updates, publishes
 
-Each step knows its order by a `StepOrdering`: its round closes (`closed`: the next round begins),
-every step before it is committed (`turn`: the step trains), the evaluation of the weights before it
-is over (the step updates and publishes)."""
+Each step has a `StepOrdering` with three signals: `closed`, the step's round has closed, and the
+next round begins; `turn`, all earlier steps are committed, and the step trains; `evaluation`, the
+evaluation of the weights before is over, and the step updates and publishes."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ class StepOrdering:
         self._closing: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle as None: Prefect sends a flow's parameters to its tasks, and none needs this."""
+        """Pickle as None: Prefect sends a flow's parameters to its tasks, and no task uses this
+        object."""
         return type(None), ()
 
     async def may_train(self, rollout: Any) -> bool:  # Any: a Prefect future of the round's report
-        """Wait for the step's turn, and set `closed` meanwhile when the rollout ends. Returns False
-        when training is called off or the round has failed."""
+        """Wait for the step's turn; meanwhile set `closed` when the rollout ends. Returns False if
+        training is called off or the round has failed."""
         self._closing = asyncio.create_task(self._close_after(rollout))
         await asyncio.wait((self._closing, self.turn), return_when=asyncio.FIRST_COMPLETED)
         if not self.turn.done() and self.closed.exception() is not None:
@@ -72,8 +73,8 @@ class StepOrdering:
         return await self.turn
 
     async def may_update(self) -> None:
-        """Wait for the evaluation of the weights that the step replaces. Raises RoundAborted when
-        that evaluation failed: it must be repeated before the update."""
+        """Wait for the evaluation of the weights that the step's update replaces. Raises
+        RoundAborted if that evaluation failed: it must be repeated before the update."""
         if self.evaluation is None:
             return
         began_s = time.monotonic()
@@ -87,22 +88,22 @@ class StepOrdering:
             report = await result_of(rollout)
         except BaseException as error:
             self.closed.set_exception(error)
-            self.closed.exception()  # marks it as retrieved: nobody has to wait for it
+            self.closed.exception()  # marks it as retrieved, or asyncio logs an unused exception
         else:
             self.closed.set_result(report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A step that may begin, with the queue before it."""
+    """The plan of a step that may begin, with the prompt queue before the step."""
 
-    before: QueueState  # where the prompts stood when its round was planned
+    before: QueueState  # state of the prompt queue when the step's round was planned
     plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedStep(Planned):
-    """A step that is under way, with its task."""
+    """A step that is under way, with its signals and its asyncio task."""
 
     ordering: StepOrdering
     task: asyncio.Task[Played]
@@ -110,7 +111,7 @@ class StartedStep(Planned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEvaluation:
-    """An evaluation that is under way, with its task."""
+    """An evaluation that is under way, with its asyncio task."""
 
     plan: StepPlan
     task: asyncio.Task[None]
@@ -123,12 +124,12 @@ class StepOps(Protocol):
     recoverable: tuple[type[BaseException], ...]  # failures that are recovered from
 
     def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
-        """Plan the round of a step from this queue, with these weights in all engines; None when
-        the run is over."""
+        """Plan the round of a step from the prompt queue `state`, with these weights in all
+        engines; None if the run is over."""
         ...
 
     def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-        """Return the queue after a round."""
+        """Return the prompt queue after a round."""
         ...
 
     def is_barrier(self, step: int) -> bool:
@@ -153,7 +154,7 @@ class StepOps(Protocol):
         ...
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
-        """Make the step final; `state`: the queue after the step."""
+        """Commit the step. `state`: the prompt queue after the step."""
         ...
 
     async def abort(self, reason: str) -> None:
@@ -161,8 +162,8 @@ class StepOps(Protocol):
         ...
 
     async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
-        """Replace lost actors, bring learners and engines back to this step, which committed these
-        weights; returns the weights to go on with."""
+        """Replace lost actors, and bring learners and engines back to this step, which committed
+        these weights; returns the weights to continue with."""
         ...
 
 
@@ -170,7 +171,8 @@ class Steps:
     """Plays the steps of a run from its last commit on."""
 
     def __init__(self, ops: StepOps, state: QueueState, step: int, weights: WeightsRef) -> None:
-        """Begin after the last commit: its queue `state`, its `step` and its `weights`."""
+        """Begin after the last commit, which has the number `step`, the prompt queue `state` and
+        the weights `weights`."""
         self.step = step
         self.weights = weights
         self._ops = ops
@@ -195,7 +197,8 @@ class Steps:
         return self.step > first
 
     async def _failure(self, playing: Awaitable[None]) -> BaseException | None:
-        """Await the steps; on failure end all that is under way and return the cause."""
+        """Await the steps. If they fail, end all steps and evaluations that are under way, and
+        return the cause; None on success."""
         try:
             await playing
         except BaseException as error:
@@ -226,7 +229,8 @@ class Steps:
                     return
 
     def _waits(self) -> set[asyncio.Future[Any]]:  # Any: of reports
-        """Futures that the next decision waits for; empty when the run is over."""
+        """The futures of which one must be done before the next decision; empty if the run is
+        over."""
         waits: set[asyncio.Future[Any]] = set()
         if self._under_way:
             waits.add(self._under_way[0].task)
@@ -237,7 +241,7 @@ class Steps:
         return waits
 
     async def _begin_evaluation(self) -> None:
-        """Begin the evaluation that is due, unless one is under way."""
+        """Begin the evaluation that is due, if any, unless one is under way."""
         if self._due is None or self._evaluating is not None:
             return
         plan = self._due
@@ -252,7 +256,8 @@ class Steps:
             self._due = self._evaluating = None
 
     async def _begin(self) -> None:
-        """Begin the next step, unless a round or a barrier is in its way, or the run is over."""
+        """Begin the next step, unless the last round is still open, a barrier is not committed, or
+        the run is over."""
         state, step = self._state, self.step
         adopted: tuple[InFlight, ...] = ()
         if self._under_way:
@@ -295,13 +300,14 @@ class Steps:
             self._give_turn(self._under_way[0])
 
     def _give_turn(self, begun: StartedStep) -> None:
-        """Let a step train; its update waits for the evaluation that is under way."""
+        """Let a step train; its update waits for the evaluation that is under way, if any."""
         if self._evaluating is not None:
             begun.ordering.evaluation = self._evaluating.task
         begun.ordering.turn.set_result(True)
 
     async def _give_up(self, error: BaseException) -> BaseException:
-        """End all that is under way; returns the failure that made the others fail."""
+        """End all steps and evaluations that are under way; returns the failure that caused the
+        others."""
         under_way, self._under_way = self._under_way, deque()
         evaluating, self._evaluating = self._evaluating, None
         work: list[asyncio.Task[Any]] = [begun.task for begun in under_way]  # Any: of reports

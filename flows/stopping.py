@@ -1,17 +1,18 @@
-"""The stop of a run by Ctrl-C, SIGTERM or a closed terminal: acknowledged at once, and carried out
-where the flow awaits something.
+"""Stops a run on Ctrl-C, SIGTERM or a closed terminal. The signal is acknowledged at once, and the
+flow is cancelled when it next awaits something.
 
     signal ─▶ a thread: a line on the terminal ─▶ the flow's task is cancelled ─▶ interrupted
-                └─ Ctrl-C again: this process ends, with all that it has started
+                └─ Ctrl-C again: this process ends, with all processes that it started
 
-An exception that is raised wherever a process happens to be may be taken for a failure of the code
-there: Prefect's TerminationSignal inside a serializer becomes an error of that. So Prefect's own
-handler does nothing here. A flow that does not come to an await within a second is cancelled where
-it is, and whatever failure follows counts as the stop.
+An exception that a signal handler raises at an arbitrary place may be taken for a failure of the
+code there: Prefect's TerminationSignal within a serializer becomes an error of the serializer. So
+Prefect's own handler is replaced here. A flow that does not reach an await within a second is
+cancelled at the place where it is, and any failure that follows counts as the stop.
 
-Relied on, in Prefect 3.7, and guarded by `tests/unit/test_stopping.py`: every flow run looks up
-`_prefect_sigterm_handler` in `prefect.utilities.engine` when it installs it or asks for it, and a
-cancelled flow is crashed, or cancelled where Prefect's worker wants it so."""
+This relies on two properties of Prefect 3.7, which `tests/unit/test_stopping.py` checks: every flow
+run looks up `_prefect_sigterm_handler` in `prefect.utilities.engine` whenever it installs or
+compares the handler; and a cancelled flow ends in the state Crashed, or Cancelled if Prefect's
+worker asked for that."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:  # a command that only prints the message needs no store
     from artifacts.store import Store
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NUDGE = signal.SIGUSR1  # from a thread to the main one, which leaves what it is in
-AWAITS_WITHIN_S = 1.0  # a flow that does not is cancelled where it is
-STATUS = 128  # of a process that a signal ended, as shells count: this and its number
+NUDGE = signal.SIGUSR1  # sent to the main thread, to interrupt the code that it executes
+AWAITS_WITHIN_S = 1.0  # a flow that does not await within this time is interrupted
+STATUS = 128  # a process that a signal ended has this exit status plus the signal's number
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -44,7 +45,7 @@ def stop_message(num_steps: int) -> str:
 
 
 class Stop:
-    """The stop of one run, if there is one. Create in the flow's own task."""
+    """Receives the stop of one run. Create it in the flow's own asyncio task."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self.number: signal.Signals | None = None  # that stopped the run
@@ -57,14 +58,15 @@ class Stop:
 
     @contextmanager
     def watched(self, store: Store) -> Iterator[None]:
-        """Name the store of the run in the block, whose committed steps the message counts."""
+        """During the block, count this store's committed steps in the stop message, and apply
+        `failures_as_stop`."""
         self._committed = lambda: len(store.list(STEPS))
         with self.failures_as_stop():
             yield
 
     @contextmanager
     def failures_as_stop(self) -> Iterator[None]:
-        """Raise CancelledError for any failure of the block after a stop."""
+        """Turn any failure of the block after a stop into CancelledError."""
         try:
             yield
         except BaseException as error:
@@ -73,8 +75,8 @@ class Stop:
             raise asyncio.CancelledError(f"stopped by {self.number.name}") from error
 
     def receive(self, number: int) -> None:
-        """Act on a signal, in the watching thread. The first one stops the run, a later Ctrl-C ends
-        the process; a later SIGTERM is ignored, since process groups often get it twice."""
+        """Act on a signal, in the watching thread. The first signal stops the run. A later Ctrl-C
+        ends the process; a later SIGTERM is ignored, since process groups often get it twice."""
         if self.number is not None:
             if number == signal.SIGINT:
                 end_process(STATUS + number)
@@ -84,7 +86,7 @@ class Stop:
         nudging = threading.Timer(AWAITS_WITHIN_S, self._nudge)
         nudging.daemon = True
         nudging.start()
-        with suppress(Exception):  # a store that does not answer: it is the stop that counts
+        with suppress(Exception):  # the store may not answer; the run is stopped all the same
             self._report(stop_message(self._committed()))
 
     def _cancel(self) -> None:
@@ -98,22 +100,22 @@ class Stop:
                 signal.pthread_kill(threading.main_thread().ident or 0, NUDGE)
 
     def in_main_thread(self, number: int, _: FrameType | None) -> None:
-        """Handle a signal in the main thread: go on, or raise CancelledError for a nudge."""
+        """Handle a signal in the main thread: raise CancelledError for NUDGE, else do nothing."""
         if number == NUDGE and not self._is_taken_up:
             self._is_taken_up = asyncio.current_task(self._loop) is self._task
             raise asyncio.CancelledError
 
     def end(self) -> None:
-        """Mark the flow as over: nothing is cancelled any more."""
+        """Mark the flow as over, so that no signal cancels anything any more."""
         with self._nudging:
             self._is_taken_up = True
 
 
 @contextmanager
 def stoppable(report: Callable[[str], None]) -> Iterator[Stop]:
-    """Let signals stop the flow, whose body is the block; `report` shows a line.
+    """Let signals stop the flow whose body is the block. `report` shows a line to the user.
 
-    Changes nothing outside of the main thread, nor for signals that are ignored (nohup).
+    Does nothing outside the main thread, nor for signals that the process ignores (nohup).
     """
     stop = Stop(report)
     if threading.current_thread() is not threading.main_thread():
@@ -134,8 +136,8 @@ def stoppable(report: Callable[[str], None]) -> Iterator[Stop]:
 
 
 def _watch(reader: int, stop: Stop) -> None:
-    """Read signal numbers until the pipe is closed. The system writes them, also while the main
-    thread is busy."""
+    """Read signal numbers from the pipe until it is closed. The interpreter's C handler writes them
+    at once, also while the main thread is busy."""
     with os.fdopen(reader, "rb", buffering=0) as numbers:
         while number := numbers.read(1):
             if number[0] in STOPS:
@@ -144,7 +146,7 @@ def _watch(reader: int, stop: Stop) -> None:
 
 @contextmanager
 def _handled(stop: Stop) -> Iterator[None]:
-    """Install the stop's signal handler, for Prefect as well, as long as the block lasts."""
+    """Install the stop's signal handler during the block, also in place of Prefect's."""
     from prefect.utilities import engine
 
     handler: Handler = stop.in_main_thread  # one object: Prefect asks whether it is the same

@@ -1,15 +1,15 @@
-"""Prefect tasks of a flow on a Dask cluster: submission at low cost, and waiting for results.
+"""Runs a flow's Prefect tasks on a Dask cluster: submits them at low cost, and waits for results.
 
     flow ──on_cluster──▶ flow with tasks on this cluster ──submit──▶ Dask ──result_of──▶ result
 
-With Prefect 3.7 and prefect-dask 0.3 `Flow.with_options` derives the schema of the flow's
-parameters again, 0.3 s of a core each, and a submission names itself by a digest of all that it is
-given, the flow among it, which is most of its time. Both together were a sixth of what the flow's
-process computes in a run of two steps.
+In Prefect 3.7 and prefect-dask 0.3, `Flow.with_options` derives the schema of the flow's parameters
+again, which takes a core 0.3 s; and a submission is named by a digest of all its arguments, the
+flow included, which takes most of its time. Together they took a sixth of the CPU time of the
+flow's process in a run of two steps.
 
-Results are waited for in threads of their own. asyncio has four threads more than there are cores,
-and a wait takes one for as long as a round lasts: on two cores a step and an evaluation beside it
-took all of them, and nobody replaced a lost worker or drew a picture meanwhile."""
+A separate thread pool waits for results. asyncio's default pool has four threads more than there
+are cores, and a wait occupies a thread for a whole round: on two cores a step and an evaluation
+beside it occupied all threads, so that no lost worker was replaced and no picture was drawn."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from typing import Any
 from prefect import Flow, Task
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 
-# as many as may wait: four for a step, two for an evaluation, one for each round that overlaps
+# a thread per wait: four for a step, two for an evaluation, one for each round that overlaps
 THREADS = ThreadPoolExecutor(64, thread_name_prefix="results")
 
 
 class ClusterTaskRunner(DaskTaskRunner):  # type: ignore[misc]  # it has no types
-    """Submits every task as a computation of its own; equal submissions are never merged."""
+    """Task runner that submits every task as a separate Dask computation: equal submissions are
+    not merged."""
 
     def submit(
         self,
@@ -53,7 +54,7 @@ class ClusterTaskRunner(DaskTaskRunner):  # type: ignore[misc]  # it has no type
 
 
 def on_cluster(flow: Flow[..., Any], runner: ClusterTaskRunner) -> Flow[..., Any]:
-    """Copy of the flow whose tasks this runner runs. Any: whatever the flow takes and returns."""
+    """Copy a flow so that `runner` runs its tasks. Any: whatever the flow takes and returns."""
     copied = copy.copy(flow)
     copied.task_runner = runner
     return copied
@@ -61,5 +62,5 @@ def on_cluster(flow: Flow[..., Any], runner: ClusterTaskRunner) -> Flow[..., Any
 
 async def result_of(future: Any) -> Any:  # Any: a Prefect future, and what it holds
     """Wait for a submitted task; returns its result or raises its error."""
-    run = copy_context().run  # Prefect keeps there which flow this is
+    run = copy_context().run  # Prefect keeps the current flow run in the context
     return await asyncio.get_running_loop().run_in_executor(THREADS, run, future.result)

@@ -1,5 +1,5 @@
-"""The terminal view of a run that goes on: a bar, the last steps, and the progress of the present
-round.
+"""The terminal view of a run that is under way: a progress bar, the last steps, and the progress of
+the current round.
 
 On a terminal the view is redrawn in place; elsewhere (a file, CI) every step is one line. Leaves
 out the summary at the end, and the output of libraries (`flows.output`)."""
@@ -38,7 +38,7 @@ COLUMNS = (
     ("step s", "time/step_s", "{:.1f}"),
     ("queue", "queue/long_prompts", "{:.0f}"),
 )
-# of steps that overlap: how old the weights were, what it costs, and who waited for whom
+# further columns for steps that overlap: staleness of the weights, its cost, and waiting times
 OVERLAPPED = (
     ("lag", "lag/mean_versions", "{:.1f}"),
     ("ess", "train/effective_sample_fraction", "{:.2f}"),
@@ -52,8 +52,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Shows a run; `read_progress` returns the progress of the last round that began and of the
-    evaluation that runs, as far as there are any."""
+    """Shows a run in the terminal. `read_progress` returns the progress of the last round that
+    began, and of the evaluation that is under way, if any."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class TerminalView:
         read_progress: Callable[[], Sequence[RoundProgress]],
         read_participants: Callable[[], str] = str,
     ) -> None:
-        """read_participants: lines on environment processes and elastic workers; empty without."""
+        """read_participants: returns lines on environment processes and elastic workers; empty if
+        the run has none."""
         self._run_id = run_id
         self._num_steps = num_steps
         self._read_progress = read_progress
@@ -100,7 +101,7 @@ class TerminalView:
         await self.close()
 
     async def close(self) -> None:
-        """Stop redrawing and leave the last picture above later output. May be called twice."""
+        """Stop redrawing and leave the last view above later output. May be called twice."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
@@ -123,7 +124,7 @@ class TerminalView:
             print_line(text)
 
     def add_step(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        """Show a committed step."""
+        """Show a committed step as a row of the table, or as a line outside a terminal."""
         self._step = step
         self._rows.append((step, kind, metrics))
         self._rewards.append(metrics["reward/mean"])
@@ -173,7 +174,7 @@ class TerminalView:
 
 
 def round_line(progress: RoundProgress) -> str:
-    """Describe the progress of a round on one line, and whether engines or learner wait."""
+    """Describe on one line the progress of a round, and the waiting of engines or learner."""
     parts = [f"{progress.num_accepted} of {progress.num_wanted} groups accepted"]
     if progress.num_undecided:
         carried = f" ({progress.num_carried} carried)" if progress.num_carried else ""
@@ -194,19 +195,19 @@ def round_line(progress: RoundProgress) -> str:
 
 
 def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[tuple[str, str, str], ...]:
-    """Choose the columns for these steps: title, metric and number format of each."""
+    """Choose the table's columns for these steps, each with title, metric and number format."""
     overlaps = any("lag/mean_versions" in metrics for metrics in steps)
     return (*COLUMNS, *OVERLAPPED) if overlaps else COLUMNS
 
 
 def update_line(metrics: Mapping[str, float]) -> str:
-    """Reason of a skipped update, for the step's line; empty after an update."""
+    """The reason for a step's skipped update, for the step's line; empty if it was updated."""
     skipped = skipped_of(metrics)
     return "" if skipped is None else f"no update: {REASONS[skipped]}"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """Draw the last values, from 0 to 1, as bars."""
+    """Draw the last `width` values as bars, one character each, on a scale from 0 to 1."""
     return "".join(
         BLOCKS[min(len(BLOCKS) - 1, max(0, int(value * len(BLOCKS))))] for value in values[-width:]
     )

@@ -1,10 +1,11 @@
-"""The training run: before, step after step, after.
+"""The flow of a training run: checks and start, step after step, final evaluation and report.
 
     open -> restore -> evaluate
          -> [ plan_round -> rl_step -> commit ] x steps (+ drain), evaluations among them
          -> evaluate -> report
 
-In this process, with a Prefect server that runs (`make demo` brings one), or by a worker of one:
+Start it in this process, beside a running Prefect server (`make demo` brings one), or by a worker
+of a Prefect server:
 
     rollflow train --preset tiny --set num_steps=5
     prefect deployment run 'train/laptop' --watch -p config='{"preset": "smollm2", "num_steps": 40}'
@@ -62,14 +63,14 @@ logger = logging.getLogger(__name__)
 hide_refused_secrets()
 
 WORKER_IMPORTS = "flows.worker_imports"  # by name: the flow itself does not use the module
-ANSWER_S = 20.0  # within which the scheduler must answer for Dask's page
+ANSWER_S = 20.0  # the scheduler must answer within this time for Dask's page
 SAME_MODEL = "put the model there under the same path, or set keep.model_cache to a shared folder"
 
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
 async def train(config: RunConfig) -> RunSummary | State[None]:
-    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler; a
-    resumed run with nothing left to do ends at once."""
+    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler.
+    A resumed run with nothing left to do ends at once."""
     if told := nothing_left(config):
         print_line(told)
         return Completed(message=told)
@@ -114,7 +115,8 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
 
 
 def prepare_workers(config: RunConfig) -> None:
-    """Begin the imports of the run's workers, before this process starts anything else."""
+    """Begin importing the modules of the run's workers, before this process starts anything else.
+    Raises ValueError if a port that the user set is taken."""
     effective = effective_config(config)
     check_ports(effective)
     prepare_cluster(effective.cluster, (WORKER_IMPORTS,), effective.engine.imports)
@@ -123,7 +125,8 @@ def prepare_workers(config: RunConfig) -> None:
 async def train_steps(
     run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: ClusterTaskRunner
 ) -> RunSummary:
-    """Play all remaining steps and the evaluations around them."""
+    """Play all remaining steps and evaluations, export the model, and report; returns the run's
+    summary."""
     step_flow = on_cluster(rl_step, task_runner)
     evaluation_flow = on_cluster(evaluate, task_runner)
     step = len(run.commits)
@@ -148,7 +151,7 @@ async def train_steps(
 
 
 def evaluations_until(run: OpenRun, step: int) -> list[int]:
-    """List the steps up to this one whose evaluations are recorded or due now."""
+    """List the steps up to this one whose evaluation is recorded, and this step if one is due."""
     missing = {step} if step == 0 or is_due(step, run.config.evaluation.every_steps) else set()
     return sorted(missing | evaluated_steps(run.store))
 
@@ -156,10 +159,11 @@ def evaluations_until(run: OpenRun, step: int) -> list[int]:
 async def evaluate_after(
     flow_with_runner: EvaluationFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef
 ) -> EvaluationReport:
-    """Evaluate after this step, with nothing beside; recorded scores are read back.
+    """Evaluate the weights after this step while no step is under way; if the evaluation is
+    recorded, read its scores back.
 
-    Attempts are repeated when workers die. Afterwards the engines load their weights again, so that
-    the engine statistics of the next round leave the evaluation out.
+    The evaluation is repeated if workers die. Afterwards the engines load their weights again,
+    which resets their statistics, so that those of the next round leave the evaluation out.
     """
     plan = evaluation_plan(run, step, weights)
 
@@ -180,10 +184,9 @@ async def evaluate_after(
 
 @contextmanager
 def dask_page(client: Client, page: Path) -> Iterator[None]:
-    """Write Dask's own page about the workers' tasks in the block, however the block ends.
+    """Write Dask's own page on the workers' tasks during the block, also if the block fails.
 
-    The page is a record of the run and no part of it: a scheduler that does not answer costs a
-    warning.
+    No run depends on this page: if the scheduler does not answer, a warning is logged.
     """
     report = performance_report(filename=str(page))
     client.sync(report.__aenter__)
@@ -191,7 +194,7 @@ def dask_page(client: Client, page: Path) -> Iterator[None]:
         yield
     finally:
         end = (None, None, None)
-        try:  # without the timeout, a scheduler that is gone is waited for as long as Dask retries
+        try:  # the timeout limits the wait for a scheduler that is gone, which Dask would retry
             client.sync(report.__aexit__, *end, code="", callback_timeout=ANSWER_S)
         except (OSError, RuntimeError, ValueError) as error:  # TimeoutError is an OSError
             reason = str(error) or f"no answer within {ANSWER_S:.0f} s"
@@ -201,7 +204,7 @@ def dask_page(client: Client, page: Path) -> Iterator[None]:
 async def check_machines(client: Client, run: OpenRun) -> None:
     """Check the machines of a joined cluster before any actor is built.
 
-    Raises ValueError if a worker misses a file of the run, or if a device's number belongs to
+    Raises ValueError if a worker cannot read a file of the run, or if a device's number belongs to
     another machine.
     """
     config, cluster = run.config, run.config.cluster
@@ -214,8 +217,8 @@ async def check_machines(client: Client, run: OpenRun) -> None:
 
 
 def shared_files(context: RunContext, root: Path | None) -> list[SharedFile]:
-    """List one file in every folder that workers share; `root` is the artifact root where that is a
-    folder."""
+    """List one file in every folder that workers must share. `root`: the artifact root, or None if
+    it is a URL."""
     files = [
         SharedFile(
             path=f"{context.weights_dir}/{OWNER}",

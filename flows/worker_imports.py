@@ -1,5 +1,5 @@
-"""What the workers of a run import: one module, for the process that they are forked from
-(`tasks.cluster.fork_server`). Leaves out vLLM, which engines alone need."""
+"""Imports all modules that the workers of a run need, once, in the process from which the workers
+are forked (`tasks.cluster.fork_server`). Leaves out vLLM, which only engines need."""
 
 from __future__ import annotations
 
@@ -27,5 +27,6 @@ __all__ = [
     "train",
 ]
 
-# what is imported stays for good: no collection of a worker looks at it, and its pages stay shared
+# imported objects are never freed: freezing exempts them from workers' garbage collections, so that
+# their memory pages stay shared
 gc.freeze()

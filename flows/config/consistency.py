@@ -1,4 +1,4 @@
-"""What the parts of a configuration must have in common; each part checks itself.
+"""Rules between several parts of a configuration. Rules within one part are checked by that part.
 
 Every rule is a function that raises ValueError with the rule, the value and the cure.
 """
@@ -22,7 +22,7 @@ from tasks.rewards.programs.code_tests import CodeTestsConfig
 
 
 def check_parts(config: Parts) -> None:
-    """ValueError for the first rule that is broken."""
+    """Check all rules; raises ValueError for the first one that is broken."""
     engine_members(config.cluster, config.engine.tensor_parallel_size)
     check_held_out(config)
     check_warm_ups(config)
@@ -47,7 +47,8 @@ def check_parts(config: Parts) -> None:
 
 
 def _check_lengths(config: Parts) -> None:
-    """A prompt, the longest response and the penalty of an overlong one have room."""
+    """The longest response leaves room for a prompt, and is long enough for the whole penalty of an
+    overlong response."""
     longest = config.sampling.max_response_tokens
     if longest >= config.engine.max_model_len:
         raise ValueError(
@@ -65,7 +66,7 @@ def _check_lengths(config: Parts) -> None:
 
 
 def _check_distribution(config: Parts) -> None:
-    """The learner scores responses under the distribution that they were sampled from."""
+    """Responses are sampled from the distribution under which the learner scores them."""
     temperature, top_p = config.sampling.temperature, config.sampling.top_p
     if temperature == 0:
         raise ValueError(
@@ -81,7 +82,8 @@ def _check_distribution(config: Parts) -> None:
 
 
 def _check_sleep(config: Parts) -> None:
-    """Sleeping gives GPU memory to a learner on the same device, and to nobody else."""
+    """Engines sleep only on GPUs that rollout and learner share: sleeping frees memory for that
+    learner."""
     placed, kind = device_map(config.cluster), config.cluster.device_kind
     is_shared = set(placed["rollout"]) & set(placed["learner"])
     if config.engine.sleeps and not (kind == "cuda" and is_shared):
@@ -92,7 +94,8 @@ def _check_sleep(config: Parts) -> None:
 
 
 def _check_stream_trainer(config: Parts) -> None:
-    """Training in mid-round needs groups that are accepted and a device that is freed by then."""
+    """The stream trainer needs groups that are accepted, and a learner device that is free, before
+    the round ends."""
     if not config.stream_trainer.enabled:
         return
     needed = config.scheduling.algebra(config.batch).streaming_needs
@@ -114,7 +117,7 @@ def _check_stream_trainer(config: Parts) -> None:
 
 
 def _check_updates(config: Parts) -> None:
-    """Several updates need the whole step before the first, and a group for each mini-batch."""
+    """Several updates per step exclude the stream trainer, and need a group for each mini-batch."""
     learner = config.learner
     if learner.num_updates == 1:
         return
@@ -135,7 +138,7 @@ def _check_updates(config: Parts) -> None:
 
 
 def _check_shards(config: Parts) -> None:
-    """Sharded parameters have somebody to share with, and ranks that train at the same time."""
+    """Sharded parameters need two learner ranks or more, which train at the same time."""
     if config.learner.parameters != "sharded":
         return
     num_ranks = len(device_map(config.cluster)["learner"])
@@ -154,7 +157,8 @@ def _check_shards(config: Parts) -> None:
 
 
 def _check_planner(config: Parts) -> None:
-    """What lengths are worth is known from measured replicas alone."""
+    """The planner's rule `lengths` needs a measured throughput profile, and the largest size must
+    not be below the first."""
     planner = config.planner
     if planner.enabled and planner.rule == "lengths" and not planner.profile:
         raise ValueError(
@@ -170,7 +174,7 @@ def _check_planner(config: Parts) -> None:
 
 
 def _check_loss(config: Parts) -> None:
-    """Tokens of older weights are not the learner's own."""
+    """An off-policy scheduling needs a loss that corrects for tokens of older weights."""
     is_off_policy = config.scheduling.algebra(config.batch).is_off_policy
     if is_off_policy and not config.learner.loss.corrects_staleness:
         raise ValueError(
@@ -181,7 +185,8 @@ def _check_loss(config: Parts) -> None:
 
 
 def _check_overlap(config: Parts) -> None:
-    """Engines that generate while others train cannot be rebuilt, and give no memory away."""
+    """If steps overlap, engines are never idle: the planner cannot rebuild them, and they cannot
+    sleep."""
     if not config.scheduling.algebra(config.batch).overlaps:
         return
     if config.planner.enabled:
@@ -199,8 +204,8 @@ def _check_overlap(config: Parts) -> None:
 
 
 def _check_freeing(config: Parts) -> None:
-    """Limits of the stream trainer are obeyed: where steps overlap no learner waits for the device
-    of an engine, so that none is freed."""
+    """If steps overlap, limits of the stream trainer must be the defaults: no device is freed, so
+    that other limits would have no effect."""
     limits = config.stream_trainer.changed_limits if config.stream_trainer.enabled else {}
     if limits and config.scheduling.algebra(config.batch).overlaps:
         told = ", ".join(f"stream_trainer.{name} {value}" for name, value in limits.items())
@@ -213,7 +218,7 @@ def _check_freeing(config: Parts) -> None:
 
 
 def _check_timeouts(config: Parts) -> None:
-    """The limit of a test case has room between its floor and its ceiling."""
+    """The floor of a test case's time limit is at most its ceiling."""
     for domain, reward in config.rewards.items():
         timeout = reward.timeout if isinstance(reward, CodeTestsConfig) else None
         if timeout and timeout.floor_s > timeout.ceiling_s:
@@ -225,7 +230,8 @@ def _check_timeouts(config: Parts) -> None:
 
 
 def _check_judge(config: Parts) -> None:
-    """A judge reward and the role judge need each other, and the judge's placement its device."""
+    """A judge reward and the role judge need each other. The judge must run on the device kind, and
+    fit beside an engine on the same GPU."""
     judge, placed = judge_engine_of(config.rewards), device_map(config.cluster)
     roles = config.cluster.roles
     if judge is None:

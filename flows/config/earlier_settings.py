@@ -1,5 +1,5 @@
-"""Settings of earlier versions: renamed ones are read under their new names for one more version,
-removed ones are refused with a sentence that says what to do instead.
+"""Settings of earlier versions. Old names of renamed settings are accepted for one more version;
+removed settings are refused with a sentence that says what to do instead.
 
     values as given ─▶ `with_todays_names` ─▶ values of `RunConfig`
 
@@ -115,8 +115,8 @@ Values = dict[str, Any]  # Any: JSON values
 
 
 def with_todays_names(given: Mapping[str, Any]) -> Values:  # Any: JSON values
-    """The values with every old name replaced by the new one; one line of the log names each.
-    ValueError for a removed setting, and for one that is given by both names."""
+    """Replace every old name by the new one, with a warning in the log for each. Raises ValueError
+    for a removed setting, and for a setting that is given under both names."""
     values: Values = _copied(given)
     for old, cure in REMOVED.items():
         for path in _found(values, old.split(".")):
@@ -129,7 +129,7 @@ def with_todays_names(given: Mapping[str, Any]) -> Values:  # Any: JSON values
 
 
 def new_path(path: Sequence[str]) -> list[str]:
-    """The path of a setting under its present name; any other path as it is."""
+    """The path of a setting with its present names; a path without old names is unchanged."""
     for length in range(len(path), 0, -1):
         for old, new in RENAMED.items():
             if _matches(path[:length], old.split(".")):
@@ -146,7 +146,7 @@ def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _found(values: Any, pattern: Sequence[str]) -> Iterator[list[str]]:  # Any: JSON values
-    """Every path of the values that the pattern fits."""
+    """Yield every path in the values that matches the pattern."""
     if not pattern:
         yield []
     elif isinstance(values, Mapping):
@@ -156,7 +156,8 @@ def _found(values: Any, pattern: Sequence[str]) -> Iterator[list[str]]:  # Any: 
 
 
 def _move(values: Values, old: Sequence[str], new: Sequence[str]) -> None:
-    """Put what stands at the old path at the new one, beside what is there already."""
+    """Move the value at the old path to the new one; mappings are merged. Raises ValueError if both
+    paths have a value."""
     before, after = ".".join(old), ".".join(new)
     moved = _parent(values, old).pop(old[-1])
     parent = _parent(values, new)
@@ -176,7 +177,7 @@ def _parent(values: Values, path: Sequence[str]) -> Values:
 
 
 def _copied(values: Any) -> Any:  # Any: JSON values
-    """Mappings copied at every depth, so that the caller's stay as they are."""
+    """Copy mappings at every depth, so that the caller's values are not changed."""
     if isinstance(values, Mapping):
         return {key: _copied(value) for key, value in values.items()}
     return values
@@ -184,5 +185,5 @@ def _copied(values: Any) -> Any:  # Any: JSON values
 
 @cache
 def _log_once(line: str) -> None:
-    """Warn of an old name once in a process, however often its values are read."""
+    """Log a warning only once per process, however often values with the old name are read."""
     logger.warning(line)

@@ -1,4 +1,4 @@
-"""Presets of runs whose rollout workers come and go."""
+"""Presets of runs that elastic workers may join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run that takes elastic workers must have besides, and where these get their weights."""
+"""Rules for runs that take elastic workers, and the server from which these pull weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tasks.elastic.config import ElasticConfig, WeightServerConfig
 
 
 def check_elastic_workers(config: Parts) -> None:
-    """ValueError for elastic workers that nobody could trust or that could not answer."""
+    """Raise ValueError if elastic workers are enabled without the weight check, beside
+    environments, or without an address from which they can pull weights."""
     if not config.elastic.enabled:
         return
     if not config.weight_check.enabled:
@@ -30,8 +31,8 @@ def check_elastic_workers(config: Parts) -> None:
 
 
 def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> WeightServerConfig | None:
-    """Where elastic workers pull weights; None where they read the run's own paths. ValueError
-    where nobody could pull."""
+    """Settings of the server from which elastic workers pull weights; None if they read the run's
+    own paths. Raises ValueError if no worker could reach the server."""
     weights = elastic.weights
     if not elastic.enabled or not _is_wanted(elastic, cluster):
         return None
@@ -58,7 +59,7 @@ def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> WeightSe
 
 
 def wish_of_weights(elastic: ElasticConfig, server: WeightServerConfig) -> Wish:
-    """The port of the run's weight server."""
+    """The port that the run's weight server asks for, to check that it is free."""
     return Wish(
         what="the weight server",
         port=server.port,
@@ -69,7 +70,8 @@ def wish_of_weights(elastic: ElasticConfig, server: WeightServerConfig) -> Wish:
 
 
 def _is_wanted(elastic: ElasticConfig, cluster: ClusterConfig) -> bool:
-    """As configured, else where the scheduler's address is one for other machines."""
+    """True if elastic workers pull weights from a server: as configured, or by default if other
+    machines can reach the scheduler's address."""
     if elastic.weights.enabled is not None:
         return elastic.weights.enabled
     host = cluster.scheduler_host
@@ -79,7 +81,7 @@ def _is_wanted(elastic: ElasticConfig, cluster: ClusterConfig) -> bool:
 
 
 def _is_address(host: str) -> bool:
-    """Whether it is the address of a machine, and not of all that it has."""
+    """True for one IP address of a machine; False for a host name or a wildcard address."""
     try:
         return not ip_address(host).is_unspecified
     except ValueError:

@@ -1,4 +1,4 @@
-"""What environments and episodes ask of the other parts of a configuration. Rules as those of
+"""Rules between environments or episodes and other parts of a configuration, as in
 `consistency`."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tasks.tiny_models.demonstrations import game_of
 
 
 def check_environment_workers(config: Parts) -> None:
-    """Workers of environments have environments to host."""
+    """Workers of the role environment need configured environments."""
     if num_environment_workers(config.cluster.roles) and not config.environments:
         raise ValueError(
             "the role environment needs environments, got none with roles"
@@ -23,13 +23,14 @@ def check_environment_workers(config: Parts) -> None:
 
 
 def check_player(config: Parts) -> None:
-    """A model that is made of the moves of a game is made of moves that the game knows."""
+    """A tiny player must be warmed up on a known game, with valid settings of that game."""
     if isinstance(config.model, TinyPlayerConfig):
         game_of(config.model)
 
 
 def check_episode_rewards(config: Parts) -> None:
-    """Episodes are paid by their environment, and nothing else is."""
+    """Domains with an environment need a reward of kind episode, and only these may have one; it
+    must not be discounted beside an advantage that discounts."""
     for domain, reward in config.rewards.items():
         pays_episodes = isinstance(reward, EpisodeRewardConfig)
         if pays_episodes and domain not in (ANY_DOMAIN, *config.environments):
@@ -55,8 +56,8 @@ def check_episode_rewards(config: Parts) -> None:
 
 
 def check_episode_bounds(config: Parts) -> None:
-    """A turn has room in its episode, a slow environment in the round's deadline; and no update
-    waits for whole episodes."""
+    """A turn must fit into an episode, and an environment's slowest call into the round's progress
+    deadline. Updates must not drain running responses, as a drained turn is no whole episode."""
     if not config.environments:
         return
     episodes, longest = config.episodes, config.sampling.max_response_tokens

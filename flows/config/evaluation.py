@@ -1,4 +1,4 @@
-"""When held-out prompts are asked, and how many."""
+"""Configuration of held-out evaluations: how many prompts are asked, and when."""
 
 from __future__ import annotations
 

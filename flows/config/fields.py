@@ -1,8 +1,8 @@
-"""Fields of RunConfig by their dotted path, as its JSON schema has them: which take text, and how a
-user writes them.
+"""Looks up fields of RunConfig in its JSON schema: which fields take text, and the dotted path by
+which a user writes a field.
 
-A part of the path that a union adds ("task.tiny_mix.num_prompts") is the name of an alternative,
-not of a field.
+Pydantic's paths also name the alternative of a union ("tiny_mix" in "task.tiny_mix.num_prompts"),
+which is no field.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def _schema() -> Node:
 
 
 def takes_text_only(path: Sequence[str]) -> bool:
-    """Whether the field of this path is a string (or null) and nothing else; False for a field that
-    does not exist."""
+    """True if the field of this path accepts only a string (or null); False for a field that does
+    not exist."""
     nodes = [_schema()]
     for name in path:
         nodes = list(_below(nodes, name))
@@ -32,7 +32,7 @@ def takes_text_only(path: Sequence[str]) -> bool:
 
 
 def as_written(place: Sequence[int | str]) -> str:
-    """The dotted path of a fault's place, without the names of alternatives."""
+    """The dotted path of a Pydantic error's location, without the names of alternatives."""
     nodes, written = [_schema()], []
     for part in place:
         if _is_alternative(nodes, str(part)):
@@ -47,7 +47,7 @@ def _is_alternative(nodes: Sequence[Node], name: str) -> bool:
 
 
 def _below(nodes: Sequence[Node], name: str) -> Iterator[Node]:
-    """The schemas of a field in every alternative that has it."""
+    """Yield the schema of the field `name` from every alternative that has such a field."""
     for node in _alternatives(nodes):
         if name in node.get("properties", {}):
             yield node["properties"][name]
@@ -56,7 +56,7 @@ def _below(nodes: Sequence[Node], name: str) -> Iterator[Node]:
 
 
 def _alternatives(nodes: Sequence[Node]) -> Iterator[Node]:
-    """References followed, unions taken apart."""
+    """Yield the schemas with references resolved and unions split into their alternatives."""
     for node in nodes:
         if "$ref" in node:
             yield from _alternatives([_schema()["$defs"][node["$ref"].rpartition("/")[2]]])

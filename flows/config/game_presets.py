@@ -18,7 +18,7 @@ def agent() -> Values:
             "environments": {"guess": {"kind": "guess", "largest": 20, "max_turns": 5}},
             "episodes": {"max_turn_tokens": 8},
             "rewards": {"*": {"kind": "episode"}},
-            # many numbers, each guessed by few: what one number rewards is noise for the others
+            # many prompts with few responses: which guess is rewarded differs from prompt to prompt
             "batch": {"prompts_per_step": 16, "responses_per_prompt": 4},
             "scheduling": {"kind": "sync"},
             "sampling": {"max_response_tokens": 128},

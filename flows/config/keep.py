@@ -1,4 +1,4 @@
-"""Where a run's records, checkpoints and metrics go."""
+"""Configuration of a run's outputs: where records, checkpoints and metrics are stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from artifacts.urls import Location, TrackingUri
 
 
 class KeepConfig(BaseModel):
-    """What is written, and where."""
+    """Which outputs a run writes, and where."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,7 +74,7 @@ class KeepConfig(BaseModel):
     @field_validator("model_cache", "weights_dir")
     @classmethod
     def _expanded(cls, folder: str) -> str:
-        """A shell leaves --set keep.model_cache=~/models as it is."""
+        """Expand "~", which a shell does not do in --set keep.model_cache=~/models."""
         return os.path.expanduser(folder)
 
     @model_validator(mode="after")

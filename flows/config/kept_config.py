@@ -1,4 +1,4 @@
-"""The configuration that a run was started with, as its manifest has it."""
+"""Reads the configuration that a run was started with from its manifest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def kept_config(
     kept: Mapping[str, Any],  # Any: JSON values
     version: str = "the version that wrote it",
 ) -> RunConfig:
-    """The configuration of a manifest. ValueError, which names the version to use, where another
-    version wrote settings that this one has not: nobody who reads a run has given its fields."""
+    """Validate the configuration of a manifest. Raises ValueError, with the version to use instead,
+    if another version wrote settings that this version does not know: the user who reads the run
+    has not given these fields and cannot correct them."""
     try:
         return RunConfig.model_validate(kept)
     except ValidationError as error:

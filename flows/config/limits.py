@@ -1,7 +1,7 @@
-"""The time limits of a run's parts, derived from its table `deadlines`.
+"""Derives the time limits of a run's parts from its table `deadlines`.
 
-Every part has its limits as fields (`DerivedSeconds`) that no user sets. The factors are those
-between the defaults of the table and of the parts.
+Every part has its limits as fields (`DerivedSeconds`) that no user sets. A limit is a fixed
+multiple of a value in the table: the ratio of the part's default to the table's default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Changes = dict[str, Any]  # Any: values of fields
 
 
 def fill_in_limits(config: Parts) -> None:
-    """Set the derived limits of a configuration that nobody else has yet."""
+    """Set the derived limits in a configuration, in place. Call it only while the configuration is
+    being validated, before other code can see it."""
     deadlines = config.deadlines
     hosts = _changed(
         config.episodes.hosts,
@@ -64,7 +65,7 @@ def fill_in_limits(config: Parts) -> None:
 
 
 def _changed(part: Part, **limits: Any) -> Part:  # Any: values of fields
-    """The part with these limits; its fields count as set that were set before."""
+    """Copy a part with these limits; they do not count as fields that the user has set."""
     changed = part.model_copy(update=limits)
     changed.__pydantic_fields_set__.difference_update(limits.keys() - part.model_fields_set)
     return changed

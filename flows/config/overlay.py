@@ -1,4 +1,4 @@
-"""Configuration values laid over each other."""
+"""Merges configuration values: one mapping is laid over another."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Values = dict[str, Any]  # Any: JSON values, checked by RunConfig
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
-    """`over` laid on `base`: mappings merge at every depth, but a mapping of another `kind`
-    replaces the whole."""
+    """Lay `over` on `base`: mappings merge at every depth, but a mapping of another `kind` replaces
+    the whole mapping below."""
     merged = dict(base)
     for key, value in over.items():
         below: Any = merged.get(key)  # Any: parsed JSON

@@ -1,4 +1,4 @@
-"""What rules about several parts of a configuration are told of it."""
+"""The parts of a configuration that rules between several parts may read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tasks.scheduling.stream_training import StreamTrainerConfig
 
 
 class Parts(Protocol):
-    """The parts of a RunConfig that depend on each other."""
+    """Protocol of the parts of a RunConfig that depend on each other."""
 
     @property
     def batch(self) -> BatchConfig: ...

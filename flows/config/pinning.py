@@ -1,7 +1,7 @@
-"""Names that may move, replaced by what they stand for now: revisions of the hub by their commits.
+"""Pins revisions of the Hugging Face hub: replaces branches and tags, which may move, by commits.
 
-A run keeps the pinned configuration in its manifest, so all its processes, and whoever resumes or
-repeats it, read the same files.
+A run keeps the pinned configuration in its manifest, so that all its processes, its resumes and its
+repetitions read the same files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from flows.config.run_config import RunConfig
 
 
 def pinned(config: RunConfig) -> RunConfig:
-    """The configuration with every model and data set of the hub at its commit, at any depth.
-    Raises ValueError for one that cannot be had."""
+    """Return the configuration with every hub model and data set, at any depth, at its present
+    commit. Raises ValueError for a model or data set that cannot be fetched."""
     found: RunConfig = _pinned(config)
     return found
 

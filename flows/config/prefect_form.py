@@ -1,9 +1,9 @@
-"""The JSON schema of a configuration as Prefect's form needs it.
+"""Adapts the JSON schema of a configuration to Prefect's form.
 
-The form fills in every default that it finds and asks for whatever is required. What a user leaves
-out shall be the preset's: so nothing is required, and nothing but an alternative's fields has a
-default. Alternatives are "anyOf", each under its kind and after "as the preset": the form draws
-them as a choice, "oneOf" as raw JSON.
+The form fills in every default that it finds, and demands every required field. But fields that a
+user leaves out shall have the preset's values: so no field is required, and only fields of
+alternatives have defaults. Alternatives become "anyOf", each titled by its kind, after a first one
+"as the preset": the form shows "anyOf" as a choice, but "oneOf" as raw JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ AS_PRESET: JsonSchemaValue = {
 
 
 def leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
-    """Change a schema, and all below it, into what the form shows."""
+    """Adapt a schema and all schemas below it to the form, in place."""
     resolved = handler.resolve_ref_schema(schema)
     resolved.pop("required", None)
     schema.pop("default", None)
     if schema.get("type") == "boolean":
-        # drawn as a switch, a boolean would be sent as false by whoever does not touch it
+        # the form would show a boolean as a switch, and send false if the user does not touch it
         schema["enum"] = [True, False]
         del schema["type"]
     if "oneOf" in schema:
@@ -42,15 +42,16 @@ def leave_to_preset(schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> N
 
 
 def _name_alternative(alternative: JsonSchemaValue, handler: GetJsonSchemaHandler) -> None:
-    """Chosen in the form, an alternative sends its defaults: the form tells by the fields that are
-    filled in which one it is."""
+    """Title an alternative by its kind, and give its kind and its required texts a default. The
+    form sends the defaults of a chosen alternative, and recognises by filled-in fields which
+    alternative was chosen."""
     properties = alternative["properties"]
     for field in properties.values():
         is_nested = "items" in field or "$ref" in field
         inner = handler.resolve_ref_schema(field.get("items", field)) if is_nested else {}
         for part in (field, *inner.get("properties", {}).values()):
             if "oneOf" in part:
-                # a mixture's tasks and a judge's model: named as alternatives of their own
+                # a mixture's tasks and a judge's model get their titles elsewhere
                 part["anyOf"] = part.pop("oneOf")
     alternative["title"] = properties["kind"]["default"] = properties["kind"]["const"]
     for name in alternative.pop("required", ()):

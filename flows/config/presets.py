@@ -1,8 +1,8 @@
-"""Named configurations. A preset is a function that returns plain values; its docstring is its line
-in `explain --list`.
+"""The registry of presets, which are named configurations. A preset is a function that returns
+plain values; its docstring is its line in `explain --list`.
 
-`RunConfig(preset="tiny", num_steps=5)` is the preset `tiny` with one value changed. Variants are
-written as what they change.
+`RunConfig(preset="tiny", num_steps=5)` is the preset `tiny` with one value changed. A variant of a
+preset lists only the values that it changes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PRESETS: Mapping[str, Callable[[], Values]] = {
 
 
 def preset_values(name: str) -> Values:
-    """The values of a preset. ValueError names the presets there are."""
+    """The values of a preset. Raises ValueError, which lists all presets, for an unknown name."""
     if name not in PRESETS:
         raise ValueError(
             f"preset must be one of {', '.join(PRESETS)}, got {name!r}; choose one, or change one"

@@ -1,9 +1,9 @@
-"""RunConfig: the one parameter of every flow, composed of the configs that live beside what they
-configure.
+"""RunConfig: the only parameter of the training flow, composed of the configs that are defined
+beside the classes that they configure.
 
-`preset` names a complete configuration of `flows.config.presets`; every other field given overrides
-that preset's value, at any depth. Where none is named the environment variable ROLLFLOW_PRESET
-counts: a deployment sets it, so that a run of it may give any other field alone.
+`preset` names a complete configuration of `flows.config.presets`; every other given field overrides
+that preset's value, at any depth. Without `preset`, the environment variable ROLLFLOW_PRESET names
+the preset: a deployment sets it, so that its runs may give only the fields that they change.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PRESET_VARIABLE = "ROLLFLOW_PRESET"
 
 
 class RunConfig(BaseModel):
-    """One training run."""
+    """The configuration of one training run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -198,8 +198,8 @@ class RunConfig(BaseModel):
         given: Any,  # Any: whatever the caller gave
         handler: ModelWrapValidatorHandler[Self],
     ) -> Self:
-        """Lay what is given over the preset. Fields that the preset filled in do not count as set,
-        so that a resumed run changes only what was given beside `resume`."""
+        """Lay the given values over the preset's. Fields that the preset filled in do not count as
+        set, so that a resumed run changes only fields that were given beside `resume`."""
         if not isinstance(given, Mapping):
             return handler(given)
         try:
@@ -215,7 +215,7 @@ class RunConfig(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """As Prefect's form needs it."""
+        """The JSON schema, adapted to Prefect's form."""
         reference = handler(core)
         leave_to_preset(reference, handler)
         return reference
@@ -224,18 +224,19 @@ class RunConfig(BaseModel):
     def _parts_fit(self) -> Self:
         _check_finite(self.model_dump())
         fill_in_limits(self)
-        if not self.resume:  # the parts given must fit what the run has kept, not known here
+        if not self.resume:  # a resume's values must fit the run's kept ones, not known here
             check_parts(self)
         return self
 
     def local_root(self) -> Path | None:
-        """The artifact root as a local directory, the one that `Store.open` takes it for; None when
-        it is a URL."""
+        """The artifact root as an absolute local path, the same that `Store.open` uses; None if the
+        root is a URL."""
         root = self.keep.artifact_root
         return None if "://" in root else Path(root).expanduser().resolve()
 
     def tracking_uri(self) -> str:
-        """Where MLflow writes."""
+        """MLflow's tracking URI: the configured one, or a SQLite file in a local artifact root.
+        Raises ValueError if neither is possible."""
         root = self.local_root()
         if self.keep.tracking_uri:
             return self.keep.tracking_uri
@@ -258,8 +259,8 @@ def _over_its_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: par
 
 
 def _without_secrets(error: ValueError, given: object) -> ValidationError:
-    """The same faults; what was given holds no secret in them, wherever they are shown: Prefect
-    logs a deployment's."""
+    """Return the same validation errors with secrets removed from messages, locations and inputs,
+    because errors are shown in many places: Prefect logs those of a deployment."""
     if not isinstance(error, ValidationError):
         fault = PydanticCustomError("value_error", without_secrets(str(error)))
         return ValidationError.from_exception_data(
@@ -277,8 +278,8 @@ def _without_secrets(error: ValueError, given: object) -> ValidationError:
 
 
 def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: values of fields
-    """ValueError for infinity: a manifest is JSON, which has none, and who resumes the run or asks
-    its model would find no number there."""
+    """Raise ValueError for an infinity or not-a-number: a manifest is JSON, which has neither, so
+    that the value could not be read back."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             _check_finite(value, f"{place}{name}.")
@@ -287,8 +288,8 @@ def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: v
 
 
 def mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: parsed JSON
-    """Have `model_fields_set` name what was given, at every depth, and not what a preset or a
-    manifest filled in."""
+    """Restrict `model_fields_set`, at every depth, to the fields in `given`: fields that a preset
+    or a manifest filled in do not count as set."""
     model.__pydantic_fields_set__.intersection_update(given)
     for name in type(model).model_fields:
         below, value = getattr(model, name), given.get(name, {})

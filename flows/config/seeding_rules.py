@@ -1,4 +1,4 @@
-"""What a run must have whose devices leave the rest of a round to elastic workers."""
+"""Rules for seeding: runs whose own devices leave the rest of a round to elastic workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from tasks.cluster.devices import device_map
 
 
 def check_seeding(config: Parts) -> None:
-    """ValueError for devices that could not change from generating to training in mid-round."""
+    """Raise ValueError if seeding is enabled, but the run's devices could not change from
+    generating to training in mid-round."""
     if not config.seeding.enabled:
         return
     if not config.elastic.enabled:
@@ -26,7 +27,7 @@ def check_seeding(config: Parts) -> None:
 
 
 def _check_policy(config: Parts) -> None:
-    """Rounds that accept groups while they run, and whose engines rest while learners train."""
+    """Rounds must accept groups while they run, and carry no responses into the next round."""
     algebra = config.scheduling.algebra(config.batch)
     if algebra.is_off_policy:
         raise ValueError(
@@ -40,7 +41,7 @@ def _check_policy(config: Parts) -> None:
 
 
 def _check_training(config: Parts) -> None:
-    """Gradients of a group by itself, on ranks that need no other."""
+    """A learner rank must be able to make a group's gradients without other groups and ranks."""
     learner = config.learner
     if learner.advantage.spans_step:
         raise ValueError(

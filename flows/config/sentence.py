@@ -1,4 +1,4 @@
-"""Errors made into one sentence."""
+"""Turns an error into one sentence for the user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from flows.config.fields import as_written
 
 
 def sentence(error: object) -> str:
-    """An error as one line that tells no secret; of a configuration every fault with the field it
-    is in."""
+    """An error as one line without secrets. For a validation error, the line lists every fault with
+    its field."""
     if isinstance(error, ValidationError):
         return "; ".join(
             _fault(fault["loc"], fault["msg"], fault["type"], fault.get("input"))

@@ -1,4 +1,5 @@
-"""Settings in a file: JSON with any fields of `RunConfig`, laid over the preset that it names.
+"""Reads and writes settings files: JSON with any fields of `RunConfig`, which are laid over the
+preset that the file names.
 
 rollflow recommend --write best.json ─▶ rollflow train --settings best.json
                                      └▶ prefect deployment run ... -p config="$(cat best.json)"
@@ -14,12 +15,12 @@ from typing import Any
 from flows.config.overlay import Values
 from flows.config.run_config import RunConfig
 
-OF_ONE_RUN = ("run_name", "resume")  # what a file for further runs leaves out
+OF_ONE_RUN = ("run_name", "resume")  # fields that a settings file for further runs leaves out
 
 
 def read_settings(path: Path) -> Values:
-    """What a file sets. ValueError for one that cannot be read or is no JSON object; which fields
-    there are is RunConfig's matter."""
+    """Read the settings of a file. Raises ValueError for a file that cannot be read or is no JSON
+    object. Unknown fields are not checked here, but by RunConfig."""
     try:
         values = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +43,8 @@ def read_settings(path: Path) -> Values:
 
 
 def settings_of(config: RunConfig) -> Values:
-    """The preset of a configuration, and what differs from that: as short as a file can be."""
+    """The shortest settings for a configuration: its preset, and the values that differ from the
+    preset's."""
     preset = {"preset": config.preset}
     whole = config.model_dump(mode="json", exclude=set(OF_ONE_RUN))
     plain = RunConfig.model_validate(preset).model_dump(mode="json")
@@ -53,13 +55,14 @@ def settings_of(config: RunConfig) -> Values:
 
 
 def write_settings(path: Path, values: Values) -> None:
-    """As `read_settings` reads it."""
+    """Write settings as JSON, for `read_settings`; makes missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _beyond(values: Mapping[str, Any], plain: Mapping[str, Any]) -> Values:  # Any: parsed JSON
-    """What is set otherwise; a mapping of another `kind` whole, as `overlay` takes it."""
+    """The values that differ from `plain`. A mapping of another `kind` is kept whole, because
+    `overlay` replaces it whole."""
     found: Values = {}
     for key, value in values.items():
         below: Any = plain.get(key)  # Any: parsed JSON

@@ -15,8 +15,8 @@ def smollm2_answers() -> Values:
         "task": {"kind": "tiny_mix"},
         "rewards": {"*": {"kind": "math_answer"}},
         "batch": {"prompts_per_step": 8, "responses_per_prompt": 8},
-        # nine responses for eight: more would favour short answers. Half of the groups have equal
-        # rewards: ask others for some of them
+        # nine responses are launched for eight: more would favour short answers. Half of the groups
+        # have equal rewards: dynamic sampling asks other prompts for some of them
         "scheduling": {
             "kind": "tail_batching",
             "response_overprovision": 1.125,
@@ -49,7 +49,7 @@ def smollm2() -> Values:
                 "task": {"kind": "tiny_mix", "worked": True},
             },
             "rewards": {"*": {"kind": "worked_answer"}},
-            # most of what is sampled at 1 is noise, of which it learns first of all to be short
+            # at temperature 1 most samples are noise, from which the model first learns to be short
             "sampling": {"temperature": 0.7, "max_response_tokens": 128},
             "learner": {"optimizer": falling},
         },
@@ -57,7 +57,7 @@ def smollm2() -> Values:
 
 
 def _lesson(profile: str) -> Values:
-    """Questions of several steps rather than one."""
+    """A stage's task: tiny-mix with working and the sizes of this profile."""
     return {"kind": "tiny_mix", "worked": True, "profile": profile}
 
 

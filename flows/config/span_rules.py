@@ -1,4 +1,5 @@
-"""Settings that span a run, or its questions, and can mean nothing where they take up all of it."""
+"""Rules for settings that take up a part of a run or of its questions: a warm-up must be shorter
+than the run, and some questions must be held out."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from flows.config.presets import preset_values
 
 
 def check_warm_ups(config: Parts) -> None:
-    """ValueError for a warm-up that is longer than the run.
+    """Raise ValueError for a warm-up that is longer than the run.
 
-    That of the preset is none that somebody wanted to be so long: a trial of two steps keeps it,
-    and comes as far as the same steps of the whole run.
+    The preset's own learning-rate warm-up may be longer, because the user did not choose it: a
+    trial of two steps keeps it, and trains as the first two steps of the whole run do.
     """
     learner, last = config.learner, config.num_steps
     warm_ups = {"learner.optimizer.warmup_steps": learner.optimizer.warmup_steps}
@@ -32,7 +33,7 @@ def check_warm_ups(config: Parts) -> None:
 
 
 def check_held_out(config: Parts) -> None:
-    """ValueError for a task without questions to evaluate on: every run evaluates."""
+    """Raise ValueError for a task without held-out questions, since every run evaluates."""
     if field := nothing_held_out(config.task):
         raise ValueError(
             f"task.{field} must be > 0, got 0: a run asks {config.evaluation.num_prompts} held-out"
@@ -41,7 +42,8 @@ def check_held_out(config: Parts) -> None:
 
 
 def nothing_held_out(task: TaskConfig) -> str:
-    """The field by which a task holds out no question; empty where it holds out some."""
+    """The name of the field because of which a task holds out no question; empty if it holds out
+    some."""
     if isinstance(task, CurriculumConfig):
         below = nothing_held_out(task.task)
         return below and f"task.{below}"

@@ -12,7 +12,7 @@ def tiny() -> Values:
         "preset": "tiny",
         "num_steps": 20,
         "model": {"kind": "tiny_llama"},
-        # of two terms there are nine questions: eight would be memorised, and the held-out one lost
+        # with two terms there are nine questions: the model would memorise the eight trained ones
         "task": {"kind": "chain_sum", "min_terms": 3},
         "rewards": {"*": {"kind": "math_answer"}},
         "batch": {"prompts_per_step": 16, "responses_per_prompt": 8},
