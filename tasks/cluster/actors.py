@@ -1,9 +1,9 @@
-"""Calls to long-lived actors on named workers, which never wait for ever.
+"""Calls methods of long-lived actors on named workers; every call has a deadline.
 
     remote = Remote.connect(run_id, "engine-0")         in a task on any worker
     await remote.call("submit", payload, deadline_s=30)
 
-Payloads are bytes. Leaves out how actors are made and replaced (`registry`).
+Payloads are bytes. Leaves out how actors are created and replaced (`registry`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from distributed import Client, get_client
 from distributed.client import FutureCancelledError
 
-LOOK_S = 1.0  # between two looks at whether the worker of an actor is still there
-DONE_LOOK_S = 0.02  # between two looks at whether a future is done
-FETCH_S = 30.0  # for an actor's handle, once it is made
+LOOK_S = 1.0  # between two checks that the worker of an actor is still there
+DONE_LOOK_S = 0.02  # between two checks that a future is done
+FETCH_S = 30.0  # for an actor's handle, once the actor is created
 
 
 class ActorLost(RuntimeError):
@@ -28,7 +28,7 @@ class ActorLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A caller's view of one actor."""
+    """A caller's handle on one actor."""
 
     name: str
     actor: Any  # Any: Dask's proxy resolves methods at run time
@@ -36,8 +36,8 @@ class Remote:
 
     @classmethod
     def connect(cls, run_id: str, name: str, client: Client | None = None) -> Remote:
-        """The current generation of an actor; works in the flow's process and in tasks, and in any
-        thread that is given their client. Raises ActorLost if it is gone."""
+        """Connect to the current generation of an actor. Works in the flow's process and in tasks,
+        and in any thread that is given their client. Raises ActorLost if the actor is gone."""
         client = client or get_client()
         try:
             actor = result_of(client.get_dataset(published_name(run_id, name)), 30)
@@ -57,7 +57,7 @@ class Remote:
             async with limit:
                 return await self._answered(asyncio.wrap_future(answer), method)
         except TimeoutError as error:
-            if not limit.expired():  # the method's own, which says what it waited for
+            if not limit.expired():  # the actor's method itself raised it
                 raise
             raise TimeoutError(
                 f"{self.name}.{method} did not answer within {deadline_s:.0f} s"
@@ -70,8 +70,9 @@ class Remote:
             raise
 
     async def _answered(self, answer: asyncio.Future[Any], method: str) -> Any:  # Any: see call
-        """The answer. Dask tries for half a minute to reach a process that has just ended, so it is
-        asked now and then whether it knows meanwhile; it raises RuntimeError then."""
+        """Wait for the answer. Dask tries for half a minute to reach a process that has just ended.
+        So every LOOK_S the method is looked up again, which raises RuntimeError once Dask knows
+        that the worker is gone."""
         try:
             while not (await asyncio.wait((answer,), timeout=LOOK_S))[0]:
                 getattr(self.actor, method)
@@ -80,12 +81,12 @@ class Remote:
             answer.cancel()
 
     async def ping(self, deadline_s: float) -> None:
-        """Return if the actor can go on; every actor class has an async ping() that raises if
-        not."""
+        """Check that the actor works: call its async ping(), which every actor class has and which
+        raises if the actor cannot go on."""
         await self.call("ping", deadline_s=deadline_s)
 
     async def close(self, deadline_s: float) -> None:
-        """Have it end what it holds; every actor class has a close()."""
+        """Have the actor release its resources: call its close(), which every actor class has."""
         await self.call("close", deadline_s=deadline_s)
 
 
@@ -94,7 +95,7 @@ async def _await(pending: Awaitable[Any]) -> Any:  # Any: see Remote.call
 
 
 def means_lost(error: Exception) -> bool:
-    """Whether Dask says by this that the worker of an actor is gone."""
+    """True if this is an error by which Dask reports that the worker of an actor is gone."""
     return "Actor" in str(error) and ("lost" in str(error) or "contact" in str(error))
 
 
@@ -103,10 +104,11 @@ def _reason(error: BaseException) -> str:
 
 
 def result_of(future: Any, timeout_s: float) -> Any:  # Any: Dask's future, and what it holds
-    """What a future holds; raises its error, or TimeoutError when it is not done after timeout_s.
+    """Wait for a Dask future; returns its result. Raises the future's error, or TimeoutError if it
+    is not done after timeout_s.
 
-    Nothing is fetched before it is done: a fetch that is given up the moment it begins stays with
-    the Dask client, and every later one of any thread ends in an UnboundLocalError.
+    The result is fetched only when the future is done: a fetch that is cancelled as it begins stays
+    in the Dask client, and every later fetch of any thread fails with an UnboundLocalError.
     """
     ends = time.monotonic() + timeout_s
     while not future.done():
@@ -117,5 +119,5 @@ def result_of(future: Any, timeout_s: float) -> Any:  # Any: Dask's future, and 
 
 
 def published_name(run_id: str, name: str) -> str:
-    """What Dask knows the actor by."""
+    """Name under which an actor is published as a data set of Dask."""
     return f"rollflow/{run_id}/{name}"

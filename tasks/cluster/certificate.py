@@ -1,11 +1,11 @@
-"""The certificate of a run: who has its file talks to the run's Dask cluster, and nobody else does.
+"""Makes a run's TLS certificate: only processes with its file can talk to the run's Dask cluster.
 
     make_certificate ─▶ run.pem, 0600 ─▶ tls_settings ─▶ scheduler, nannies, workers, clients
                            └─ handed over: rollflow worker tls://HOST:8786 --certificate run.pem
 
-Dask runs what it is sent, and a loopback address is open to every user of the machine. The file has
-a certificate that vouches for itself, and its key: it is authority, certificate and key at once.
-Leaves out clusters that a run joins, whose certificates are their owner's.
+A Dask worker runs any code that it is sent, and a loopback address is open to every user of the
+machine. The file holds a self-signed certificate and its key: it is authority, certificate and key
+at once. Leaves out clusters that a run joins, whose owner provides the certificates.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from typing import Self
 from urllib.parse import urlsplit
 
 HOLDS = timedelta(days=3650)  # a run that is resumed goes on with its certificate
-CLOCKS_DIFFER = timedelta(days=1)  # by so much at most, between the machines of a run
+CLOCKS_DIFFER = timedelta(days=1)  # largest difference between clocks of a run's machines
 NAME = "rollflow-run"
-SILENT_S = 2.0  # without a word a server waits to be greeted
+SILENT_S = 2.0  # a server that sends nothing for so long waits for the client's greeting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """What one side of a TLS connection needs, files in PEM."""
+    """Paths of the PEM files that one side of a TLS connection needs."""
 
-    authority: str  # who must have signed the certificate of the other side
+    authority: str  # the certificate that must have signed the other side's
     certificate: str
     key: str
 
     @classmethod
     def in_one(cls, file: str | Path) -> Self:
-        """All three are in this file."""
+        """Use one file that holds authority, certificate and key."""
         return cls(authority=str(file), certificate=str(file), key=str(file))
 
     def check(self, names: str) -> None:
-        """ValueError, with what the files are called, where they cannot be used."""
+        """Load the files once. Raises ValueError if they cannot be used. names: the settings that
+        name the files, for the message."""
         try:
             context = ssl.create_default_context(cafile=self.authority)
             context.load_cert_chain(self.certificate, self.key)
-        except OSError as error:  # those of ssl are some, too
+        except OSError as error:  # ssl's errors are OSErrors
             raise ValueError(
                 f"{names} must be PEM files that can be read, the key that of the certificate"
                 f" ({error}); correct them"
@@ -54,8 +55,8 @@ class TlsFiles:
 
 
 def tls_settings(files: TlsFiles) -> dict[str, str | bool]:
-    """Dask's settings for whatever is made while they hold, in workers, too: nothing is said or
-    heard but over TLS by these files."""
+    """Dask's settings by which clients, schedulers and workers that are created under them accept
+    no connection but over TLS with these files."""
     tls = "distributed.comm.tls"
     settings: dict[str, str | bool] = {
         "distributed.comm.require-encryption": True,
@@ -68,8 +69,8 @@ def tls_settings(files: TlsFiles) -> dict[str, str | bool]:
 
 
 def speaks_tls(url: str) -> bool:
-    """Whether a server at this address answers a greeting over TLS, which takes no certificate. A
-    Dask server without TLS speaks first, and is sent nothing."""
+    """True if the server at this address completes a TLS handshake; no certificate is needed. A
+    Dask server without TLS sends the first message, and nothing is sent to it."""
     where = urlsplit(url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -87,7 +88,8 @@ def speaks_tls(url: str) -> bool:
 
 
 def make_certificate(file: Path) -> Path:
-    """The absolute path of the file, made if it is not there or others may read it."""
+    """Returns the absolute path of the certificate file. The file is made if it is missing, or
+    replaced if other users may read it."""
     path = file.absolute()
     if not _is_ours_alone(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,8 +111,8 @@ def _is_ours_alone(path: Path) -> bool:
 
 
 def _pem() -> bytes:
-    """A key, and a certificate signed by it. The import takes 45 ms of a core, which processes that
-    make none need not have."""
+    """A new key and a certificate signed by it, in PEM. Imported here because the import takes
+    45 ms of a core, which processes that make no certificate save."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

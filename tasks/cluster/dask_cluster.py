@@ -1,5 +1,5 @@
-"""The Dask cluster of a run: started here for one machine, or joined by address. No work is
-scheduled here.
+"""Opens the Dask cluster of a run: starts one on this machine, or joins one by address. Schedules
+no work.
 
 worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification around each (GPU) ->
 Client
@@ -33,7 +33,7 @@ from tasks.cluster.process_environment import SAFE_PATH, first_environment, pyth
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.05  # between two looks at who has come
+LOOK_S = 0.05  # between two polls for workers that have come
 SETTINGS = {
     "distributed.nanny.pre-spawn-environ": first_environment() | SAFE_PATH,
     "distributed.worker.daemon": False,  # engines may start processes of their own
@@ -46,16 +46,16 @@ SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.target": False,
     "distributed.comm.timeouts.connect": "30s",
-    # for how long a worker may be away before Dask takes its nanny for useless and ends it: 15 s by
-    # its own count, and it looks once, when a second new process may be on its way
+    # time after which Dask ends the nanny of a worker that is away; its default of 15 s can end a
+    # nanny while that is starting a second new process
     "distributed.deploy.lost-worker-timeout": "365 days",
     "distributed.admin.large-graph-warning-threshold": "1GiB",
     "distributed.scheduler.active-memory-manager.start": False,
-    # Dask's watching of itself: at its own rates five idle workers and a scheduler take an eighth
+    # Dask's self-monitoring: at its default rates five idle workers and a scheduler take an eighth
     # of two cores from the engines
     "distributed.worker.profile.enabled": False,  # 100 samples of every thread's stack a second
-    # messages that each connection keeps for Dask's developers, 1000 of them, those among them that
-    # hand a task over with all of its arguments
+    # messages that each connection keeps for Dask's developers: 1000 by default, including those
+    # that carry a task with all its arguments
     "distributed.admin.low-level-log-length": 10,
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.tick.limit": "60s",
@@ -71,14 +71,14 @@ atexit.register(gc.freeze)
 
 
 class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
-    """Gives up on a start or an end that takes too long. Dask's own waits for ever when a worker
-    process starts too slowly."""
+    """A SpecCluster with a time limit for its start and its end. Dask's own class waits for ever if
+    a worker process starts too slowly."""
 
     def __init__(self, deadline_s: float, **options: Any) -> None:  # Any: SpecCluster's options
         self._deadline_s = deadline_s
         try:
             super().__init__(**options)
-        except RuntimeError as error:  # Dask's own names the class of the nanny alone
+        except RuntimeError as error:  # Dask's message names only the class of the nanny
             raise ClusterTooSmall(str(error.__cause__ or error)) from error
 
     def sync(self, function: Any, *args: Any, **kwargs: Any) -> Any:  # Any: Dask's signature
@@ -99,8 +99,9 @@ class ClusterTooSmall(RuntimeError):
 def prepare_cluster(
     config: ClusterConfig, imports: Sequence[str] = (), engine_imports: Sequence[str] = ()
 ) -> None:
-    """Begin with the imports of the workers of `open_cluster`, where they are to be forked. Called
-    while this process has one thread alone, all but those of engines are this process's own."""
+    """Start the fork server for the workers of `open_cluster`, so that its imports begin early;
+    does nothing if workers will not be forked. Call it while this process has a single thread: the
+    server is then a fork that shares `imports` with it, and imports `engine_imports` itself."""
     specs = worker_specs(config)
     if config.scheduler_address is None and start_method(specs) == "forkserver":
         with dask.config.set({METHOD: "forkserver"}):
@@ -116,10 +117,14 @@ def open_cluster(
     certificate: Path | None = None,
     tell: Callable[[str], object] = logger.info,
 ) -> Iterator[Client]:
-    """A default Client on the run's cluster; a cluster started here ends with the block, each of
-    its workers has its log in the directory `logs`, and where they are forked, they have imported
-    these modules. It lets in who has the file `certificate` (by default in `scratch`), which is
-    made where it is missing. `tell` hears of ports that are not those of the configuration."""
+    """Start or join the run's cluster; yields a default Client. A cluster that is started here ends
+    with the block.
+
+    logs: directory for one log per worker. imports: modules that forked workers have imported.
+    certificate: file that gives access to the cluster, by default in `scratch`; made if missing.
+    tell: called with a sentence if a port is not the configured one. Raises ClusterTooSmall if
+    workers are missing.
+    """
     specs = worker_specs(config)
     method = start_method(specs)
     tls = _tls_files(config, certificate or scratch / CERTIFICATE)
@@ -156,8 +161,8 @@ def open_cluster(
 
 
 class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
-    """Every worker of a joined cluster, those that are restarted as well, keeps its files private;
-    those that a run starts have that of the flow."""
+    """Makes every worker of a joined cluster, also after a restart, create files that only its user
+    can read. Workers that a run starts inherit that from the flow."""
 
     name = "rollflow-private-files"
 
@@ -166,8 +171,8 @@ class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
 
 
 class AsksDirectly(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
-    """Every worker of a joined cluster asks its own machine, and the flow's, without a proxy; those
-    that a run starts inherit that."""
+    """Makes every worker of a joined cluster connect to its own machine and the flow's without a
+    proxy. Workers that a run starts inherit that from the flow."""
 
     name = "rollflow-direct-hosts"
 
@@ -179,8 +184,8 @@ class AsksDirectly(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
 
 
 def _tls_files(config: ClusterConfig, certificate: Path) -> TlsFiles | None:
-    """Those that the configuration names, else those of this run; None for a cluster that is joined
-    as Dask's own settings say."""
+    """The TLS files that the configuration names, else those of this run's certificate. None for a
+    joined cluster without TLS files in the configuration: Dask's own settings apply then."""
     if not config.tls_ca_file:
         return None if config.scheduler_address else TlsFiles.in_one(make_certificate(certificate))
     given = (config.tls_ca_file, config.tls_cert, config.tls_key)
@@ -211,8 +216,8 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
 
 
 def _check_versions(client: Client, config: ClusterConfig) -> None:
-    """ValueError where a worker of the run has other packages than the flow. Others may have what
-    they like."""
+    """Raises ValueError if a worker of the run has other package versions than the flow. Workers of
+    the cluster that are not the run's are not checked."""
     addresses = worker_addresses(client)
     ours = {addresses[spec.name] for spec in worker_specs(config)}
     found = client.get_versions()
@@ -223,12 +228,12 @@ def _check_versions(client: Client, config: ClusterConfig) -> None:
 
 
 def _environment_of(spec: WorkerSpec) -> dict[str, str]:
-    """All that a process needs in its environment when it begins."""
+    """All environment variables that the process of this worker must start with."""
     return first_environment() | spec.environment | python_path()
 
 
 def wishes_of(config: ClusterConfig) -> tuple[Wish, Wish]:
-    """The ports of a scheduler that is started here, and of its dashboard."""
+    """The configured ports of a scheduler that is started here and of its dashboard."""
     scheduler, dashboard = (
         Wish(
             what=what,
@@ -246,8 +251,8 @@ def wishes_of(config: ClusterConfig) -> tuple[Wish, Wish]:
 
 
 def wait_for_workers(client: Client, config: ClusterConfig) -> None:
-    """Block until every worker of the run is there. Raises ClusterTooSmall with the names that are
-    missing."""
+    """Block until every worker of the run has joined. Raises ClusterTooSmall with the missing names
+    after config.start_deadline_s."""
     specs = worker_specs(config)
     wanted, ends = {spec.name for spec in specs}, time.monotonic() + config.start_deadline_s
     while not wanted <= worker_addresses(client).keys() and time.monotonic() < ends:
@@ -276,24 +281,25 @@ def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float)
 
 
 def check_coming(client: Client, workers: Iterable[str]) -> None:
-    """Raise ClusterTooSmall, with the reason, where one of these workers can never come."""
+    """Raise ClusterTooSmall, with the reason, if the nanny of one of these workers has given up
+    starting it."""
     for worker in workers:
         if why := given_up(client, worker):
             raise ClusterTooSmall(why)
 
 
 def worker_addresses(client: Client) -> dict[str, str]:
-    """Address of every worker by name; none while the scheduler cannot be reached."""
+    """Addresses of all workers, by name; empty if the scheduler cannot be reached."""
     with suppress(OSError):
         return {worker["name"]: address for address, worker in workers_of(client).items()}
     return {}
 
 
 def workers_of(client: Client, **options: Any) -> dict[str, dict[str, Any]]:  # Any: Dask's
-    """What the scheduler says of every worker, by address. Raises OSError where it says nothing.
+    """The scheduler's record of every worker, by address. Raises OSError if it does not answer.
 
-    `Client.scheduler_info` keeps the answer where Dask's own look, every two seconds, puts one that
-    names no worker: whoever is unlucky reads that.
+    Not `Client.scheduler_info`: it stores its answer where Dask itself writes, every two seconds,
+    an answer without workers, and may return that one.
     """
     if client.scheduler is None:
         raise OSError("the client has been closed")
@@ -303,8 +309,8 @@ def workers_of(client: Client, **options: Any) -> dict[str, dict[str, Any]]:  # 
 
 
 def pin_process(core_ids: Sequence[int]) -> tuple[int, ...]:
-    """Bind every thread of this process to these cores, counted among those it may use; returns
-    their numbers, empty if none is bound."""
+    """Bind every thread of this process to cores. core_ids: positions in the sorted list of cores
+    that the process may use. Returns the cores' numbers; empty if none was bound."""
     allowed = sorted(os.sched_getaffinity(0))
     cores = tuple(allowed[index] for index in core_ids if index < len(allowed))
     if not cores:

@@ -1,5 +1,5 @@
-"""How a process ended, in one sentence: by which signal, what it wrote last, and what to try.
-Pure."""
+"""Describes the end of a process in one sentence: signal or exit status, last lines of output, and
+what to try. Pure."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ class Death:
     """The end of a worker's process."""
 
     exit_code: int  # as `subprocess` counts: minus the signal's number if a signal ended it
-    lines: tuple[str, ...]  # what it wrote last, stdout and stderr together
-    log: str  # the file that has all it wrote
-    at_s: float  # when, seconds since the epoch
+    lines: tuple[str, ...]  # last lines of its output, stdout and stderr together
+    log: str  # file with its whole output
+    at_s: float  # when it ended, Unix seconds
 
 
 def manner(exit_code: int) -> str:
-    """What an exit code means: "was killed by SIGILL", or "ended with exit status 3"."""
+    """An exit code in words: "was killed by SIGILL", or "ended with exit status 3"."""
     if exit_code >= 0:
         return f"ended with exit status {exit_code}"
     return f"was killed by {_signal(exit_code)}"
 
 
 def account(exit_code: int, lines: Sequence[str], log: str) -> str:
-    """The end in words: manner, last lines where there are any, what to try, where all of it is."""
+    """The end of a process in words: its manner, the last lines of output if there are any, what to
+    try, and the log's path."""
     told = _told(lines)
     wrote = f"it wrote last: {' | '.join(told)}; " if told else ""
     cure = CURES.get(_signal(exit_code), OTHER)
@@ -53,8 +54,8 @@ def _signal(exit_code: int) -> str:
 
 
 def _told(lines: Sequence[str]) -> tuple[str, ...]:
-    """The head of faulthandler's report where there is one, because its end lists modules; else the
-    last lines."""
+    """The first lines of faulthandler's report if there is one, because its last lines only list
+    modules; else the last lines of output. At most NUM_TOLD lines."""
     said = [" ".join(line.split()) for line in lines if line.strip()]
     fatal = max((row for row, line in enumerate(said) if line.startswith(FATAL)), default=None)
     if fatal is None:

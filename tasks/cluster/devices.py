@@ -1,11 +1,10 @@
-"""Devices and what they do: a machine and its role map turned into specifications of worker
-processes. Pure.
+"""Turns a description of devices and their roles into specifications of worker processes. Pure.
 
     "rollout: 0-1, learner: 0-1, judge: 1, environment: 2" + 2 CPU devices  ->  control, engine-0,
     engine-1, learner-0, learner-1, judge-0, environment-0, environment-1
 
-The same device in two roles is colocated (it takes turns), disjoint devices are disaggregated.
-Nothing here starts a process.
+A device with two roles is colocated (the roles take turns); roles on disjoint devices are
+disaggregated. Nothing here starts a process.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ ENVIRONMENT = "environment"  # the role without a device: it has a number of wor
 
 
 def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
-    """ "rollout: 0-1,4; learner: 0" -> device numbers by role. Parts are separated by ';' or by a
-    comma before a role's name. Leaves out the environment workers, which have no device."""
+    """Parse "rollout: 0-1,4; learner: 0" to device numbers by role. Parts are separated by ';' or
+    by a comma before a role's name. Skips environment workers, which have no device. Raises
+    ValueError for other text, and if a required role is missing."""
     parsed: dict[DeviceRole, tuple[int, ...]] = {}
     for part in _role_parts(roles):
         name, _, ranges = part.partition(":")
@@ -56,7 +56,8 @@ def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
 
 
 def num_environment_workers(roles: str) -> int:
-    """How many workers environments have for themselves: "environment: 2" means two."""
+    """Number of workers that only step environments: "environment: 2" means two; 0 if the role is
+    not named. Raises ValueError for any other number."""
     parts = [part.partition(":") for part in _role_parts(roles)]
     told = [number.strip() for name, _, number in parts if name.strip() == ENVIRONMENT]
     if len(told) > 1:
@@ -111,14 +112,14 @@ ACTOR_OF: Mapping[DeviceRole, str] = {
     "rollout": "engine",
     "learner": "learner",
     "judge": "judge",
-}  # how a role's workers are called
-# rollout and reward of a round that waits for newer weights, and of the evaluation that these wait
-# for; with fewer slots they would wait for each other for ever
+}  # first part of the names of a role's workers
+# slots for rollout and reward of a round that waits for newer weights, and of the evaluation that
+# these weights wait for; with fewer slots they would wait for each other for ever
 COORDINATORS = 4
 
 
 class ClusterConfig(BaseModel):
-    """The machine, and what its devices do."""
+    """The devices of the machine or cluster, and their roles."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -188,7 +189,8 @@ class ClusterConfig(BaseModel):
 
     @property
     def makes_certificate(self) -> bool:
-        """Whether the run lets into its cluster by a certificate of its own."""
+        """True if the run makes its own certificate for its cluster: no scheduler address and no
+        TLS authority are given."""
         return not self.scheduler_address and not self.tls_ca_file
 
     def _check_tls(self) -> None:
@@ -209,16 +211,17 @@ class ClusterConfig(BaseModel):
 class WorkerSpec:
     """One Dask worker process."""
 
-    name: str  # "control", "engine-0", "environment-1"; the flow finds workers by it
-    role: DeviceRole | Literal["control", "environment"]  # what it may hold
-    device: str | None  # "cpu:0" or "cuda:3"; None for those that need none
-    core_ids: tuple[int, ...]  # CPU cores it is pinned to; empty means all
+    name: str  # "control", "engine-0", "environment-1"; the flow finds workers by name
+    role: DeviceRole | Literal["control", "environment"]  # which actors the worker may hold
+    device: str | None  # "cpu:0" or "cuda:3"; None for workers without a device
+    core_ids: tuple[int, ...]  # CPU cores that it is pinned to; empty means all
     num_threads: int  # Dask threads
-    resources: tuple[tuple[str, float], ...]  # Dask resources it announces
+    resources: tuple[tuple[str, float], ...]  # Dask resources that it announces
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of the process: thread counts, and the one GPU it may see."""
+        """Environment variables of the process: thread counts, settings of libraries, and the one
+        GPU that it may see."""
         env = threads(max(1, len(self.core_ids))) | NO_BARS
         env |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -232,14 +235,14 @@ class WorkerSpec:
 
 
 def _visible_gpu(index: int) -> str:
-    """The GPU of this number among those that this process may see: a scheduler's allocation is
-    kept to."""
+    """The `index`-th of the GPUs in CUDA_VISIBLE_DEVICES, which a batch system may have set; else
+    `index` itself."""
     allotted = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return allotted[index] if index < len(allotted) else str(index)
 
 
 def device_map(config: ClusterConfig) -> dict[DeviceRole, tuple[int, ...]]:
-    """Device numbers by role, checked against the machine."""
+    """Device numbers by role. Raises ValueError for a number beyond num_devices."""
     placed = parse_role_map(config.roles)
     for role, devices in placed.items():
         beyond = [device for device in devices if device >= config.num_devices]
@@ -252,10 +255,10 @@ def device_map(config: ClusterConfig) -> dict[DeviceRole, tuple[int, ...]]:
 
 
 def engine_members(config: ClusterConfig, size: int) -> dict[str, tuple[str, ...]]:
-    """The workers whose devices each engine of this tensor-parallel size holds, by the engine's
-    name, which is its first worker's.
+    """For each engine of this tensor-parallel size, the workers whose devices it holds. An engine
+    has the name of its first worker.
 
-    Raises ValueError when the rollout devices of a host cannot be shared out like that.
+    Raises ValueError if the rollout devices of a machine cannot be divided into such groups.
     """
     placed = device_map(config)["rollout"]
     worker_of = {device: f"engine-{index}" for index, device in enumerate(placed)}
@@ -264,8 +267,8 @@ def engine_members(config: ClusterConfig, size: int) -> dict[str, tuple[str, ...
 
 
 def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
-    """Every worker process of the cluster: one for the coordinators, one per device and role, and
-    those of environments."""
+    """Specifications of all worker processes of the cluster: one for the coordinators, one for each
+    device of each role, and the environment workers."""
     placed = device_map(config)
     control = WorkerSpec(
         name="control",

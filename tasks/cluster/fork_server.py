@@ -1,13 +1,13 @@
-"""Workers are forked from a process that has imported what each of them needs.
+"""Forks worker processes from a server process that has imported their modules already.
 
     flow ──forks or starts──▶ fork server ──forks──▶ control, engine-0, learner-0, ...
 
-A worker's imports take seconds of a core each time one is started, by a run or after a death; a
-fork takes none. The flow needs nearly all of these imports itself, so the server is forked from the
-flow's own process, where that has no other thread yet and began with the environment that workers
-need; else it is started from nothing.
-What an import reads of the environment (numbers of threads, visible GPUs) is the server's, so
-workers that need different ones are started from nothing, as Dask does by itself.
+A worker's imports cost seconds of a core at every start, by a run or after a death; a forked worker
+has them already. The flow needs nearly all of these imports itself. So the server is forked from
+the flow's process if that has no other thread yet and began with the environment that workers need;
+else the server is a new interpreter.
+Imports read environment variables (thread counts, visible GPUs) once, in the server. Workers that
+need different values are therefore new interpreters, as is Dask's default.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _begun: tuple[tuple[str, ...], dict[str, str]] | None = None  # modules, environ
 
 
 def start_method(specs: Sequence[WorkerSpec]) -> Literal["forkserver", "spawn"]:
-    """How Dask is to start these workers."""
+    """Method by which Dask starts these workers: "forkserver" if all have the same environment,
+    else "spawn"."""
     environments = {tuple(sorted(spec.environment.items())) for spec in specs}
     return "forkserver" if len(environments) == 1 else "spawn"
 
 
 def start_fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Have a server begin in this environment and import these modules; returns at once. One that
-    runs already is left as it is. The setting METHOD must say forkserver."""
+    """Start a fork server in this environment, which imports these modules; returns at once. A
+    server that runs already is left as it is. The setting METHOD must be "forkserver"."""
     global _begun
     _begun = tuple(modules), dict(environment)
     get_mp_context().set_forkserver_preload(list(modules))
@@ -49,8 +50,8 @@ def start_fork_server(modules: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def keep_fork_server() -> int | None:
-    """Have a server like the last one run, started from nothing where that is gone; its process.
-    None where workers are not forked."""
+    """Make sure that the fork server runs: if it is gone, start another with the same modules and
+    environment. Returns its process id; None if workers are not forked."""
     if _begun is None or get_mp_context().get_start_method() != "forkserver":
         return None
     start_fork_server(*_begun)
@@ -61,9 +62,9 @@ def keep_fork_server() -> int | None:
 def fork_fork_server(
     modules: Sequence[str], environment: Mapping[str, str], alone: Sequence[str] = ()
 ) -> None:
-    """The same as a fork of this process, which imports the modules for both; those that the server
-    needs alone it imports by itself. Started from nothing where this process is not as the server
-    must be."""
+    """Start the fork server as a fork of this process. This process imports `modules` before the
+    fork; the server alone imports `alone`. If this process has other threads or began with another
+    environment, the server is a new interpreter instead."""
     if threading.active_count() > 1 or not has_begun_with(environment):
         start_fork_server((*modules, *alone), environment)
         return
@@ -75,15 +76,15 @@ def fork_fork_server(
 
 @contextmanager
 def _forking(environment: Mapping[str, str]) -> Iterator[None]:
-    """For the block, multiprocessing's new interpreters are forks of this process that do what the
-    interpreter was to do."""
-    resource_tracker.ensure_running()  # it is started by the same function, and from nothing
+    """Within the block, multiprocessing forks this process instead of starting a new interpreter;
+    the fork then runs the interpreter's program."""
+    resource_tracker.ensure_running()  # before the patch: it must be a new interpreter
     start = util.spawnv_passfds
 
     def fork(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:  # Any: as there
         child = os.fork()
         if child == 0:
-            util.spawnv_passfds = start  # what is started from there is started as ever
+            util.spawnv_passfds = start  # the fork itself starts processes as usual
             _play(args[-1], environment, passfds)
         return child
 
@@ -95,7 +96,7 @@ def _forking(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _play(program: str, environment: Mapping[str, str], passed: Sequence[int]) -> None:
-    """What a new interpreter does with a program; the process ends with it."""
+    """Run a program in this forked process as a new interpreter would; never returns."""
     status = 1
     try:
         _close_other_ends(passed)
@@ -113,8 +114,8 @@ def _play(program: str, environment: Mapping[str, str], passed: Sequence[int]) -
 
 
 def _close_other_ends(passed: Sequence[int]) -> None:
-    """Close what an exec would close and the server must not hold: the flow's end of the pipe by
-    which it learns that the flow is gone."""
+    """Close the flow's end of the pipe that tells the server that the flow is gone. An exec would
+    have closed it; as long as the server holds it, the pipe never ends."""
     here = Path("/proc/self/fd")
     kept = {os.readlink(here / str(number)) for number in passed}
     for number in map(int, os.listdir(here)):
@@ -124,8 +125,8 @@ def _close_other_ends(passed: Sequence[int]) -> None:
 
 
 def _keep_offline() -> None:
-    """What HF_HUB_OFFLINE says was read when the hub's client was imported, by a flow that may ask
-    the hub."""
+    """Keep workers from asking the Hugging Face hub. The flow, which may ask it, has imported the
+    hub's client, and that reads HF_HUB_OFFLINE only once."""
     from huggingface_hub import constants
 
     constants.HF_HUB_OFFLINE = True
@@ -133,7 +134,7 @@ def _keep_offline() -> None:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """These variables for the block: a process takes the environment of who starts it."""
+    """Set these environment variables within the block: a process inherits those of its parent."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -1,10 +1,10 @@
-"""Whether the hosts of a joined cluster are as the run takes them to be.
+"""Checks the machines of a joined cluster: shared files, and the numbering of devices.
 
-    a file of the flow's ── every worker that uses it ──▶ is it there, under the same path?
-    devices that are numbered as one host's ──▶ are their workers on one?
+    a file of the flow ── every worker that uses it ──▶ does it exist under the same path?
+    devices that are numbered as one machine's ──▶ are their workers on one machine?
 
-Asked before any engine is built: a folder that each host has for itself would else be noticed when
-the first weights are loaded, and an engine over two hosts when vLLM misses a GPU. Leaves out
+Runs before any engine is built. Without these checks a folder that is not shared would fail when
+the first weights are loaded, and an engine over two machines when vLLM misses a GPU. Leaves out
 elastic workers, which need no file of the run and have engines of their own.
 """
 
@@ -26,16 +26,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFile:
-    """Something that the flow has, and workers will look for."""
+    """A file or folder of the flow that workers must find under the same path."""
 
     path: str
-    where: str  # the setting that says where it lies
-    cure: str  # for a worker that does not find it
-    roles: tuple[str, ...]  # of the workers that use it
+    where: str  # the setting that names the path
+    cure: str  # advice if a worker does not find it
+    roles: tuple[str, ...]  # roles of the workers that use it
 
 
 def check_shared(client: Client, specs: Sequence[WorkerSpec], files: Sequence[SharedFile]) -> None:
-    """ValueError where one of these workers does not find a file that it will use."""
+    """Check that each worker finds the files that its role uses. Raises ValueError with the first
+    worker that does not."""
     paths = [file.path for file in files]
     for spec, address, found in _answers(client, specs, _there, paths):
         for file, is_there in zip(files, found, strict=True):
@@ -47,7 +48,8 @@ def check_shared(client: Client, specs: Sequence[WorkerSpec], files: Sequence[Sh
 
 
 def check_numbering(client: Client, specs: Sequence[WorkerSpec], devices_per_host: int) -> None:
-    """ValueError where engine workers whose devices have one host's numbers are on two."""
+    """Check that engine workers whose devices are numbered as one machine's run on one machine.
+    Raises ValueError if they do not."""
     engines = [spec for spec in specs if spec.role == "rollout"]
     first_of: dict[int, tuple[str, str, str]] = {}  # name, address and machine, by host
     for spec, address, machine in _answers(client, engines, boot_id):
@@ -64,8 +66,8 @@ def check_numbering(client: Client, specs: Sequence[WorkerSpec], devices_per_hos
 def _answers(
     client: Client, specs: Sequence[WorkerSpec], ask: Callable[..., T], *args: object
 ) -> Iterator[tuple[WorkerSpec, str, T]]:
-    """Each of these workers with its address and its answer; not who dies meanwhile, which is for
-    whoever builds on it to find."""
+    """Call `ask` in each of these workers; yields (worker, address, result). Leaves out workers
+    that die meanwhile: the build of their actors will report that."""
     addresses = worker_addresses(client)
     there = [(spec, addresses[spec.name]) for spec in specs if spec.name in addresses]
     workers = [address for _, address in there]
@@ -79,5 +81,5 @@ def _number(spec: WorkerSpec) -> int:
 
 
 def _there(paths: Sequence[str]) -> list[bool]:
-    """In a worker: which of these it finds."""
+    """Runs in a worker: for each path, True if it exists there."""
     return [Path(path).exists() for path in paths]

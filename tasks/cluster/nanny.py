@@ -1,10 +1,10 @@
-"""Nannies of the workers that a run starts: each starts its worker's process, starts another when
-that ends, and records how it ended.
+"""Nannies of the workers that a run starts. A nanny starts its worker's process, records how that
+ends, and starts another.
 
     worker's stdout, stderr ──▶ log/engine-0.log, over all its restarts
 
-The worker itself writes its log, so that the report of the signal that ends it is kept, too. Leaves
-out workers of a cluster that a run joins: those are started elsewhere.
+The worker itself writes its log, so that faulthandler's report of a fatal signal is kept, too.
+Leaves out workers of a cluster that a run joins: those are started elsewhere.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ TAIL_BYTES = 131_072  # such a report ends with a line that names every extensio
 
 
 class WorkerOutput:
-    """The log of one worker; its last lines are those of the process that runs now."""
+    """The log file of one worker, over all its processes."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / f"{name}.log"
-        self._begins = 0  # byte of the log at which the present process begins
+        self._begins = 0  # byte of the log at which the present process's lines begin
 
     def open(self) -> None:
-        """Make the log; before the worker starts."""
+        """Create the log file; call it before the worker starts."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         self.forget()
 
     def last_lines(self) -> tuple[str, ...]:
-        """What the process wrote last; nothing where its log is gone."""
+        """Last lines of the present process, at most NUM_KEPT; empty if the log is gone."""
         with suppress(OSError), self.path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._begins, end - TAIL_BYTES))
@@ -57,14 +57,15 @@ class WorkerOutput:
         return ()
 
     def forget(self) -> None:
-        """A new process begins: the lines of the one before are not its own."""
+        """Start anew at the end of the log: `last_lines` leaves out the lines of earlier
+        processes."""
         with suppress(OSError):
             self._begins = self.path.stat().st_size
 
 
 class LoggedWorker(Worker):  # type: ignore[misc]  # Dask is not typed
-    """A worker that writes into its log; a signal that ends it leaves the stack of the thread it
-    struck there."""
+    """A Dask worker that writes its output to its log file, with the stack of the thread that a
+    fatal signal hits."""
 
     def __init__(self, *args: Any, log: str, **options: Any) -> None:  # Any: Dask's options
         write_into(log)
@@ -75,11 +76,12 @@ class LoggedWorker(Worker):  # type: ignore[misc]  # Dask is not typed
         super().__init__(*args, **options)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
-        """None: nobody looks at a worker's own pages, and every user of the machine could."""
+        """Start none: a worker's own pages are not needed, and every user of the machine could read
+        them."""
 
 
 def write_into(log: str) -> None:
-    """Send this process's streams to the end of a file, line by line."""
+    """Redirect this process's stdout and stderr to the end of the file `log`, line by line."""
     number = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for stream in (1, 2):
         os.dup2(number, stream)
@@ -89,18 +91,18 @@ def write_into(log: str) -> None:
 
 
 KILLED_WITHIN_S = 20.0  # a killed process is gone by then, however busy the machine
-FORGOTTEN_AFTER_S = 0.2  # Dask looks every 0.05 s whether a process has said that it is there
-NUM_STARTS = 3  # in a row, of processes that end before they are there; more would end like these
-FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)  # such an end is no process's own
+FORGOTTEN_AFTER_S = 0.2  # Dask polls every 0.05 s for the message that a process has started
+NUM_STARTS = 3  # failed starts in a row, after which no further start is tried
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)  # sent by another process
 BEGINNING = (Status.init, Status.starting)  # of a nanny, which has had no worker yet
 
 
 class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
-    """Waits for a worker that it has killed, remembers how its processes ended, and says when it
-    starts no more.
+    """A nanny that waits until a killed worker is gone, records how its processes ended, and
+    reports why it stopped starting them.
 
-    Dask's own gives up a second after the kill, and a finished run then ends as a failed one. It
-    gives up without a word where a process cannot be forked.
+    Dask's own nanny waits only one second after the kill, which makes a finished run fail, and
+    gives up silently if a process cannot be forked.
     """
 
     process: Any  # Any: Dask's record of the worker's process, None where there is none
@@ -109,7 +111,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         self, *args: Any, output: WorkerOutput, **options: Any
     ) -> None:  # Any: Dask's options
         self.deaths: list[Death] = []
-        self.given_up = ""  # why it starts no more processes
+        self.given_up = ""  # why the nanny starts no more processes; empty while it does
         self._num_failed = 0  # starts in a row
         self._output = output
         super().__init__(*args, worker_class=LoggedWorker, log=str(output.path), **options)
@@ -119,7 +121,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         return await super().start_unsafe()
 
     def _on_worker_exit_sync(self, exitcode: int) -> None:
-        """Dask's hook: the process is gone, and another one is about to be started."""
+        """Record the end of a process. Dask calls this before it starts another one."""
         self.deaths.append(
             Death(
                 exit_code=exitcode,
@@ -132,12 +134,13 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         super()._on_worker_exit_sync(exitcode)
 
     async def instantiate(self) -> Any:  # Any: Dask's status
-        """Starts a process, some time after the one before has ended; again where the fork server
-        is lost meanwhile, and where the nanny itself is only beginning: later on, Dask does that.
+        """Start a process, FORGOTTEN_AFTER_S after the one before has ended. Tries again if the
+        fork server is lost meanwhile, or if the nanny itself is still starting; later Dask does
+        that.
 
-        Dask waits for a process that died while it started until it looks again. If the next one is
-        starting by then, it takes the word of that one, drops it as another's, and never learns
-        that the worker is there.
+        The pause avoids a fault of Dask: it polls for the start message of a process that has died.
+        If the next process is starting by then, Dask takes that one's message, discards it as
+        another process's, and never learns that the worker has started.
         """
         while True:
             if self.deaths or self._num_failed:
@@ -148,7 +151,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
             except TimeoutError:  # Dask has closed this nanny
                 self.given_up = f"it was not there within {self.death_timeout:.0f} s"
                 raise
-            except Exception as error:  # as of a pipe whose other end was the fork server
+            except Exception as error:  # such as a broken pipe to the fork server
                 status, failure, self.process = Status.failed, error, None
             if status == Status.running:
                 self._num_failed = 0
@@ -161,11 +164,12 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
 
     @property
     def _is_killed(self) -> bool:
-        """Whether somebody else ended the last process."""
+        """True if the last process was ended by a signal from another process."""
         return bool(self.deaths) and self.deaths[-1].exit_code in FROM_OUTSIDE
 
     async def _count_failure(self, failure: Exception | None) -> None:
-        """RuntimeError, and an end of this nanny, after so many in a row."""
+        """Count a failed start. After NUM_STARTS in a row, close this nanny and raise
+        RuntimeError."""
         self._num_failed += 1
         if self._num_failed < NUM_STARTS:
             return
@@ -177,7 +181,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         )
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
-        """Asks the worker to end, kills it after 0.8 of the timeout, and returns when it is
+        """Ask the worker to end, kill it after 0.8 of the timeout, and return when its process is
         gone."""
         try:
             await super().kill(timeout=timeout, reason=reason)
@@ -189,8 +193,8 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
 def nanny_of(
     spec: WorkerSpec, scratch: Path, logs: Path, deadline_s: float
 ) -> dict[str, Any]:  # Any: Dask's worker specification
-    """How a worker of a cluster that is started here is started, and started again when its process
-    ends."""
+    """Dask's specification of a worker that is started here: the nanny's class and options.
+    deadline_s: seconds for the start of its process."""
     options: dict[str, Any] = {
         "name": spec.name,
         "nthreads": spec.num_threads,
@@ -210,8 +214,8 @@ def nanny_of(
 
 
 def _cuda_options(gpu: str) -> dict[str, Any]:
-    """What dask_cuda adds to a worker of one GPU: NUMA affinity and its preload. No RMM pool: vLLM
-    and torch own the memory."""
+    """Options that dask_cuda adds to a worker of one GPU: NUMA affinity and its preload module. No
+    RMM pool, as vLLM and torch own the GPU's memory."""
     from dask_cuda.worker_spec import worker_spec
 
     (spec,) = worker_spec(
@@ -221,8 +225,8 @@ def _cuda_options(gpu: str) -> dict[str, Any]:
 
 
 def given_up(client: Client, worker: str) -> str:
-    """Why the worker will not come, in a sentence; empty while its nanny still starts processes,
-    and where the cluster was joined."""
+    """A sentence on why the worker will not come back; empty while its nanny still starts
+    processes, and for a joined cluster."""
     nanny = getattr(getattr(client, "cluster", None), "workers", {}).get(worker)
     if nanny is None or nanny.status not in (Status.closed, Status.failed):
         return ""
@@ -231,16 +235,15 @@ def given_up(client: Client, worker: str) -> str:
 
 
 def _end_of(deaths: list[Death]) -> str:
-    """How the last of these processes ended."""
+    """Describe how the last of these processes ended; empty if there is none."""
     return account(deaths[-1].exit_code, deaths[-1].lines, deaths[-1].log) if deaths else ""
 
 
 def death_of(client: Client, worker: str, since_s: float) -> Death | None:
-    """How the worker's process ended after this time; None if it did not, or if the cluster was
-    joined.
+    """The last end of the worker's process since this time (Unix seconds); None if there was none,
+    and for a joined cluster.
 
-    A worker of a joined cluster is started elsewhere, and how its process ended is known there
-    alone.
+    The nannies of a joined cluster run elsewhere, so their records cannot be read here.
     """
     nanny = getattr(client.cluster, "workers", {}).get(worker)
     deaths: list[Death] = nanny.deaths if nanny is not None else []

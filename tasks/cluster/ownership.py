@@ -1,11 +1,11 @@
-"""The one run that owns a joined cluster, and new processes for the workers of an earlier run.
+"""Gives a joined cluster to one run at a time, and restarts the workers of an earlier run.
 
     claim ── held by a living run? ── wait, then refuse
-      └───── used before? ── forget its actors, restart its workers ──▶ the run's
+      └───── used before? ── forget its actors, restart its workers ──▶ the cluster is this run's
 
-An actor leaves more in its process than it can take back: a process group, pinned threads, GPUs
-seen, memory. And a flow that was killed leaves its actors at work. The owner is the flow's Dask
-client, which the scheduler forgets when its process is gone.
+A worker's process cannot be reused, because an actor leaves state in it: a process group, pinned
+threads, initialised GPUs, memory. A flow that was killed also leaves its actors running. The owner
+is the flow's Dask client, which the scheduler forgets when the flow's process is gone.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tasks.cluster.dask_cluster import ClusterTooSmall, check_coming, worker_add
 
 logger = logging.getLogger(__name__)
 
-OWNER = "rollflow-owner"  # of the scheduler's metadata: run id and client of the run that came last
-PUBLISHED = "rollflow/"  # what the names of published actors begin with
-GONE_WITHIN_S = 60.0  # a client that died without a word is missed by then
+OWNER = "rollflow-owner"  # key of the scheduler's metadata: run id and client of the last run
+PUBLISHED = "rollflow/"  # prefix of the names of published actors
+GONE_WITHIN_S = 60.0  # the scheduler has noticed by then that a client was killed
 POLL_S = 0.5
 RENEWAL_POLL_S = 0.2
-STOPPED_WITHIN_S = 60.0  # whoever is slower, or on a host that does not answer, is not waited for
-TELL_AFTER_S = 30.0  # workers come back in a few seconds where a nanny is left to start them
+STOPPED_WITHIN_S = 60.0  # longest wait for a worker to end, such as one on a silent machine
+TELL_AFTER_S = 30.0  # before a warning; workers with a living nanny come back in a few seconds
 ANSWER_S = 30.0  # how long the scheduler may take to answer
 LOST = (
     "the Dask scheduler must be there as long as the run goes on, the connection to it broke and "
     "does not come back; start the cluster again and resume the run"
 )
-BACK_WITHIN_S = 10.0  # a connection that only broke is made again by then
+BACK_WITHIN_S = 10.0  # a broken connection to a living scheduler is restored by then
 
 
 class ClusterLost(RuntimeError):
-    """The scheduler is gone, and with it all that it knew of actors and tasks; nothing of it comes
-    back in this run."""
+    """The scheduler is gone, and with it all actors and tasks of this run; they do not come back.
+    The run must be resumed on another cluster."""
 
 
 async def take_cluster(
@@ -49,10 +49,11 @@ async def take_cluster(
     workers: Sequence[str],
     deadline_s: float,
 ) -> None:
-    """Make the cluster this run's. Workers of an earlier run are restarted, and are back then
-    within deadline_s.
+    """Make this run the owner of the cluster. If an earlier run used it, its actors are forgotten
+    and these workers restarted, within deadline_s.
 
-    Raises ClusterTooSmall when another run goes on in it or its workers cannot be restarted.
+    Raises ClusterTooSmall if another run is still active in the cluster, or if the workers cannot
+    be restarted.
     """
     before = await _claimed(client, run_id)
     if before is None:
@@ -66,7 +67,8 @@ async def take_cluster(
 
 
 async def _claimed(client: Client, run_id: str) -> str | None:
-    """The run that the cluster worked for before; waits for the end of one that still goes on."""
+    """Claim the cluster for this run; returns the id of the run that owned it before, or None.
+    Waits for the end of an owner that is still active, GONE_WITHIN_S at most."""
     ends = time.monotonic() + GONE_WITHIN_S
     while True:
         before = await _asked(client, client.run_on_scheduler, _claim, run_id, client.id)
@@ -85,7 +87,8 @@ async def _claimed(client: Client, run_id: str) -> str | None:
 
 
 async def _asked(client: Client, method: Callable[..., Any], *args: object) -> Any:
-    """A client's method that asks the scheduler, and what it answers. Any: it is not typed."""
+    """Call a client's method that asks the scheduler; returns the answer. Raises TimeoutError after
+    ANSWER_S. Any: the client is not typed."""
     try:
         return await asyncio.to_thread(method, *args, callback_timeout=ANSWER_S)
     except TimeoutError as error:
@@ -96,7 +99,8 @@ async def _asked(client: Client, method: Callable[..., Any], *args: object) -> A
 
 
 async def check_scheduler(client: Client) -> None:
-    """Raise ClusterLost when the connection to the scheduler has broken and does not come back."""
+    """Raise ClusterLost if the connection to the scheduler is broken and is not restored within
+    BACK_WITHIN_S."""
     ends = time.monotonic() + BACK_WITHIN_S
     while client.status != "running":
         if client.status == "closed" or time.monotonic() > ends:
@@ -106,7 +110,7 @@ async def check_scheduler(client: Client) -> None:
 
 @contextmanager
 def telling_of_its_loss(client: Client) -> Iterator[None]:
-    """Whatever fails in the block because the scheduler is gone fails as ClusterLost."""
+    """Turn any error of the block into ClusterLost if the connection to the scheduler is gone."""
     try:
         yield
     except Exception as error:
@@ -116,8 +120,8 @@ def telling_of_its_loss(client: Client) -> Iterator[None]:
 
 
 def _claim(run_id: str, owner: str, dask_scheduler: Scheduler) -> tuple[str, bool] | None:
-    """In the scheduler: the run before and whether it still goes on, None for an unused cluster. If
-    it has ended, this run is next."""
+    """Runs in the scheduler: returns the id of the run before and whether it is still active; None
+    for an unused cluster. Unless that run is active, this run becomes the owner."""
     held: tuple[str, str] | None = dask_scheduler.task_metadata.get(OWNER)
     if held is not None and held[1] != owner and held[1] in dask_scheduler.clients:
         return held[0], True
@@ -126,10 +130,10 @@ def _claim(run_id: str, owner: str, dask_scheduler: Scheduler) -> tuple[str, boo
 
 
 def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> None:
-    """Return when each of these workers is there in a new process. One that is slow to end is
-    removed at once, and comes back by its nanny all the same.
+    """Restart these workers; returns when each of them has joined again with a new process. A
+    worker that is slow to end is removed, and its nanny still restarts it.
 
-    Raises ClusterTooSmall when a worker has no nanny, or is not back in time.
+    Raises ClusterTooSmall if a worker has no nanny, or has not joined within deadline_s.
     """
     there = workers_of(client)
     before = {worker["name"]: address for address, worker in there.items()}
@@ -142,7 +146,7 @@ def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> 
     began_s, is_told = time.monotonic(), False
     old = [before[name] for name in workers if name in before]
     if old:
-        # the client's own call waits for any new worker, and fails where one goes meanwhile
+        # the client's own method waits for any new worker, and fails if one leaves meanwhile
         client.sync(
             client.scheduler.restart_workers,
             workers=old,

@@ -1,10 +1,10 @@
-"""A process that ends with the one that started it, also where that is killed without a word.
+"""Runs a module in a process that ends when its parent ends, even if the parent is killed.
 
     python -m tasks.cluster.parent PID MODULE WORDS...    python -m MODULE WORDS..., while PID lives
 
-The kernel's signal for this (PR_SET_PDEATHSIG) comes when a thread of the parent ends, and reaches
-no grandchildren. So the process looks for its parent by itself, and takes along all that it
-started.
+The kernel's signal for this (PR_SET_PDEATHSIG) comes already when a thread of the parent ends, and
+reaches no grandchildren. So the process polls for its parent by itself, and when it ends, it kills
+all processes that it started.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import NoReturn
 import psutil  # type: ignore[import-untyped]  # it has no stubs
 
 LOOK_S = 0.5
-ORPHANED = 1  # exit status, which nobody reads
+ORPHANED = 1  # exit status; the parent that could read it is gone
 TRACKER = "multiprocessing.resource_tracker"  # module of Python's that each runs
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")  # audit events of Python
 WATCH = "parent"  # name of the thread
 
 
 def bound_command(module: str, *words: str) -> list[str]:
-    """The command line of a module that ends with this process."""
+    """Command line that runs a module with these arguments until this process ends."""
     return [sys.executable, "-m", __name__, str(os.getpid()), module, *words]
 
 
 def end_with(parent: int) -> None:
-    """From now on, end this process when `parent`, which started it, is gone."""
+    """Start to watch: end this process once the process `parent`, which started it, is gone."""
     threading.Thread(target=_watch, args=(parent,), name=WATCH, daemon=True).start()
 
 
 def is_bound() -> bool:
-    """Whether this process ends with its parent, which is to say then what both do."""
+    """True if this process ends with its parent. The parent then prints messages for both."""
     return any(thread.name == WATCH for thread in threading.enumerate())
 
 
@@ -49,12 +49,12 @@ def _watch(parent: int) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process and those that it started, now: threads of an engine may run on for ever,
-    and start no more processes meanwhile."""
+    """End this process and all processes that it started, at once: an engine's threads could run on
+    for ever. No thread can start another process meanwhile."""
     sys.addaudithook(_refuse_starts)
     kill_descendants(os.getpid())
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # the reader of the stream is gone
             stream.flush()
     os._exit(code)
 
@@ -65,10 +65,11 @@ def _refuse_starts(event: str, _: tuple[object, ...]) -> None:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill all that a process has started, in sessions of their own, too; nothing if it is gone.
+    """Kill all descendants of a process, also those in sessions of their own. Does nothing if the
+    process is gone.
 
-    Each is stopped when it is seen, and then looked for what it had started by then: a stopped
-    process starts nothing, so none is missed that began meanwhile.
+    Each descendant is stopped first and then searched for children: a stopped process starts no
+    more, so none is missed.
     """
     found: set[psutil.Process] = set()
     with suppress(psutil.NoSuchProcess):
@@ -79,7 +80,7 @@ def kill_descendants(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill what is left of the process group that this process led."""
+    """Kill all processes of the process group that the process `pid` led."""
     members = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError):
@@ -89,8 +90,8 @@ def kill_group(pid: int) -> None:
 
 
 def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
-    """Do this to processes, but for trackers of shared memory: each ends by itself after all that
-    used the memory, and removes what those have left there."""
+    """Call `do` for each process, except for Python's resource trackers: a tracker ends by itself
+    after all users of its shared memory, and removes what they have left there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it has just ended by itself
             if TRACKER not in " ".join(process.cmdline()):
@@ -98,7 +99,8 @@ def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], No
 
 
 def main() -> None:
-    """Run the module that the command line names, as the main one."""
+    """Run the module that the command line names as `__main__`, bound to the parent that it
+    names."""
     _, parent, module, *words = sys.argv
     end_with(int(parent))
     sys.argv = [module, *words]  # the first is replaced by the module's file

@@ -1,12 +1,13 @@
-"""Ports for servers of ours: the usual one if it is free, else any; one that a user named, or none.
+"""Chooses ports for a run's servers: the usual port if it is free, else any free one. A port that a
+user named is used or refused.
 
     held_port(Wish(...)) ─▶ named and taken: ValueError | free: the port, held until the block ends
                                                         | usual and taken: another, in one line
 
-A port is held by a socket address without a file, which the system keeps for one process of this
-machine and drops with it: two runs that begin at the same instant never choose the same port, and
-the server, whichever program that is, finds its port free. Beside that, on which interface learners
-listen: none beyond what was told.
+A port is held by binding a Unix socket to an abstract address (one without a file) named after the
+port. The system gives that address to one process of this machine and frees it when the process
+ends. So two runs that start at the same instant never choose the same port, and the port itself
+stays free for the server. This module also sets the network interface on which learners listen.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ LOOPBACK = "127.0.0.1"
 LAST_PORT = 65535
 SERVER_PORTS = range(20_000, 32_768)  # below those that Linux gives to outgoing connections
 NUM_TRIES = 100
-HOLDER = "\0rollflow-port-{}"  # an abstract address: of the network that the port is of
+HOLDER = "\0rollflow-port-{}"  # abstract address, in the same network namespace as the port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Which port a server shall have."""
+    """The port that a server should have."""
 
     what: str  # the server, for messages: "the Prefect server"
     port: int  # 0 for any
     is_named: bool  # a user named it: no other will do
-    cure: str  # where a user names another: "with --prefect-port"
+    cure: str  # how a user names another port: "with --prefect-port"
     host: str = LOOPBACK  # address that the server listens on
 
     def check(self) -> None:
-        """ValueError where there is no such port, or a user named one that is taken."""
+        """Raises ValueError if the port number is out of range, or if a user named the port and it
+        is taken."""
         if not 0 <= self.port <= LAST_PORT:
             raise ValueError(
                 f"the port of {self.what} must be 0 to {LAST_PORT}, got {self.port}; choose another"
@@ -55,8 +57,8 @@ class Wish:
         )
 
     def hold(self) -> tuple[int, socket.socket]:
-        """The port, and what holds it until it is closed. ValueError as `check`; OSError where no
-        port is free."""
+        """Returns the port and a socket that holds it until closed. Raises ValueError as `check`,
+        OSError if no port is free."""
         self.check()
         if self.port and (holder := _holder(self.port, self.host)) is not None:
             return self.port, holder
@@ -67,8 +69,8 @@ class Wish:
 
 @contextmanager
 def held_port(wish: Wish, tell: Callable[[str], object]) -> Iterator[int]:
-    """The port for a server that starts in the block. `tell` hears of one that is not the usual
-    one."""
+    """Hold a port for a server that starts in the block; yields the port. `tell`: called with a
+    sentence if it is not the usual port."""
     port, holder = wish.hold()
     with holder:
         if wish.port not in (0, port):
@@ -77,16 +79,16 @@ def held_port(wish: Wish, tell: Callable[[str], object]) -> Iterator[int]:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port of this host's address that nobody listens on or holds at this moment, and that no
-    outgoing connection gets before it is taken: those have the ports that a system gives to whoever
-    names none."""
+    """A port of this address that is neither in use nor held at this moment. It is below the range
+    from which the system serves outgoing connections, so that none of them takes it. Raises OSError
+    if no port is free."""
     port, holder = _any_port(host)
     holder.close()
     return port
 
 
 def refusal(port: int, host: str = LOOPBACK) -> str:
-    """Why no server can listen there, in the system's words; empty where one can."""
+    """Why no server can listen on this port, in the system's words; empty if one can."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
@@ -110,7 +112,7 @@ def _any_port(host: str) -> tuple[int, socket.socket]:
 
 
 def _holder(port: int, host: str) -> socket.socket | None:
-    """What holds the port until it is closed; None where the port is taken or held."""
+    """A socket that holds the port until it is closed; None if the port is taken or held."""
     holder = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
         holder.bind(HOLDER.format(port))
@@ -121,7 +123,7 @@ def _holder(port: int, host: str) -> socket.socket | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody beyond this machine reaches the address."""
+    """True if the address can be reached from this machine alone."""
     if host == "localhost":
         return True
     with suppress(ValueError):
@@ -130,8 +132,8 @@ def is_loopback(host: str) -> bool:
 
 
 def address_towards(url: str) -> str | None:
-    """The address of this machine that others see who are called at the URL; None where its name
-    is not known. Sends nothing."""
+    """This machine's own address for connections to the URL's server; None if the server's name
+    cannot be resolved. Sends nothing."""
     where = urlsplit(url)
     with suppress(OSError):
         for family, kind, *_, place in socket.getaddrinfo(
@@ -144,7 +146,7 @@ def address_towards(url: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface of this machine that has the address."""
+    """Name of this machine's network interface with the address; None if none has it."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(found.address == address for found in addresses):
             return str(interface)
@@ -152,9 +154,10 @@ def interface_of(address: str) -> str | None:
 
 
 def reach_ranks_by(address: str) -> None:
-    """Have gloo listen where this process is reached by others, unless the environment names an
-    interface; on the loopback address NCCL and vLLM, too. By itself gloo listens where the host's
-    own name leads: beyond this machine, or where ranks on other hosts find nobody."""
+    """Have gloo listen on the interface of this address, unless the environment names one; for a
+    loopback address NCCL and vLLM as well. By default gloo listens on the address that the
+    machine's own name resolves to: it may be open to other machines, or unreachable for ranks
+    there."""
     interface = interface_of(address)
     if interface is None:
         return

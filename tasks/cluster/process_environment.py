@@ -1,8 +1,8 @@
-"""What a process of a run must have in its environment when it begins: the allocator of memory,
-libraries with threads and Python's hashes read theirs then and never again.
+"""Environment variables that every process of a run must start with. The memory allocator,
+libraries with threads and Python's hashes read theirs at the start of a process and never again.
 
-Leaves out what is read later, and which worker has how many threads (tasks.cluster.devices).
-Imports nothing heavy: a command looks here before it imports anything.
+Leaves out variables that are read later, and the thread count of each worker
+(tasks.cluster.devices). Imports nothing heavy: commands import this module before all others.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TOP_PAD_": str(2**26),
 }
-# kernels of packed rows, which hardly ever have the same length twice: 13 MB a row, kept 1024
+# kernels of packed rows, which hardly ever have the same length twice, take 13 MB each; the
+# library's default keeps 1024 of them
 KEEP_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 # workers agree on the hashes of strings; the number is Dask's
 HASH_SEED = {"PYTHONHASHSEED": "6640"}
 NO_BARS = {"TQDM_DISABLE": "1"}
-# nobody imports from the working directory before Python's own library and what is installed
+# no import looks into the working directory before Python's library and installed packages
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 SOURCES = Path(__file__).parents[2]
 
 
 def threads(number: int) -> dict[str, str]:
-    """So many threads for each library that has some."""
+    """Environment variables that give OpenMP, MKL and OpenBLAS this number of threads each."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return dict.fromkeys(names, str(number))
 
 
 def first_environment(num_threads: int = 1) -> dict[str, str]:
-    """All that a process reads at its beginning alone."""
+    """Environment variables that a process reads only when it starts."""
     return KEEP_MEMORY | KEEP_KERNELS | HASH_SEED | NO_BARS | threads(num_threads)
 
 
 def has_begun_with(environment: Mapping[str, str]) -> bool:
-    """Whether this process read at its beginning what it would read in such an environment; False
-    where the system keeps no record of it."""
+    """True if this process started with the same values as `environment` for all variables that are
+    read only at the start; False if the system has no record of them (/proc/self/environ)."""
     with suppress(OSError):
         lines = Path("/proc/self/environ").read_bytes().split(b"\0")
         begun = dict(line.decode(errors="replace").partition("=")[::2] for line in lines)
@@ -52,16 +53,17 @@ def has_begun_with(environment: Mapping[str, str]) -> bool:
 
 
 def python_path() -> dict[str, str]:
-    """Variables by which a child imports from these sources first, then from what PYTHONPATH names,
-    and not from the working directory, where a user may have a `tasks.py` or a `random.py`.
+    """Environment variables by which a child process imports from these sources first, then from
+    PYTHONPATH, and not from the working directory, where a user may have a `random.py`.
 
-    What users name by import path is found there all the same (tasks.isolation.import_path).
+    Import paths that users name are still looked up there (tasks.isolation.import_path).
     """
     entries = (str(SOURCES), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, entries)))} | SAFE_PATH
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` call this process; its command line may be that of who forked it."""
+    """Set the name that `ps` and `top` show for this process. A forked process has its parent's
+    command line."""
     with suppress(OSError):  # a system without /proc
         Path("/proc/self/comm").write_text(name)

@@ -1,10 +1,10 @@
-"""The actors of a run on named workers: made, found lost, made anew.
+"""Creates the actors of a run on named workers, finds lost ones, and replaces them.
 
     registry.create_all(workers, recipes, deadline_s)   in the flow
     registry.remote("engine-0")                         its handle there
 
-Dask never revives a lost actor under its key, so every creation gets a new generation; and its
-resources reserve nothing for actors, so placement is by worker name.
+Dask never revives a lost actor under its key, so every creation gets a new generation. Dask's
+resources reserve nothing for actors, so actors are placed by worker name.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tasks.cluster.ownership import renew_workers
 
 logger = logging.getLogger(__name__)
 
-PING_S = 20.0  # a living actor answers beside whatever it does
+PING_S = 20.0  # a living actor answers within this time, even while it works
 # A worker may be killed by accident while it builds; one that dies of building dies again.
 NUM_BUILDS = 2
-NOTICED_WITHIN_S = 1.0  # the scheduler hears of a death by then
-RECORDED_WITHIN_S = 5.0  # a nanny hears of the end of its process a moment after the scheduler does
+NOTICED_WITHIN_S = 1.0  # the scheduler has noticed a death by then
+RECORDED_WITHIN_S = 5.0  # a nanny notices the end of its process a moment after the scheduler
 ELSEWHERE = (
     "its worker was started elsewhere, whose own output and that of its nanny say how it ended"
 )
@@ -42,10 +42,10 @@ Recipe = tuple[Callable[..., object], tuple[object, ...]]  # the actor's class a
 
 
 class ActorRegistry:
-    """The run's actors by name, kept by the flow: which generation lives where."""
+    """The flow's record of the run's actors, by name: their generation, worker and address."""
 
     def __init__(self, client: Client, run_id: str, num_builds: int = NUM_BUILDS) -> None:
-        """num_builds: processes that an actor may be built in, one after the death of another."""
+        """num_builds: attempts to build an actor; another one follows if its process dies."""
         self._client = client
         self._num_builds = num_builds
         self._run_id = run_id
@@ -56,16 +56,16 @@ class ActorRegistry:
         self._born_s: dict[str, float] = {}
         self._generation: dict[str, int] = {}
         self._closed = False
-        self._publishing = threading.Lock()  # nobody forgets what is being published
+        self._publishing = threading.Lock()  # no actor is discarded while it is being published
 
     def create_all(
         self, workers: Mapping[str, str], actors: Mapping[str, Recipe], deadline_s: float
     ) -> None:
-        """Start several actors side by side.
+        """Build several actors in parallel. workers: worker of each actor, by the actor's name.
 
-        Raises the constructor's own error, TimeoutError with the name that is still missing, or
-        ActorLost when a worker dies under an actor and its successor dies as well; all others are
-        built by then.
+        Raises the constructor's own error, or TimeoutError with the name of an actor that is not
+        ready. Raises ActorLost if num_builds processes died of one actor; all others are built by
+        then.
         """
         ends = time.monotonic() + deadline_s
         for name, recipe in actors.items():
@@ -81,8 +81,8 @@ class ActorRegistry:
             raise losses[0]
 
     def _publish(self, name: str) -> None:
-        """Have others find it. Raises ActorLost where another thread has forgotten it meanwhile:
-        the scheduler would warn of a key that it does not know, and callers wait for it in vain."""
+        """Publish the actor, so that tasks find it by name. Raises ActorLost if another thread has
+        discarded it meanwhile: callers would wait for it in vain."""
         with self._publishing:
             future = self._futures.get(name)
             if future is None:
@@ -92,8 +92,8 @@ class ActorRegistry:
             self._client.publish_dataset(future, name=published, override=True)
 
     def accounts(self) -> tuple[str, ...]:
-        """A sentence for every actor whose process has ended under it. Of a joined cluster nothing
-        is known here."""
+        """One sentence for every actor whose process has ended, with the reason. Empty for a joined
+        cluster, whose processes are not known here."""
         found = ((name, self._death(name)) for name in self._gone())
         return tuple(
             f"{name} is lost: {account(death.exit_code, death.lines, death.log)}"
@@ -102,8 +102,8 @@ class ActorRegistry:
         )
 
     def _gone(self) -> list[str]:
-        """The actors whose worker is away, looked for a moment: a caller may hear of a death before
-        the scheduler does."""
+        """Names of the actors whose worker is away. Polls for NOTICED_WITHIN_S, as a caller may
+        notice a death before the scheduler does."""
         ends = time.monotonic() + NOTICED_WITHIN_S
         while True:
             now = worker_addresses(self._client)
@@ -113,11 +113,13 @@ class ActorRegistry:
             time.sleep(0.05)
 
     def _is_there(self, name: str, addresses: Mapping[str, str]) -> bool:
-        """Whether the process that the actor was put into is among these workers."""
+        """True if the actor's worker still has the address of the process that the actor was built
+        in. addresses: of the present workers, by name."""
         return addresses.get(self._workers[name]) == self._addresses[name]
 
     def _finish(self, name: str, recipe: Recipe, ends: float) -> None:
-        """Wait until the actor is built, by a second process when the first one dies of it."""
+        """Wait until the actor is built; if its process dies, build it in the next one, num_builds
+        times at most."""
         for build in range(1, self._num_builds + 1):
             if self._is_built(name, ends):
                 return
@@ -129,7 +131,7 @@ class ActorRegistry:
             self._submit(name, recipe, self._workers[name], ends)
 
     def _is_built(self, name: str, ends: float) -> bool:
-        """Wait for it; False when its worker died."""
+        """Wait until the actor is built; False if its worker died."""
         while time.monotonic() < ends:
             future = self._futures.get(name)
             if future is None:
@@ -140,22 +142,23 @@ class ActorRegistry:
                 except (KilledWorker, FutureCancelledError):
                     return False
                 except RuntimeError as error:
-                    if not means_lost(error):  # else it was built, and has died meanwhile
+                    if not means_lost(error):  # else the actor was built, and its worker has died
                         raise
                     return False
                 return True
             now = worker_addresses(self._client)
-            if now and not self._is_there(name, now):  # a scheduler that says nothing says nothing
+            if now and not self._is_there(name, now):  # empty if the scheduler did not answer
                 return False
         raise TimeoutError(f"{name} was not ready in time on worker {self._workers[name]}")
 
     def _account(self, name: str) -> str:
-        """How the process of an actor's worker ended, as far as that is known."""
+        """Describe how the process of an actor's worker ended, as far as that is known."""
         death = self._death(name)
         return ELSEWHERE if death is None else account(death.exit_code, death.lines, death.log)
 
     def _death(self, name: str) -> Death | None:
-        """The end of a process that is gone; its nanny may hear of it a moment after we do."""
+        """Record of the end of the actor's process; waits for it up to RECORDED_WITHIN_S, as the
+        nanny may notice the end later than the flow. None if there is none."""
         ends = time.monotonic() + (RECORDED_WITHIN_S if self._client.cluster is not None else 0.0)
         while (death := death_of(self._client, self._workers[name], self._born_s[name])) is None:
             if time.monotonic() >= ends:
@@ -177,7 +180,8 @@ class ActorRegistry:
         self._born_s[name] = born_s
 
     def _address(self, worker: str, ends: float) -> str:
-        """The worker's address now; a restarted worker keeps its name and gets a new one."""
+        """Present address of the worker; waits while it is away. A restarted worker keeps its name
+        and gets a new address."""
         while True:
             self._check_open()
             addresses = worker_addresses(self._client)
@@ -193,21 +197,22 @@ class ActorRegistry:
 
     @property
     def names(self) -> frozenset[str]:
-        """The actors that were ready once and not discarded; some of them may be lost."""
+        """Names of the actors that were built and not discarded; some of them may be lost."""
         return frozenset(self._actors)
 
     def environment(
         self, workers: Sequence[str], variable: str, deadline_s: float
     ) -> tuple[str, ...]:
-        """What an environment variable is on each of these workers, empty where it is not set.
-        Waits for those that are away. Raises TimeoutError with the name of one that stays away."""
+        """Value of an environment variable in each of these workers, in order; empty if not set.
+        Waits for workers that are away. Raises TimeoutError with the name of one that does not come
+        back within deadline_s."""
         ends = time.monotonic() + deadline_s
         asked = [self._address(name, ends) for name in workers]
         values: dict[str, str] = self._client.run(os.environ.get, variable, "", workers=asked)
         return tuple(values[address] for address in asked)
 
     async def lost(self, among: Collection[str] = ()) -> tuple[str, ...]:
-        """Names of the actors that do not answer a ping, of these or of all."""
+        """Names of the actors that do not answer a ping. among: actors to ask; empty for all."""
         names = tuple(name for name in self._actors if not among or name in among)
         answers = await asyncio.gather(*(self._answers(name) for name in names))
         return tuple(name for name, answered in zip(names, answers, strict=True) if not answered)
@@ -215,33 +220,34 @@ class ActorRegistry:
     async def _answers(self, name: str) -> bool:
         try:
             await self.remote(name).ping(PING_S)
-        except (RuntimeError, TimeoutError):  # gone, or it says itself that it cannot go on
+        except (RuntimeError, TimeoutError):  # gone, or it reports that it cannot go on
             return False
         return True
 
     def remote(self, name: str) -> Remote:
-        """The flow's own handle on an actor; works on any event loop. Raises ActorLost if there is
-        none by this name."""
+        """The flow's handle on an actor; works on any event loop. Raises ActorLost if no actor of
+        this name exists."""
         if name not in self._actors:
             raise ActorLost(f"{name} is not there: it was lost and has not been made anew")
         return Remote(name, self._actors[name], self._client.loop.asyncio_loop)
 
     def restart(self, workers: Sequence[str], deadline_s: float) -> None:
-        """Give these workers new processes and forget the actors that they held."""
+        """Restart the processes of these workers and discard the actors that they held."""
         for name in [name for name in self._futures if self._workers[name] in workers]:
             self.discard(name)
         renew_workers(self._client, workers, deadline_s)
 
     def restart_living(self, names: Sequence[str], deadline_s: float) -> None:
-        """Restart the workers of these actors; not those whose process has ended, because their
-        nanny has given them another one."""
+        """Restart the workers of these actors, except workers whose process has ended: their nanny
+        has started another one already."""
         now = worker_addresses(self._client)
         made = [name for name in names if name in self._futures]
         living = [name for name in made if self._is_there(name, now)]
         self.restart([self._workers[name] for name in living], deadline_s)
 
     def discard(self, name: str) -> None:
-        """Forget an actor, alive or not; call its close() before if it holds processes."""
+        """Forget an actor, alive or lost; does nothing if there is none. If the actor holds
+        processes, call its close() before."""
         with self._publishing:
             future = self._futures.pop(name, None)
             self._actors.pop(name, None)
@@ -252,12 +258,12 @@ class ActorRegistry:
             self._client.cancel([future], force=True)
 
     def close(self) -> None:
-        """Forget every actor, and make no more of them."""
+        """Discard every actor, and refuse to build more."""
         self._closed = True
         for name in list(self._futures):
             self.discard(name)
 
     def _check_open(self) -> None:
-        """ActorLost in a thread that still makes actors when the run has been stopped."""
+        """Raise ActorLost if the registry is closed: a thread may still build actors then."""
         if self._closed:
             raise ActorLost("no actor is made any more: the run ends")

@@ -1,14 +1,14 @@
-"""The rules by which workers that a run did not start generate for it. Pure: the clock comes with
-the events, and decisions are returned.
+"""The rules by which a run admits and releases elastic workers. Pure: events carry the time, and
+decisions are returned.
 
     polled ─▶ ReadCard ─▶ card ─▶ EndProcess(refuse)
                             └───▶ Admit: building ─▶ loaded: present ─▶ leaving ─▶ Forget: gone
                                       └── it fails, its lease is over, its process is away ──▲
 
-An elastic worker is one process of a Dask worker: a Dask worker that comes back under its name is
+An elastic worker is one process of a Dask worker. A Dask worker that comes back under its name is
 another elastic worker, with another name (`NAME.g2`), so that no name is used twice in a run. A
-worker that a round gave up must begin anew like that, for it may live and still run old requests.
-Leaves out how workers are watched and engines made (`tasks.elastic.keeper`).
+worker that a round gave up must restart like that, because its process may be alive and still run
+old requests. Leaves out how workers are watched and engines built (`tasks.elastic.keeper`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WorkerAdmission:
     """The elastic workers of one run, and the state of each."""
 
     def __init__(self, rules: AdmissionRules, generations: Mapping[str, int] | None = None) -> None:
-        """generations: how often each Dask worker came in earlier attempts at the run."""
+        """generations: how often each Dask worker was admitted in earlier attempts at the run."""
         self._rules = rules
         self._generations = Counter(dict(generations or {}))
         self._workers: dict[str, AdmittedWorker] = {}
@@ -69,7 +69,7 @@ class WorkerAdmission:
 
     @property
     def workers(self) -> tuple[AdmittedWorker, ...]:
-        """All workers that were ever admitted, in their order."""
+        """All workers that were ever admitted, in order of admission."""
         return tuple(self._workers.values())
 
     @property
@@ -109,7 +109,7 @@ class WorkerAdmission:
     # --- coming --------------------------------------------------------------------------------
 
     def _reconcile(self, at_s: float, addresses: frozenset[str]) -> list[AdmissionDecision]:
-        """Remove lost workers, then ask new ones for their cards: a worker may come back under an
+        """Remove lost workers, then request cards from new ones: a worker may come back under an
         old name."""
         passed_s, self._now_s = at_s - self._now_s, at_s
         decisions: list[AdmissionDecision] = []
@@ -126,16 +126,17 @@ class WorkerAdmission:
         return decisions
 
     def _pardoned(self, worker: AdmittedWorker, passed_s: float) -> AdmittedWorker:
-        """Stop the worker's lease while the trainer stood still or its clock was set: two polls
-        are never that far apart otherwise."""
+        """Extend the worker's lease by the time since the last poll, if that is negative or above
+        the run's lease: the trainer itself stood still, or its clock was set."""
         if 0 <= passed_s <= self._rules.lease_s:
             return worker
         renewed_s = min(self._now_s, worker.renewed_s + passed_s)
         return self._keep(replace(worker, renewed_s=renewed_s))
 
     def _overdue(self, worker: AdmittedWorker) -> str:
-        """The time limit that the worker has missed, in words; empty if none. A worker that is
-        building has another clock: imports there may hold the thread that renews the lease."""
+        """The time limit that the worker has missed, in words; empty if none. A worker that builds
+        its engine is held to ready_s instead of its lease: imports may block the thread that renews
+        the lease."""
         ready_s, now_s = self._rules.ready_s, self._now_s
         if worker.state == "building":
             is_late = now_s - worker.since_s > ready_s
@@ -145,7 +146,7 @@ class WorkerAdmission:
         return f"its lease of {worker.lease_s:g} s was not renewed" if is_silent else ""
 
     def _consider(self, at_s: float, address: str, applicant: Applicant) -> AdmissionDecision:
-        if applicant.has_served:  # an engine of an earlier attempt leaves more than it takes back
+        if applicant.has_served:  # an engine leaves state in its process that it cannot undo
             reason = "its process has held an engine; start one process for each elastic worker"
             return EndProcess(how="renew", address=address, reason=reason)
         if reason := self._objection(applicant):
@@ -165,7 +166,7 @@ class WorkerAdmission:
         return Admit(worker=self._keep(worker))
 
     def _objection(self, applicant: Applicant) -> str:
-        """Why the applicant is not admitted: the rule, the value, the cure. Empty if it is."""
+        """Why the applicant is refused: the rule, the value, the cure. Empty if it is admitted."""
         rules, name, price = self._rules, applicant.dask_name, applicant.price_class
         if not applicant.knows_token:
             return (
@@ -233,7 +234,7 @@ class WorkerAdmission:
         return decisions
 
     def _fail(self, failed: Failed) -> list[AdmissionDecision]:
-        """Count the failure, unless the worker is away by then, and have it begin anew."""
+        """Count the failure and have the worker restart, unless it is gone already."""
         worker = self._workers[failed.name]
         if worker.state == "gone":
             return []
@@ -242,8 +243,8 @@ class WorkerAdmission:
         return [self._forget(worker, failed.reason), _ending("renew", worker, failed.reason)]
 
     def _end(self, worker: AdmittedWorker, reason: str) -> list[AdmissionDecision]:
-        """Forget the worker: dismissed if it leaves, which has nothing more to hand over then, else
-        to begin anew."""
+        """Forget the worker and end its process: a leaving worker, which has handed over all its
+        requests by now, is dismissed; any other must restart."""
         if worker.state == "gone":
             return []
         if worker.state == "leaving":
@@ -251,7 +252,7 @@ class WorkerAdmission:
         return [self._forget(worker, reason), _ending("renew", worker, reason)]
 
     def _forget(self, worker: AdmittedWorker, reason: str) -> Forget:
-        """A worker that gave a reason for leaving is gone for that one."""
+        """Record the worker as gone; a reason that it gave for leaving takes precedence."""
         reason = worker.reason or reason
         gone = replace(worker, state="gone", until_s=self._now_s, reason=reason)
         return Forget(worker=self._keep(gone))
@@ -266,8 +267,8 @@ def _ending(how: Ending, worker: AdmittedWorker, reason: str) -> EndProcess:
 
 
 def _lost(worker: AdmittedWorker) -> AdmittedWorker:
-    """The worker with the time of its last sign of life, which one that builds or leaves need not
-    give."""
+    """The worker with lost_s set to its last lease renewal; unchanged while it builds or leaves,
+    when it need not renew the lease."""
     if worker.state != "present":
         return worker
     return replace(worker, lost_s=worker.renewed_s)

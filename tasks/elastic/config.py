@@ -1,4 +1,4 @@
-"""Settings of elastic workers, and the time limits that follow from them.
+"""Settings of elastic workers, and the time limits of the four steps by which a worker gets ready.
 
 pull the model ─▶ build the engine ─▶ pull a version ─▶ load it, with the weight check
 pull_s            build_s             pull_s            load_s
@@ -51,8 +51,8 @@ MARGIN_S = 10.0  # a pull ends by itself so much earlier than its caller gives u
 
 
 class LimitMissed(RuntimeError):
-    """An elastic worker took longer than one of its limits allows. No TimeoutError, for which
-    Dask's futures would be asked again."""
+    """An elastic worker took longer than one of its limits allows. Not a TimeoutError, after which
+    callers poll a Dask future again."""
 
     def __init__(self, limit: Limit, sentence: str) -> None:
         super().__init__(limit, sentence)
@@ -72,14 +72,14 @@ class Limits:
 
     @property
     def ready_s(self) -> float:
-        """Longest time until an elastic worker holds a version: the newest of those that are
-        published meanwhile may be one more."""
+        """Longest time until an elastic worker holds a version, seconds: pull the model, build, and
+        pull and load two versions, as a newer one may be published during the first load."""
         return self.build_s + 3 * (self.pull_s + MARGIN_S) + 2 * self.load_s
 
     @contextmanager
     def bound(self, limit: Limit, action: str) -> Iterator[None]:
-        """Raise LimitMissed for a TimeoutError of the block, or for what was raised because of one.
-        action: the elastic worker and what it does."""
+        """Turn a TimeoutError of the block, or an error caused by one, into LimitMissed. action:
+        text for the message, the elastic worker's name and the step it takes."""
         try:
             yield
         except LimitMissed:  # another one, within this
@@ -207,5 +207,5 @@ class ElasticConfig(BaseModel):
 
     @property
     def limits(self) -> Limits:
-        """How long an elastic worker may take until it holds weights."""
+        """Time limits of the steps by which an elastic worker comes to hold weights."""
         return Limits(pull_s=self.pull_s, build_s=self.build_s, load_s=self.load_s)

@@ -1,15 +1,15 @@
-"""The engines of elastic workers: built in the worker's process, given the weights, forgotten.
+"""Builds engines in the processes of elastic workers, loads weights into them, discards them.
 
     recipe ─▶ ElasticEngineActor: reads the model where the run has it ────────┐
          └──▶ PullingEngineActor: pulls the model, and versions before a load ─┤
                                                         load_weights ─▶ weight check
 
-    RunWeightServer: hashes a version once, when a worker needs it; serves it from where it lies
+    RunWeightServer: hashes a version once, when a worker needs it; serves it from its own path
 
 A build that fails is not tried again here, and concerns its elastic worker alone. The learner
-writes a version over the one before the last by renaming that file first: the server finds it gone,
-whoever was receiving it finds its bytes wrong, and the newer version is pulled. Leaves out when
-engines are built and loaded (`keeper`).
+overwrites the oldest kept version and renames its file first. The server then finds that file gone,
+a receiver finds wrong bytes, and the worker pulls the newer version. Leaves out when engines are
+built and loaded (`keeper`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunForWorkers:
-    """The settings of a run by which the engines of its elastic workers are built and checked."""
+    """Settings of a run that its elastic workers' engines are built and checked with."""
 
     run_id: str  # its folder under the artifact root
     model_path: str  # where the run has the model
@@ -58,7 +58,8 @@ class RunForWorkers:
 
 
 class ElasticEngineActor(EngineActor):
-    """An engine in the process of an elastic worker, marked so that the next run finds it used."""
+    """An engine in an elastic worker's process. The process is marked as used, so that the next run
+    does not admit it."""
 
     def __init__(
         self,
@@ -83,21 +84,21 @@ class PullingEngineActor(ElasticEngineActor):
         core_ids: tuple[int, ...],
         seed: int,
     ) -> None:
-        """Blocks until the model has come. Errors: see `weights.client.fetch`."""
-        mark_served(name)  # before the pull: whoever comes next must find it
+        """Blocks until the model is pulled. Raises LimitMissed, or as `weights.client.fetch`."""
+        mark_served(name)  # before the pull: the next run must find the mark
         self._pulls = WeightPulls(origin, name, get_worker())
         super().__init__(config, self._pulls.model(), name, core_ids, seed)
 
     async def pull(self, version: str) -> bytes:
-        """Pull this version; returns where it lies here."""
+        """Pull this version; returns its WeightsRef on this machine, packed."""
         return pack(await self._pulls.pull(version))
 
 
 def recipe(
     run: RunForWorkers, name: str, devices: Sequence[str], origin: WeightOrigin | None = None
 ) -> Recipe:
-    """Recipe of an engine over all GPUs among these devices, or on all of these cores. origin:
-    where it pulls from; None where it reads the run's own paths."""
+    """Recipe of one engine over all GPUs among these devices, or over all of these cores if there
+    is no GPU. origin: server to pull weights from; None to read the run's own paths."""
     gpus = [device for device in devices if device.startswith("cuda:")]
     cores = () if gpus else tuple(range(len(devices)))
     config = run.engine.model_copy(update={"tensor_parallel_size": max(1, len(gpus))})
@@ -107,10 +108,10 @@ def recipe(
 
 
 class RunWeightServer:
-    """The weight server of one run, in the flow's process. For the coroutines of one event loop."""
+    """The weight server of one run, in the flow's process. Used from one event loop."""
 
     def __init__(self, config: WeightServerConfig, token: str, model: Path, limits: Limits) -> None:
-        """token: the run's. model: the folder that the run starts from."""
+        """token: the run's secret. model: folder of the model that the run starts from."""
         self._config, self._model, self._limits = config, model, limits
         self._server = WeightServer(config, token)
         self._offering = asyncio.Lock()
@@ -123,8 +124,8 @@ class RunWeightServer:
         return self._server.denied_requests
 
     async def open(self) -> None:
-        """Begin to serve; harmless when begun already. ValueError for an address that is not this
-        machine's, or taken."""
+        """Start the server; does nothing if it runs. Raises ValueError if the address is taken or
+        not this machine's."""
         if self._server.url:
             return
         try:
@@ -137,11 +138,12 @@ class RunWeightServer:
             ) from error
 
     async def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         await self._server.close()
 
     async def offer_model(self) -> WeightOrigin:
-        """Serve the model's folder; returns the origin for elastic workers."""
+        """Serve the model's folder; returns the address and settings that elastic workers pull
+        with."""
         async with self._offering:
             if not self._has_model:
                 await self._server.publish_model(self._model)
@@ -154,28 +156,29 @@ class RunWeightServer:
         )
 
     async def offer(self, weights: WeightsRef) -> None:
-        """Serve this version, and the one before it. Raises OSError when it is gone."""
+        """Serve this version and the one before it. Raises OSError if the version's file is
+        gone."""
         async with self._offering:
             if weights != self._offered:
                 await self._server.publish(weights)
                 self._offered = weights
 
     def forget(self, worker: str) -> None:
-        """Send nobody to this elastic worker any more: it is gone."""
+        """Stop naming this elastic worker as a source of weights: it is gone."""
         self._server.forget(worker)
 
 
 class ElasticEngines:
-    """Engines by the name of their elastic worker. For the coroutines of one event loop."""
+    """Engines by the name of their elastic worker. Used from one event loop."""
 
     def __init__(
         self, client: Client, run: RunForWorkers, server: RunWeightServer | None = None
     ) -> None:
-        """server: where elastic workers pull from; None where they read the run's own paths."""
+        """server: elastic workers pull weights from it; None if they read the run's own paths."""
         self._client, self._run, self._server = client, run, server
         self._limits = run.elastic.limits
         self._registry = ActorRegistry(client, run.run_id, num_builds=1)
-        # a build waits in a thread, and so does whoever forgets another meanwhile
+        # a build blocks its thread, and so does the discard of another engine meanwhile
         self._threads = ThreadPoolExecutor(
             2 * run.elastic.max_workers, thread_name_prefix="elastic"
         )
@@ -186,14 +189,13 @@ class ElasticEngines:
         return () if self._server is None else self._server.denied_requests
 
     async def open(self) -> None:
-        """Begin to serve weights. ValueError where that cannot be."""
+        """Start the weight server, if there is one. Raises ValueError for an unusable address."""
         if self._server is not None:
             await self._server.open()
 
     async def build(self, worker: AdmittedWorker) -> None:
-        """Build the worker's engine, after the pull of the model, which ends by itself in its own
-        time. Raises ActorLost when the worker dies of it, LimitMissed, or what the engine raises.
-        """
+        """Pull the model if the worker needs it, and build the worker's engine. Raises ActorLost if
+        the worker dies meanwhile, LimitMissed, or any error of the engine."""
         name, limits = worker.name, self._limits
         origin = None if self._server is None else await self._server.offer_model()
         recipes = {name: recipe(self._run, name, worker.devices, origin)}
@@ -204,9 +206,9 @@ class ElasticEngines:
             )
 
     async def pull(self, name: str, weights: WeightsRef) -> WeightsRef:
-        """Have this version where the elastic worker can read it; returns where that is. Raises
-        ActorLost, LimitMissed, OSError when the file is gone, or what the elastic worker raises
-        (WeightsRefused)."""
+        """Bring this version to the elastic worker; returns the reference that the worker reads.
+        Raises ActorLost, LimitMissed, OSError if the file is gone, or an error of the elastic
+        worker (WeightsRefused)."""
         if self._server is None:
             return weights
         await self._server.offer(weights)
@@ -218,8 +220,8 @@ class ElasticEngines:
         return here
 
     async def load(self, name: str, published: PublishReport, running: Running) -> None:
-        """Load this version into the engine and check the weights, as those of the run's own
-        engines. Raises EngineLost, LimitMissed, WeightCheckFailed, or what the engine raises."""
+        """Load this version into the engine, with the same weight check as the run's own engines.
+        Raises EngineLost, LimitMissed, WeightCheckFailed, or any error of the engine."""
         engine, weights = self._engine(name, self._limits.load_s), published.weights
         with self._limits.bound("load_s", f"{name}: the load of version {weights.version}"):
             held = await engine.load_weights(weights, self._run.probes, running)
@@ -227,7 +229,7 @@ class ElasticEngines:
             check_weights(name, held, published.attested, self._run.gate.tolerance_nats)
 
     async def is_empty(self, name: str) -> bool:
-        """True if the engine runs nothing, or is gone."""
+        """True if the engine runs no request, or is gone."""
         try:
             engine = self._engine(name, self._run.elastic.lease_s)
             return not (await engine.stats()).progress
@@ -238,14 +240,15 @@ class ElasticEngines:
         return RemoteEngine(self._registry.remote(name), deadline_s)
 
     async def discard(self, name: str) -> None:
-        """Forget an engine, built or not."""
+        """Discard the engine of this worker, built or not."""
         if self._server is not None:
             self._server.forget(name)
         await self._in_thread(lambda: self._registry.discard(name))
 
     def close(self) -> None:
-        """Forget all engines, make no more, and end the server. Blocks for CLOSE_S at most; needs
-        no loop that runs. Of a lost cluster there is nothing to forget."""
+        """Discard all engines, build no more, and stop the weight server. Waits for the server for
+        at most CLOSE_S; works without a running event loop. A lost cluster has no engines left to
+        discard."""
         if self._client.status == "running":
             with suppress(RuntimeError, OSError):
                 self._registry.close()

@@ -1,5 +1,5 @@
-"""Looks after the elastic workers of a run, in the flow's process beside the steps, which never
-wait for that.
+"""Watches, builds, loads and ends the elastic workers of a run. It runs in the flow's process
+beside the steps, which never wait for it.
 
     workers ── polls, leases, cards ──▶ one queue ─▶ WorkerAdmission ─▶ decisions
                                             ▲                              │
@@ -8,8 +8,9 @@ wait for that.
                                              sample buffer: joined, leaving, gone ─▶ rounds
 
 Rounds are notified of an elastic worker when it holds a version and has passed the weight check,
-and again with every later version: a round asks it for what its weights are new enough for. Before
-a load that drops what an engine runs, no round may ask it: it is withdrawn first.
+and again with every later version: a round sends it the requests that its weights are new enough
+for. A load may drop the engine's running requests; before such a load the worker is withdrawn from
+all rounds.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ OVER = "the run is over"
 
 class ElasticPublications:
     """The newest published weights, for elastic workers that follow at their own pace. Belongs to
-    one event loop. Publications are numbered from 1 on: a version may be published again.
+    one event loop. Publications are numbered from 1 on, as a version may be published again.
 
-    put ─▶ (rounds learn what must not be asked any more) ─▶ wake ─▶ newer_than: each worker
+    put ─▶ (workers that will drop requests are withdrawn from rounds) ─▶ wake ─▶ newer_than
     """
 
     def __init__(self) -> None:
-        self.number = 0  # of the newest
-        self.dropping = 0  # of the last before whose load engines drop what they run
+        self.number = 0  # of the newest publication
+        self.dropping = 0  # of the last publication whose load drops the running requests
         self._newest: tuple[PublishReport, Running] | None = None
         self._changed = asyncio.Condition()
 
@@ -80,8 +81,8 @@ class ElasticPublications:
             self._changed.notify_all()
 
     async def newer_than(self, number: int) -> tuple[int, PublishReport, Running]:
-        """Wait for a publication after this number; returns the newest. A worker that missed one
-        that drops what runs drops it now."""
+        """Wait for a publication after this number; returns the newest one's number, report and
+        treatment of running requests. That is DROP also if a publication that was skipped drops."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.number > number)
         assert self._newest is not None, "there is one"
@@ -90,7 +91,7 @@ class ElasticPublications:
 
 
 class ElasticKeeper:
-    """The keeper of one run. For the coroutines of one event loop."""
+    """Looks after the elastic workers of one run. Used from one event loop."""
 
     def __init__(
         self,
@@ -100,8 +101,8 @@ class ElasticKeeper:
         notify: Callable[[WorkerNotice], Awaitable[None]],
         save_names: Callable[[], None] = lambda: None,
     ) -> None:
-        """notify: sends a notice to the rounds, by way of the sample buffer. save_names: writes the
-        workers' names where the next attempt at the run finds them, and gives none again."""
+        """notify: sends a notice to the rounds through the sample buffer. save_names: writes the
+        workers' names to the store, so that the next attempt at the run reuses none of them."""
         self._admission = admission
         self._workers, self._engines = workers, engines
         self._notify, self._save_names = notify, save_names
@@ -124,8 +125,8 @@ class ElasticKeeper:
         return tuple(self._engines.denied_requests)
 
     async def start(self) -> None:
-        """Begin to look after elastic workers; harmless when begun already. ValueError where
-        weights cannot be served."""
+        """Start to watch for elastic workers; does nothing if started already. Raises ValueError if
+        the weight server cannot bind its address."""
         if self._tasks:
             return
         await self._engines.open()
@@ -135,8 +136,8 @@ class ElasticKeeper:
         self._spawn(self._handle_events())
 
     def stop(self, *, is_over: bool) -> None:
-        """Look after nobody any more. Elastic workers of a run that is over are dismissed; those of
-        one that may be resumed end with the scheduler, or are found by the next attempt."""
+        """Stop watching. is_over: dismiss the elastic workers, as the run is over. Otherwise the
+        run may be resumed: they end with the scheduler, or the next attempt finds them."""
         for task in (*self._tasks, *self._serving.values()):
             task.cancel()
         if is_over:
@@ -146,8 +147,9 @@ class ElasticKeeper:
 
     async def publish(self, published: PublishReport, running: Running = Running.DROP) -> None:
         """Have the elastic workers load the version that the run's engines hold now. Returns before
-        they do, but not before rounds that open later know of none that holds another."""
-        self._publications.put(published, running)  # from here on nobody joins with what it drops
+        they have loaded it. If the load drops running requests (DROP), all elastic workers have
+        been withdrawn from the rounds by then."""
+        self._publications.put(published, running)  # from here on no worker joins with old weights
         if running is Running.DROP:
             async with self._notifying:
                 for name in sorted(self._offered):
@@ -176,7 +178,8 @@ class ElasticKeeper:
             self._events.put_nowait(event)
 
     async def _poll_then(self, event: WorkerEvent) -> None:
-        """Queue an event of a worker after a poll: that its process is away says more."""
+        """Queue an event of a worker after a poll, which shows first whether its process is away:
+        that is the more telling reason."""
         await self._poll()
         self._events.put_nowait(event)
 
@@ -185,7 +188,7 @@ class ElasticKeeper:
             event = await self._events.get()
             try:
                 decisions = self._admission.handle(event)
-            except Exception:  # a worker may send what nobody expects
+            except Exception:  # a worker may send an unexpected message
                 logger.exception("elastic workers: not understood: %s", event)
                 continue
             for decision in decisions:
@@ -223,7 +226,7 @@ class ElasticKeeper:
     # --- a worker comes ------------------------------------------------------------------------
 
     async def _serve(self, worker: AdmittedWorker) -> None:
-        """Build the worker's engine, and have it load every newest version."""
+        """Build the worker's engine, then load the newest version, again after each publication."""
         try:
             begun_s = time.monotonic()
             await self._engines.build(worker)
@@ -232,13 +235,14 @@ class ElasticKeeper:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             missed = error.limit if isinstance(error, LimitMissed) else None
             failed = Failed(name=worker.name, reason=reason, missed=missed)
-            if isinstance(error, ActorLost | EngineLost):  # for a worker that is away is no failure
+            if isinstance(error, ActorLost | EngineLost):  # a worker that is away has not failed
                 await self._poll_then(failed)
             else:
                 self._events.put_nowait(failed)
 
     async def _follow(self, name: str, build_s: float) -> None:
-        """Load every version from now on, or the newest of those that come meanwhile."""
+        """Load the newest published version, again and again; skip versions that are superseded
+        during a load."""
         number = 0
         while True:
             number, published, running = await self._publications.newer_than(number)
@@ -260,7 +264,7 @@ class ElasticKeeper:
             self._events.put_nowait(Loaded(at_s=time.time(), name=name, version=version, took=took))
 
     async def _join(self, worker: AdmittedWorker) -> None:
-        """Notify rounds, unless the worker drops what it is asked for newer weights."""
+        """Notify rounds that the worker has joined, unless its next load will drop its requests."""
         assert worker.version is not None, "it has loaded one"
         name, version, took = worker.name, worker.version, worker.took
         async with self._notifying:
@@ -295,8 +299,9 @@ class ElasticKeeper:
         await self._try_to_notify(WorkerNotice(name=name, kind="gone", reason=reason))
 
     async def _try_to_notify(self, notice: WorkerNotice) -> None:
-        """Without a buffer there is no round; after it is made anew the weights are published, and
-        rounds are notified again of every worker that has them."""
+        """Send a notice to the rounds. If the sample buffer is lost, only log that: there is no
+        round then, and once the buffer is created again the weights are published again, after
+        which rounds are notified of every worker that holds them."""
         try:
             await self._notify(notice)
         except (ActorLost, TimeoutError) as error:

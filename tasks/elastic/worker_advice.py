@@ -1,14 +1,14 @@
-"""The number of elastic workers that trained most tokens for a dollar, as a sentence. Pure.
+"""Finds the number of elastic workers that trained most tokens per dollar, as a sentence. Pure.
 
-    figures of steps: workers, tokens, seconds, dollars ─▶ tokens for a dollar by number of workers
-    ─▶ the best number, beside the others that there were
+    figures of steps: workers, tokens, seconds, dollars ─▶ tokens per dollar by number of workers
+    ─▶ the best number, beside the others that were measured
 
-RLBoost's N_prem (`seeding.workers_worth_holding`) asks which number would generate a step while it
-trains, whatever a worker costs and however long the last response takes. This asks what steps with
-so many workers trained, and what they cost. Nothing is guessed between two known numbers: were the
-seconds of a token to fall evenly there, one of the two would be the best. A step counts whose
-workers were the same from its beginning to its end, and all are taken to cost the same. Nothing
-starts or dismisses workers by it.
+RLBoost's N_prem (`seeding.workers_worth_holding`) is the number of workers that would generate a
+whole step in the time that training takes; it leaves out prices and the longest response. This
+module measures instead the trained tokens and the cost of steps by their number of workers. It does
+not interpolate between two measured numbers: if the seconds per token fell evenly there, one of the
+two would be the best. A step counts only if its workers were the same from beginning to end, and
+all workers are taken to cost the same. Advice alone: no worker is started or dismissed by it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMORY = 0.7  # weight of earlier steps beside a new one: windows settle, respon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hourly:
-    """Dollars an hour."""
+    """Prices in dollars per hour."""
 
     own: float  # of all devices that the run itself has
     worker: float  # of one worker, with all its devices
@@ -33,7 +33,7 @@ class Hourly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCountSteps:
-    """Sums over the steps with the same number of workers, later steps counting more."""
+    """Sums over the steps with the same number of workers; later steps have a larger weight."""
 
     tokens: float  # trained
     seconds: float
@@ -43,7 +43,7 @@ Known = Mapping[int, WorkerCountSteps]  # by number of workers; 0 is the run alo
 
 
 def with_step(known: Known, num_workers: int, step: WorkerCountSteps) -> Known:
-    """Add a step that had this number of workers from its beginning to its end."""
+    """Returns `known` with one more step, which had this number of workers throughout."""
     before = known.get(num_workers)
     if before is not None:
         step = WorkerCountSteps(
@@ -54,7 +54,7 @@ def with_step(known: Known, num_workers: int, step: WorkerCountSteps) -> Known:
 
 
 def tokens_per_dollar(known: Known, hourly: Hourly) -> dict[int, float]:
-    """Trained tokens for a dollar, by number of workers."""
+    """Trained tokens per dollar, by number of workers."""
     return {
         count: HOUR_S * steps.tokens / steps.seconds / (hourly.own + count * hourly.worker)
         for count, steps in sorted(known.items())
@@ -62,17 +62,17 @@ def tokens_per_dollar(known: Known, hourly: Hourly) -> dict[int, float]:
 
 
 def workers_to_hold(known: Known, hourly: Hourly) -> int | None:
-    """The number that trains most for a dollar, the larger of equal ones; None where none is
-    known."""
+    """The number of workers that trains most tokens per dollar, the larger one if two are equal;
+    None if no step is known."""
     worth = tokens_per_dollar(known, hourly)
     return max(worth, key=lambda count: (worth[count], count), default=None)
 
 
 def worker_advice(steps: Sequence[Mapping[str, float]], own: float) -> str:
-    """The number of elastic workers with which steps trained most tokens for a dollar, beside the
-    other numbers; empty where nothing has a price or no step had one elastic worker throughout.
+    """Sentence that names the number of elastic workers with most trained tokens per dollar, and
+    the other numbers. Empty if nothing has a price, or if no step had elastic workers throughout.
 
-    steps: figures of committed steps. own: dollars an hour of the run's own devices.
+    steps: figures of committed steps. own: dollars per hour of the run's own devices.
     """
     known: Known = {}
     worker = 0.0

@@ -1,13 +1,13 @@
-"""The messages between a run and an elastic worker, a rollout worker that the run did not start.
+"""Messages between a run and an elastic worker, a rollout worker that the run did not start.
 
     trainer ── client.run(read_card, workers=[address]) ─▶ worker: its card, made at that moment
             ── client.run(end_worker, how, reason, ...) ─▶ worker: prints the reason, ends
             ◀── event of TOPIC {"kind": "lease" | "leaving", "name", ["reason"]} ── worker
             ◀── event of TOPIC {"kind": "given up", "name", "reason"} ───────────── a round
 
-A card holds no secret: whoever reads it learns a proof that counts for this address and a few
-minutes alone. Imports nothing but the standard library, so that the help of a command is there at
-once. Leaves out the process (`worker_process`) and the rules of admission (`admission`).
+A card holds no secret: its proof is valid for one address and a few minutes. Imports the standard
+library alone, so that a command prints its help at once. Leaves out the worker's process
+(`worker_process`) and the rules of admission (`admission`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXTENSION: Final = "rollflow-elastic-worker"  # key of `WorkerExtension` in the 
 TOKEN_VARIABLE: Final = "ROLLFLOW_ELASTIC_TOKEN"
 SERVED_VARIABLE: Final = "ROLLFLOW_SERVED"  # name of the engine that the process has held
 PROOF_HOLDS_S = 300.0  # clocks may differ, and a call may take its time
-# with which an elastic worker is started where nothing else is given
+# defaults of the options that an elastic worker is started with
 PRICE_CLASS: Final = "spot"
 DRAIN_S: Final = 30.0  # a cloud's shortest notice, and what Kubernetes gives a pod
 LEASE_S: Final = 20.0
@@ -43,16 +43,16 @@ GRACE_S: Final = 60.0
 
 
 def given_up(elastic_worker: str, reason: str) -> dict[str, str]:
-    """Message of a round that expects nothing more of an elastic worker, which may yet live.
+    """Message by which a round gives up an elastic worker, whose process may still be alive.
     elastic_worker: the name of its engine."""
     return {"kind": "given up", "name": elastic_worker, "reason": reason}
 
 
 class WorkerCard(TypedDict):
-    """Description of an elastic worker in plain values, all of which JSON knows."""
+    """Description of an elastic worker in values that JSON can hold."""
 
     name: str  # of its Dask worker; a new process may come back under it
-    rollflow: str  # versions of what it will run; empty where something is not installed
+    rollflow: str  # versions of its packages; empty for one that is not installed
     vllm: str
     torch: str
     python: str
@@ -66,7 +66,8 @@ class WorkerCard(TypedDict):
 
 
 class WorkerSide(Protocol):
-    """What an elastic worker's process does for a run (`worker_process.WorkerExtension`)."""
+    """The methods of an elastic worker's process that a run calls, implemented by
+    `worker_process.WorkerExtension`."""
 
     @property
     def token(self) -> str: ...
@@ -75,18 +76,20 @@ class WorkerSide(Protocol):
 
 
 def read_card(*, dask_worker: Worker) -> WorkerCard:
-    """The card of the worker that this runs on. LookupError where it is no elastic worker."""
+    """Returns the card of the worker on which this function runs. Raises LookupError if that is no
+    elastic worker."""
     return _extension(dask_worker).card()
 
 
 def end_worker(how: Ending, reason: str, *, dask_worker: Worker) -> None:
-    """Have the elastic worker that this runs on print the reason and end, with 0 if dismissed, 2 if
-    refused, 3 if it may be started again; it is gone a moment after the answer."""
+    """End the elastic worker on which this function runs: it prints the reason and exits, with
+    status 0 if dismissed, 2 if refused, 3 if it may be started again. The process ends a moment
+    after this call has returned."""
     _extension(dask_worker).end_as(how, reason)
 
 
 def token_of(worker: Worker) -> str:
-    """The secret that the worker was started with; for code in its process."""
+    """The token that the worker was started with; for code in the worker's process."""
     return _extension(worker).token
 
 
@@ -101,13 +104,13 @@ def _extension(worker: Worker) -> WorkerSide:
 
 
 def mark_served(name: str) -> None:
-    """Mark this process as one that holds the engine of this name, and is no new one any more."""
+    """Mark this process as used: it holds the engine of this name. Later cards say has_served."""
     os.environ[SERVED_VARIABLE] = name
 
 
 def proof_of(token: str, name: str, address: str, made_s: float) -> str:
-    """Proof that the worker of this name at this address knew the token at this time: an HMAC in
-    hexadecimal. Empty without a token."""
+    """Proof that the worker of this name at this address knew the token at `made_s`, Unix seconds:
+    an HMAC-SHA256 in hexadecimal. Empty without a token."""
     if not token:
         return ""
     signed = f"rollflow elastic worker\n{name}\n{address}\n{made_s:.3f}"
@@ -115,8 +118,8 @@ def proof_of(token: str, name: str, address: str, made_s: float) -> str:
 
 
 def is_proven(card: WorkerCard, token: str, address: str, now_s: float) -> bool:
-    """True if the worker at this address knew the token when it made the card, and made it just
-    now. Every card is good where the trainer has no token."""
+    """True if the card proves that the worker at this address knows the token, and is at most
+    PROOF_HOLDS_S old. Always true if the trainer has no token."""
     if not token:
         return True
     right = proof_of(token, card["name"], address, card["made_s"])
@@ -125,8 +128,8 @@ def is_proven(card: WorkerCard, token: str, address: str, now_s: float) -> bool:
 
 
 def read_token(file: str) -> str:
-    """The token in this file, or the environment's where none is named; empty without either.
-    ValueError for a file that has none."""
+    """The token in this file, or in TOKEN_VARIABLE if `file` is empty; empty if neither is set.
+    Raises ValueError if the file cannot be read or holds no token."""
     if not file:
         return _checked(os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
     try:
@@ -142,7 +145,7 @@ def read_token(file: str) -> str:
 
 
 def _checked(token: str, where: str) -> str:
-    """The token, which travels in a line of text. The words do not repeat it."""
+    """Returns the token if it is one line of ASCII; else raises ValueError, without quoting it."""
     if token and not re.fullmatch(r"[!-~]+", token):
         raise ValueError(
             f"a token must be one line of ASCII without spaces, that of {where} is not; write"
@@ -165,7 +168,7 @@ class Terms:
 def make_card(
     name: str, address: str, terms: Terms, devices: Sequence[str], made_s: float | None = None
 ) -> WorkerCard:
-    """The card of an elastic worker whose Dask worker has this name and address."""
+    """Card of the elastic worker whose Dask worker has this name and address."""
     made_s = time.time() if made_s is None else made_s
     return WorkerCard(
         name=name,
@@ -184,7 +187,7 @@ def make_card(
 
 
 def installed(*packages: str) -> str:
-    """The version of the first of these packages that is installed, empty if none is."""
+    """Version of the first of these packages that is installed; empty if none is."""
     for package in packages:
         try:
             return version(package)
@@ -194,7 +197,8 @@ def installed(*packages: str) -> str:
 
 
 def devices_here() -> tuple[str, ...]:
-    """The GPUs that this process may see, else the cores that it is bound to. Touches no GPU."""
+    """Names of the GPUs that this process may see ("cuda:0"), or of the cores that it is bound to
+    ("cpu:3") if it sees none. Initialises no GPU."""
     allotted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allotted is None:
         nodes = Path("/dev").glob("nvidia[0-9]*")

@@ -14,7 +14,7 @@ from typing import Literal
 from tasks.elastic.config import Limit
 
 WorkerState = Literal["building", "present", "leaving", "gone"]
-# how a process is ended: for good, to be started again (which is welcome), or as one not admitted
+# how a process is ended: for good, to be started again (which is welcome), or as not admitted
 Ending = Literal["dismiss", "renew", "refuse"]
 
 
@@ -33,7 +33,7 @@ class Applicant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """Seconds that an elastic worker took until it held its weights."""
+    """Durations of the steps after which an elastic worker held its weights, seconds."""
 
     build_s: float = 0.0  # its engine, the pull of the model's folder included
     pull_s: float = 0.0  # the pull of the version that it holds
@@ -137,7 +137,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """A round expects nothing more of an elastic worker, which may live and run old requests."""
+    """A round gave up an elastic worker, whose process may be alive and still run old requests."""
 
     name: str
     reason: str
@@ -145,7 +145,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emptied:
-    """A leaving elastic worker runs no request any more."""
+    """A leaving elastic worker has no running request left."""
 
     name: str
 
@@ -167,7 +167,7 @@ class ReadCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
-    """Build an engine in this worker's process, and give it the weights."""
+    """Build an engine in this worker's process, and load the weights into it."""
 
     worker: AdmittedWorker
 
@@ -181,21 +181,22 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Let rounds send this elastic worker no more requests, and take away those that it runs."""
+    """Stop rounds from sending requests to this elastic worker; they move its running requests
+    elsewhere."""
 
     worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Wait for this elastic worker no more: it is gone."""
+    """Discard this elastic worker and its engine: it is gone."""
 
     worker: AdmittedWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcess:
-    """End the process at this address, if it is there, and have it print the reason."""
+    """Have the process at this address print the reason and end, if it can be reached."""
 
     how: Ending
     address: str

@@ -34,8 +34,8 @@ class WorkerHistory:
         read_workers: Callable[[], Sequence[AdmittedWorker]],
         read_denied: Callable[[], Sequence[DeniedRequest]] = lambda: (),
     ) -> None:
-        """read_workers: those of this attempt, as they are now. read_denied: unauthorised weight
-        requests of this attempt."""
+        """read_workers: returns the elastic workers of this attempt, in their present state.
+        read_denied: returns the unauthorised weight requests of this attempt."""
         self._store, self._read, self._read_denied = store, read_workers, read_denied
         self._before = tuple(map(_ended, read_elastic_workers(store)))
         self._denied_before = read_denied_requests(store)
@@ -45,28 +45,31 @@ class WorkerHistory:
 
     @property
     def rows(self) -> tuple[ElasticWorkerRow, ...]:
-        """All elastic workers of all attempts, with their work in the steps that were recorded."""
+        """One row for each elastic worker of every attempt, with its responses and tokens in the
+        recorded steps."""
         return (*self._before, *map(self._row, self._read()))
 
     @property
     def workers(self) -> Sequence[AdmittedWorker]:
-        """The elastic workers of this attempt, as they are now."""
+        """The elastic workers of this attempt, in their present state."""
         return self._read()
 
     @property
     def generations(self) -> Mapping[str, int]:
-        """How often each Dask worker came in earlier attempts at the run."""
+        """How often each Dask worker was admitted in earlier attempts at the run."""
         return Counter(row.worker for row in self._before)
 
     def save(self) -> None:
-        """Write the elastic workers and the denied requests, as far as there are any."""
+        """Write the elastic workers and the denied weight requests to the store, if there are
+        any."""
         if rows := self.rows:
             keep_elastic_workers(self._store, rows)
         if denied := self._read_denied():
             keep_denied_requests(self._store, (*denied, *self._denied_before))
 
     def record_step(self, rows: Sequence[ResponseRow]) -> dict[str, float]:
-        """The figures of a step with these responses, since the step before."""
+        """Count a step with these responses; returns the figures `elastic/...` of the time since
+        the step before."""
         workers = self._read()
         names = {worker.name for worker in workers}
         num_before = self._tokens.total()
@@ -113,7 +116,7 @@ class WorkerHistory:
 
 
 def _ended(row: ElasticWorkerRow) -> ElasticWorkerRow:
-    """A row of an earlier attempt, which could not record the end of its elastic workers."""
+    """Mark a row of an earlier attempt as gone: that attempt ended before it could record this."""
     if row.state == "gone":
         return row
     return replace(row, state="gone", reason="that attempt at the run ended")

@@ -1,15 +1,15 @@
-"""The process of an elastic worker: a plain Dask worker without a nanny, and this as its preload.
+"""The process of an elastic worker: a Dask worker without a nanny that preloads this module.
 
     dask worker ADDRESS --no-nanny --resources elastic=1 --preload tasks.elastic.worker_process ...
 
     begins ─▶ card, leases ──SIGTERM, Ctrl-C, notice──▶ "leaving" ──dismissed, or drain_s──▶ 0
                 │  └─ refused ─▶ 2
-                └─ no scheduler, must begin anew ─▶ 3: whoever started it may start it again
+                └─ no scheduler, must restart ─▶ 3: the program that started it may start it again
 
-A notice that the machine is about to be taken away is a file that appears (docs/elastic.md has a
-script for AWS), or a URL of the cloud: 404 or FALSE means nothing, anything else the end.
-`rollflow worker` starts such a process. Leaves out the engine, which the trainer builds here as it
-does anywhere.
+A cloud gives notice before it takes a machine away: by a file that appears (docs/elastic.md has a
+script for AWS), or by a URL, whose answers 404 and FALSE mean "no notice" and any other the end.
+`rollflow worker` starts such a process. Leaves out the engine, which the trainer builds in this
+process like in any other worker.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ OF_ENDING: Final[dict[Ending, tuple[int, str]]] = {  # exit status, and how the 
     "renew": (LOST, "must begin anew"),
     "refuse": (REFUSED, "is refused"),
 }
-ANSWERED_WITHIN_S = 0.3  # the run that ends this process has its answer by then
+ANSWERED_WITHIN_S = 0.3  # time in which the run that ends this process receives its answer
 CLOSES_WITHIN_S = 5.0
 POLL_S = 5.0  # between two polls of the scheduler
 NOTICE_POLL_S = 2.0  # clouds give 25 s to 2 minutes of notice
 NOTICE_ANSWER_S = 2.0
-# Google's address answers nobody without it, the others do not mind
+# Google's notice URL requires this header, other clouds ignore it
 NOTICE_HEADERS = {"Metadata-Flavor": "Google"}
 NO_NOTICE = {"", "FALSE", "NONE", "[]"}
 PR_SET_PDEATHSIG = 1
@@ -77,8 +77,9 @@ TIME = click.FloatRange(min=0.0, min_open=True)
 
 
 class WorkerExtension:
-    """Sends a worker's card, leases and farewell. Dask keeps it as an extension of the worker, so
-    it has no method `heartbeat` or `close`."""
+    """Sends an elastic worker's card, lease renewals and announcement to leave. Dask holds this
+    object as an extension of the worker; it must not have a method `heartbeat` or `close`, which
+    Dask would call."""
 
     def __init__(self, worker: Worker, terms: Terms) -> None:
         self._worker = worker
@@ -100,7 +101,8 @@ class WorkerExtension:
         return self._terms.token
 
     def begin(self, notice: str) -> None:
-        """Watch signals, the scheduler and, if named, the notice, a file or a URL."""
+        """Start to renew leases and to watch signals and the scheduler. notice: file or URL to
+        watch for the end of the machine; empty for none."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._spawn(self._renew_leases())
@@ -117,8 +119,8 @@ class WorkerExtension:
         return make_card(self.name, address, self._terms, self._devices)
 
     def leave(self, reason: str) -> None:
-        """Announce the leave; end when dismissed or after drain_s, at once if no run has read the
-        card."""
+        """Announce to the run that this worker leaves. The process ends when dismissed or after
+        drain_s; at once if no run has read the card."""
         if self._is_leaving or self._is_ending:
             return
         self._is_leaving = True
@@ -133,12 +135,13 @@ class WorkerExtension:
         self._loop.call_later(drain_s, self.end, DRAINED, sentence)
 
     def end_as(self, how: Ending, reason: str) -> None:
-        """End as a run asks; whoever started a process that must begin anew may start another."""
+        """End this process as the run asks: the exit status follows from `how`."""
         code, words = OF_ENDING[how]
         self.end(code, f"{words}: {reason}")
 
     def end(self, code: int, sentence: str) -> None:
-        """Print the sentence and end the process a moment later; the first reason counts."""
+        """Print the sentence and end the process a moment later with this exit status. Later calls
+        do nothing."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -146,7 +149,8 @@ class WorkerExtension:
         self._spawn(self._end(code))
 
     async def _end(self, code: int) -> None:
-        """Deregister at the scheduler. Dask may end the loop before that is done."""
+        """Close the Dask worker, which deregisters it at the scheduler, and end the process. Dask
+        may end the event loop before the closing is complete."""
         try:
             await asyncio.sleep(ANSWERED_WITHIN_S)
             async with asyncio.timeout(CLOSES_WITHIN_S):
@@ -160,8 +164,8 @@ class WorkerExtension:
             await asyncio.sleep(self._terms.lease_s / 4)
 
     async def _watch_scheduler(self) -> None:
-        """End when the scheduler has not answered for grace_s, before its first answer as well.
-        Time in which this process itself stood still does not count."""
+        """End the process when the scheduler has not answered for grace_s, at the start as well.
+        Time in which this process itself was suspended does not count."""
         poll_s = min(POLL_S, self._terms.grace_s / 4)
         silent_s = 0.0
         while silent_s < self._terms.grace_s:
@@ -194,7 +198,8 @@ class WorkerExtension:
         self.leave(f"notice at {where}")
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Leave; Ctrl-C ends a worker that leaves already, a second SIGTERM is patient."""
+        """Leave. While leaving, another Ctrl-C ends the process at once; another SIGTERM does
+        nothing."""
         if number == signal.SIGINT and (self._is_leaving or self._is_ending):
             end_process(INTERRUPTED)
         self._loop.call_soon_threadsafe(self.leave, signal.Signals(number).name)
@@ -205,25 +210,26 @@ class WorkerExtension:
         task.add_done_callback(self._work.discard)
 
     def _print(self, sentence: str) -> None:
-        with suppress(OSError):  # its reader is gone, and this process may be about to follow
+        with suppress(OSError):  # the reader of the stream is gone
             print(f"elastic worker {self.name} {sentence}", file=sys.stderr, flush=True)
 
 
 async def notice_given(where: str) -> None:
-    """Wait for the notice in the file or at the URL `where` that the machine will be taken away. A
-    URL that cannot be reached gives none."""
+    """Wait until the file `where` exists, or the URL `where` answers with a notice, that the
+    machine will be taken away. A URL that cannot be reached counts as no notice."""
     has_notice = _url_has_notice if where.startswith(("http://", "https://")) else _file_exists
     while not await asyncio.to_thread(has_notice, where):
         await asyncio.sleep(NOTICE_POLL_S)
 
 
 def is_notice(status: int, body: str) -> bool:
-    """True if an answer over HTTP means that the machine will be taken away."""
+    """True if an HTTP answer with this status and body means that the machine will be taken
+    away."""
     return status == 200 and body.strip().upper() not in NO_NOTICE
 
 
 def _file_exists(path: str) -> bool:
-    return os.path.exists(path)  # of Path it raises where a folder cannot be read
+    return os.path.exists(path)  # Path.exists raises if a folder cannot be read
 
 
 def _url_has_notice(url: str) -> bool:
@@ -236,7 +242,8 @@ def _url_has_notice(url: str) -> bool:
 
 
 def end_with(parent: int) -> None:
-    """Drain this process when `parent`, which started it, is gone."""
+    """Send this process SIGTERM, so that it drains, when the process `parent`, which started it,
+    ends. Raises ValueError if `parent` did not start this process."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         raise ValueError(
@@ -246,7 +253,8 @@ def end_with(parent: int) -> None:
 
 
 def check_worker(worker: Worker) -> None:
-    """ValueError where the Dask worker was not started as an elastic worker must be."""
+    """Check the options that the Dask worker was started with. Raises ValueError if it has a nanny,
+    lacks the resource, or does not run in the main thread."""
     if worker.nanny is not None:
         raise ValueError(
             "an elastic worker must have no nanny, which would start it again: give --no-nanny"
@@ -313,5 +321,5 @@ def dask_setup(
 
 
 def dask_teardown(worker: Worker) -> None:
-    """End the process of a worker that Dask closes: the scheduler is gone, or has removed it."""
+    """End the process when Dask closes its worker: the scheduler is gone, or has removed it."""
     worker.extensions[EXTENSION].end(LOST, "ends: its connection to the scheduler has ended")

@@ -1,12 +1,12 @@
-"""The workers that offer themselves to a run, over the flow's Dask client.
+"""Finds and calls the elastic workers of a cluster over the flow's Dask client.
 
     scheduler: workers with the resource `elastic` ──▶ Polled
     topic of elastic workers: leases, farewells ─────▶ Renewed, Leaves
                               given up by a round ───▶ GivenUp
     a call of the worker ────────────────────────────▶ CardRead, CardUnread
 
-Every call has a deadline, and none of them raises because of a worker. Leaves out the decisions
-that follow (`tasks.elastic.admission`).
+Every call has a deadline, and no call raises an error because a worker fails. Leaves out the
+decisions that follow (`tasks.elastic.admission`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tasks.elastic.worker_events import (
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # how long a worker or the scheduler may take to answer
-RUN_OVER_S = 5.0  # and when the run is over
-RENEWED_S = 3.0  # and when a worker must begin anew: its name is wanted, and it may be silent
-CALLS = 8  # of workers at a time: one that hangs holds up no other
+RUN_OVER_S = 5.0  # the same, when the run is over
+RENEWED_S = 3.0  # the same, when a worker must restart: it may be silent, and its name is needed
+CALLS = 8  # calls to workers at a time: a worker that hangs delays no other
 
 
 class JoinedWorkers:
@@ -53,7 +53,7 @@ class JoinedWorkers:
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="elastic")
 
     def subscribe(self, receive: Callable[[WorkerEvent], object]) -> None:
-        """Pass on the messages of elastic workers from now on; on Dask's thread."""
+        """From now on, pass each message of an elastic worker to `receive`, on Dask's thread."""
 
         def handle(message: tuple[float, object]) -> None:
             event = event_of(message[1], time.time())
@@ -63,8 +63,8 @@ class JoinedWorkers:
         self._client.subscribe_topic(TOPIC, handle)
 
     def dismiss_all(self, addresses: Sequence[str], reason: str) -> None:
-        """Dismiss the workers at these addresses that can be reached. Blocks, and needs no loop
-        that runs."""
+        """Dismiss those workers at these addresses that can be reached. Blocks for RUN_OVER_S at
+        most; works without a running event loop."""
         if self._client.status != "running" or not addresses:
             return
         with suppress(RuntimeError, OSError):  # TimeoutError is one of these
@@ -78,11 +78,12 @@ class JoinedWorkers:
             )
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Make no more calls to workers."""
         self._calls.shutdown(wait=False, cancel_futures=True)
 
     async def poll(self) -> Polled | None:
-        """All elastic workers that the scheduler knows; None where it did not answer."""
+        """Addresses of all elastic workers that the scheduler knows; None if the scheduler did not
+        answer."""
         try:
             workers = await self._call(workers_of, self._client)
         except Exception as error:  # without a scheduler the run ends, but not by this
@@ -96,7 +97,7 @@ class JoinedWorkers:
         return Polled(at_s=time.time(), addresses=frozenset(offered))
 
     async def read_card(self, address: str) -> CardRead | CardUnread:
-        """Ask the worker at this address for its card."""
+        """Get the card of the worker at this address; CardUnread if that fails."""
         try:
             card: WorkerCard = await self._run(address, read_card)
             now_s = time.time()
@@ -109,8 +110,8 @@ class JoinedWorkers:
         return CardRead(at_s=now_s, address=address, applicant=applicant)
 
     async def end(self, address: str, how: Ending, reason: str) -> None:
-        """Have the worker's process print the reason and end. A worker that does not answer is
-        forgotten by the scheduler, so that its name is free."""
+        """Have the worker's process print the reason and end. If it does not answer, the scheduler
+        removes the worker, so that its name is free again."""
         within_s = RENEWED_S if how == "renew" else ANSWER_S
         try:
             await self._run(address, end_worker, how, reason, within_s=within_s)
@@ -128,7 +129,7 @@ class JoinedWorkers:
         *args: object,
         within_s: float = ANSWER_S,
     ) -> Any:
-        """What the function returns in this worker's process. Any: whatever that is."""
+        """Run a function in this worker's process; returns its result. Any: the result's type."""
         run, workers = self._client.run, [address]
         answers = await self._call(run, function, *args, within_s=within_s, workers=workers)
         return answers[address]
@@ -140,7 +141,7 @@ class JoinedWorkers:
         within_s: float = ANSWER_S,
         **options: object,
     ) -> Any:
-        """Call a method of the client in a thread of ours. Any: it is not typed."""
+        """Call a method of the Dask client in one of our threads. Any: the client is not typed."""
 
         def call() -> Any:  # Any: as above
             return method(*args, callback_timeout=within_s, **options)
@@ -166,7 +167,7 @@ def event_of(message: object, now_s: float) -> WorkerEvent | None:
 
 
 def applicant_of(card: WorkerCard, *, knows_token: bool) -> Applicant:
-    """The card as the rules of admission read it."""
+    """Convert a card to the applicant that the rules of admission read."""
     return Applicant(
         dask_name=card["name"],
         versions={"rollflow": card["rollflow"], "vllm": card["vllm"]},

@@ -1,14 +1,13 @@
-"""Access to a weight server: for addresses of the allowed networks that prove to know the run's
-token, which itself never crosses the wire.
+"""Access to a weight server: a request must come from an allowed network and prove that its sender
+knows the run's token. The token itself never crosses the wire.
 
     receiver: signed(token, request, now) ─▶ Authorization: Rollflow-HMAC SENT_S NONCE PROOF
     server:   Access.refused(request, header) ─▶ the status of a refusal, None if it may pass
 
-The proof is an HMAC over the whole request, the address that it comes from, the time and a nonce.
-Whoever reads it on the way has a request that this server answers to nobody a second time, that
-counts from no other address, and after PROOF_HOLDS_S nowhere. A server that was started anew has
-forgotten its nonces: there the address and the time alone bound a replay. Refused requests are
-logged and remembered by address.
+The proof is an HMAC over the whole request, the sender's address, the time and a nonce. An
+eavesdropper cannot use it: the server accepts each nonce once, the proof is valid from the sender's
+address alone, and it expires after PROOF_HOLDS_S. A restarted server has forgotten its nonces; then
+only the address and the time limit a replay. Refused requests are logged and remembered by address.
 """
 
 from __future__ import annotations
@@ -30,39 +29,40 @@ from artifacts.reports.elastic_workers import DeniedRequest
 logger = logging.getLogger(__name__)
 
 SCHEME: Final = "Rollflow-HMAC"
-PROOF_HOLDS_S: Final = 300.0  # clocks may differ by that, as those of a card
+PROOF_HOLDS_S: Final = 300.0  # clocks may differ by that; a card's proof holds as long
 NONCE_BYTES = 16
-MAX_DENIED = 64  # remembered; a stranger must not fill the memory
+MAX_DENIED = 64  # denied requests that are remembered; a stranger must not fill the memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRequest:
-    """The parts of a request that its proof covers, as both sides see them."""
+    """The parts of a request that its proof covers; client and server see the same values."""
 
     method: str
     path: str  # as it is in the request's first line
     ranges: str  # the header Range, empty without one
     body: bytes
-    sender: str  # IP address that it comes from
+    sender: str  # IP address that the request comes from
 
 
 def signed(token: str, request: WeightRequest, now_s: float) -> str:
-    """The header Authorization of this request, good once."""
+    """Value of the header Authorization for this request; the server accepts it once. now_s: Unix
+    seconds."""
     sent_s, nonce = f"{now_s:.3f}", secrets.token_hex(NONCE_BYTES)
     return f"{SCHEME} {sent_s} {nonce} {_proof(token, request, sent_s, nonce)}"
 
 
 class Proofs:
-    """The proofs that one server has seen."""
+    """Checks proofs for one server, and remembers the nonces that were used."""
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._used: set[str] = set()  # nonces; only who knows the token adds to them
-        self._ends: deque[tuple[float, str]] = deque()  # when each may be forgotten
+        self._used: set[str] = set()  # nonces of right proofs, so a stranger cannot add any
+        self._ends: deque[tuple[float, str]] = deque()  # when each nonce may be forgotten
 
     def flaw(self, header: str, request: WeightRequest, now_s: float) -> str:
-        """Why this header does not prove that its sender knows the token, in words that repeat
-        nothing of it; empty if it does."""
+        """Why this header does not prove that its sender knows the token; empty if it does. The
+        reason quotes nothing of the header."""
         scheme, *parts = header.split(" ")
         if scheme != SCHEME or len(parts) != 3:
             return f"it showed no proof of the kind {SCHEME}"
@@ -72,7 +72,7 @@ class Proofs:
             return "its proof is not of this request and the run's token"
         if not abs(now_s - float(sent_s)) <= PROOF_HOLDS_S:
             return f"its proof is of another time, clocks must agree to {PROOF_HOLDS_S:.0f} s"
-        while self._ends and self._ends[0][0] < now_s:  # their proofs are refused for the time
+        while self._ends and self._ends[0][0] < now_s:  # proofs that old are refused anyway
             self._used.discard(self._ends.popleft()[1])
         if nonce in self._used:
             return "its proof was used before"
@@ -82,7 +82,7 @@ class Proofs:
 
 
 def _proof(token: str, request: WeightRequest, sent_s: str, nonce: str) -> str:
-    """An HMAC in hexadecimal."""
+    """HMAC-SHA256 of the request, the time and the nonce, in hexadecimal."""
     body = hashlib.sha256(request.body).hexdigest()
     sender = plain_address(request.sender)
     lines = (request.method, request.path, request.ranges, body, sender, sent_s, nonce)
@@ -91,8 +91,8 @@ def _proof(token: str, request: WeightRequest, sent_s: str, nonce: str) -> str:
 
 
 def plain_address(address: str) -> str:
-    """An IP address in one spelling: as IPv4 where a socket of both kinds shows that as IPv6.
-    Other text stays as it is."""
+    """Normalise an IP address: an IPv4 address that a dual-stack socket shows as IPv6 becomes
+    IPv4. Text that is no address is returned unchanged."""
     try:
         found = ip_address(address)
     except ValueError:
@@ -101,11 +101,11 @@ def plain_address(address: str) -> str:
 
 
 class Access:
-    """The rule of access and the requests that broke it. Used from the server's event loop alone,
-    read from anywhere."""
+    """Decides on requests to a weight server and remembers the denied ones. Methods are called from
+    the server's event loop alone; `denied_requests` may be read from any thread."""
 
     def __init__(self, token: str, allowed_senders: Sequence[str]) -> None:
-        """allowed_senders: networks as CIDRs."""
+        """allowed_senders: networks as CIDRs. Raises ValueError if the token is empty."""
         if not token:
             raise ValueError("the run's token must not be empty, or everybody has it; set one")
         self._proofs = Proofs(token)
@@ -118,19 +118,20 @@ class Access:
         return tuple(reversed(tuple(self._denied.values())))
 
     def barred(self, address: str) -> HTTPStatus | None:
-        """The status by which every request from this address is refused, and remembered; None if
-        requests may be looked at."""
+        """Check the sender's address before its request is read: returns 403 and remembers the
+        denial if it is in no allowed network, else None."""
         try:
             sender = ip_address(plain_address(address))
             if any(sender in network for network in self._networks):
                 return None
-        except ValueError:  # no address at all, as of a Unix socket
+        except ValueError:  # no IP address, as from a Unix socket
             pass
         self._remember(address, "its address is in no network of allowed_senders")
         return HTTPStatus.FORBIDDEN
 
     def refused(self, request: WeightRequest, authorization: str | None) -> HTTPStatus | None:
-        """The status by which a request is refused, and remembered; None if it may pass, once."""
+        """Check a request's header Authorization: returns 401 and remembers the denial if the proof
+        is wrong, else None. A proof passes once."""
         if authorization is None:
             flaw = "it showed no proof that it knows the token"
         else:
@@ -147,5 +148,5 @@ class Access:
         self._denied[address, reason] = denied
         if len(self._denied) > MAX_DENIED:
             self._denied.pop(next(iter(self._denied)))
-        if count & (count - 1) == 0:  # the first, second, fourth ... time: nobody fills the log
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, ... time, so that the log stays short
             logger.warning("refused address=%s count=%d: %s", address, count, reason)

@@ -1,11 +1,11 @@
-"""Pulls a version: from the origin or a peer, resumed where it broke, every shard verified.
+"""Pulls a version from the origin or a peer. A broken transfer is resumed; every shard is verified.
 
     manifest ◀── origin
     shards   ◀── origin or peer ── hash while receiving ──▶ FOLDER/NAME/file, marked one by one
 
-Bytes that an earlier attempt left in the folder are kept where they are right. A shard that comes
-wrong is fetched once more, from the origin, and then refused. The manifest comes from the origin
-alone, so that no peer can pass off other weights.
+Shards that an earlier attempt left in the folder are kept if their hash is right. A shard with a
+wrong hash is fetched once more, from the origin; if it is wrong again, the pull fails. The manifest
+comes from the origin alone, so that no peer can pass off other weights.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from tasks.elastic.weights.transfer import (
 logger = logging.getLogger(__name__)
 
 CONNECTIONS = 2  # one receives while the other hashes
-PAUSE_S = 0.2  # before the origin is asked again that did not answer
+PAUSE_S = 0.2  # before another request to an origin that did not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """The order of an elastic worker's pull."""
+    """Parameters of one pull by an elastic worker."""
 
     origin: str  # http://ADDRESS:PORT of the trainer's weight server
     name: str  # the version's number, or MODEL for the folder that the run started from
-    token: str = field(repr=False)  # the run's
-    deadline_s: float  # for all of it
+    token: str = field(repr=False)  # the run's secret
+    deadline_s: float  # seconds for the whole pull
     receiver: str  # the elastic worker's name
 
 
@@ -63,12 +63,12 @@ Serve = Callable[[HeldVersion], int]  # serves a version on while it comes; retu
 def fetch(
     order: Pull, folder: Path, serve: Serve | None = None, older: HeldVersion | None = None
 ) -> HeldVersion:
-    """Pull a version into `folder`/NAME, whole and verified, served on while it comes. Blocks for
-    deadline_s at most. older: a version that is here, to which the new one may come as a
-    difference.
+    """Pull a version into `folder`/NAME and verify every shard. Blocks for deadline_s at most.
+    serve: called before the transfer, to pass shards on while others are still missing. older: a
+    local version; the new one's shards may be sent as differences to it.
 
-    Raises WeightsRefused when the version cannot be had (no right, gone, corrupted twice, no room),
-    TimeoutError after deadline_s.
+    Raises WeightsRefused if the version cannot be had (access denied, version gone, a shard
+    corrupted twice, disk full), TimeoutError after deadline_s.
     """
     clock = _Deadline(order)
     manifest = _manifest(order, clock)
@@ -87,7 +87,7 @@ class _Deadline:
         self.end_s = time.monotonic() + order.deadline_s
 
     def check(self, progress: Callable[[], str]) -> None:
-        """Raise TimeoutError, with the progress of the pull, when the time is over."""
+        """Raise TimeoutError, with the progress of the pull, if the deadline has passed."""
         if time.monotonic() >= self.end_s:
             raise TimeoutError(
                 f"version {self._order.name} did not come from {self._order.origin} within"
@@ -96,7 +96,7 @@ class _Deadline:
 
 
 def _manifest(order: Pull, clock: _Deadline) -> Manifest:
-    """Get the origin's manifest; again while the origin does not answer."""
+    """Get the manifest from the origin; retry until the deadline while the origin is silent."""
     while True:
         try:
             with closing(ServerConnection(order.origin, order.token, clock.end_s)) as connection:
@@ -111,7 +111,8 @@ def _manifest(order: Pull, clock: _Deadline) -> Manifest:
 
 
 def _prepared(manifest: Manifest, folder: Path) -> frozenset[int]:
-    """Make the files, of their full size; returns the shards that an earlier attempt left there."""
+    """Create the version's files at full size; returns the indices of the verified shards that an
+    earlier attempt left there."""
     was_there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
@@ -129,7 +130,7 @@ def _prepared(manifest: Manifest, folder: Path) -> frozenset[int]:
 
 
 class _Transfer:
-    """The missing shards of one version, on their way over a few connections."""
+    """Fetches the missing shards of one version over CONNECTIONS connections."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class _Transfer:
         self._older = older if resembles else None
 
     def run(self) -> None:
-        """Return when all shards are there and right."""
+        """Fetch all missing shards; returns when every one is verified."""
         self._sources.find()
         with ThreadPoolExecutor(CONNECTIONS, "weights") as threads:
             lanes = [threads.submit(self._lane) for _ in range(CONNECTIONS)]
@@ -159,7 +160,7 @@ class _Transfer:
         self._sources.complete()
 
     def _lane(self) -> None:
-        """Shard after shard over one connection at a time. Where one fails the others end, too."""
+        """Fetch shard after shard over one connection. If this lane fails, the others stop, too."""
         try:
             with closing(Lane(self._order.token, self._clock.end_s)) as lane:
                 while (index := self._next()) is not None:
@@ -175,7 +176,7 @@ class _Transfer:
 
     def _fetch(self, index: int, lane: Lane) -> None:
         shard = self._version.manifest.shards[index]
-        older = self._older  # another lane may find that it cannot be had
+        older = self._older  # another lane may set it to None if differences cannot be had
         if older is not None and self._decoded(index, lane, older):
             self._version.mark(index)
             return
@@ -193,7 +194,8 @@ class _Transfer:
         self._version.mark(index)
 
     def _decoded(self, index: int, lane: Lane, older: HeldVersion) -> bool:
-        """True if the shard came as a difference. Where one does not, no other is requested."""
+        """Fetch a shard as a difference to the older version; True if that worked. After one
+        failure no other difference is requested."""
         shard = self._version.manifest.shards[index]
         path = f"/versions/{self._order.name}/since/{older.manifest.name}/{index}"
         try:
@@ -213,8 +215,8 @@ class _Transfer:
         return True
 
     def _received(self, shard: Shard, lane: Lane, source: Callable[[], str]) -> str:
-        """Receive and write the shard; returns its BLAKE3. A broken transfer goes on where it
-        broke."""
+        """Receive and write the shard; returns its BLAKE3 hash. A broken transfer is resumed at the
+        byte where it broke."""
         total, done = blake3(), 0
         with open(self._version.folder / shard.file, "r+b") as file:
             file.seek(shard.offset)

@@ -1,12 +1,13 @@
-"""A version that a weight server has or is about to have: its shards, and its receivers.
+"""A version that a weight server holds or is receiving: its shards, and its receivers.
 
-    origin ──▶ first ──▶ second ──▶ third        each passes a shard on as soon as it has it
+    origin ──▶ first ──▶ second ──▶ third        each receiver passes on a shard once it is verified
 
-A receiver marks shards from its threads; the server's event loop waits. A shard that is not yet
-verified is never read. `FanOut` chooses who gets the version from whom, so that it leaves the
-origin once and not once for every receiver: a chain and no tree, because a receiver's link carries
-a version out as fast as it carries it in, once. The last of n receivers is n - 1 shards behind the
-first. A finished receiver is the best source, as nothing can hold it up.
+A receiver marks shards as verified from its threads, and the server's event loop waits for the
+marks; no other shard is ever served. `FanOut` names a source for each receiver, so that the origin
+sends the version once instead of once per receiver. The receivers form a chain and no tree, because
+a receiver's link can send a version once in the time in which it receives one. The last of n
+receivers is n - 1 shards behind the first. A receiver that has every shard is the best source, as
+it waits for no other.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from pydantic import Field, TypeAdapter
 
 from artifacts.weight_shards import Manifest
 
-MAX_FROM_ORIGIN = 1  # receivers at the origin's link at once
-MAX_FROM_PEER = 1  # receivers at a peer's link at once
-MAX_FAILED = 256  # addresses that a receiver reports at once
+MAX_FROM_ORIGIN = 1  # receivers that pull from the origin at once
+MAX_FROM_PEER = 1  # receivers that pull from one peer at once
+MAX_FAILED = 256  # addresses in one report of a receiver
 
 
 class HeldVersion:
-    """A manifest, the folder of its files, and the verified shards in that."""
+    """A version's manifest, the folder of its files, and which of its shards are verified."""
 
     def __init__(self, manifest: Manifest, folder: Path, ready: Collection[int]) -> None:
-        """ready: indices of shards."""
+        """ready: indices of the shards that are verified already."""
         self.manifest = manifest
         self.folder = folder
         self.fan_out = FanOut()
@@ -39,17 +40,18 @@ class HeldVersion:
 
     @property
     def missing(self) -> list[int]:
-        """The indices of the shards that are not there yet, in order."""
+        """Indices of the shards that are not verified yet, ascending."""
         return [index for index in range(len(self.manifest.shards)) if index not in self._ready]
 
     def mark(self, index: int) -> None:
-        """Mark a shard as there and verified. From any thread."""
+        """Mark a shard as verified and wake waiting requests. May be called from any thread."""
         self._ready.add(index)
         for loop, event in tuple(self._waiting):
             loop.call_soon_threadsafe(event.set)
 
     async def wait_for(self, file: str, start: int, end: int, wait_s: float) -> None:
-        """Wait until all shards of these bytes are there. Raises TimeoutError after wait_s."""
+        """Wait until all shards with bytes `start` to `end` of the file are verified. Raises
+        TimeoutError after wait_s seconds."""
         needed = {
             index
             for index, shard in enumerate(self.manifest.shards)
@@ -69,12 +71,12 @@ class HeldVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverReport:
-    """Report of a receiver to the server of a version, sent as JSON."""
+    """Report of a receiver to the origin of a version, sent as JSON."""
 
     receiver: Annotated[str, Field(min_length=1, max_length=200)]  # its name within the run
-    # where it serves the version on, at the address that it asks from; None if it does not
+    # port on which it serves the version on, at its request's address; None if it does not
     port: Annotated[int, Field(gt=0, le=65535)] | None = None
-    # addresses of peers that did not serve it
+    # addresses of peers from which its pulls failed
     failed: Annotated[tuple[str, ...], Field(max_length=MAX_FAILED)] = ()
 
 
@@ -84,23 +86,24 @@ RECEIVER_REPORT = TypeAdapter(ReceiverReport)
 
 @dataclass(slots=True, kw_only=True)
 class Receiver:
-    """A receiver of a version, as its origin knows it."""
+    """State of one receiver of a version, kept by the origin."""
 
-    url: str | None  # where it serves the version on, None if it does not
+    url: str | None  # address at which it serves the version on, None if it does not
     source: str | None = None  # name of the receiver that it pulls from, None for the origin
     is_complete: bool = False  # it has every shard
-    is_broken: bool = False  # another receiver could not get its shards from there
+    is_broken: bool = False  # another receiver failed to pull from it
 
 
 class FanOut:
-    """The receivers of one version, by name. Pure: reports of receivers in, sources out."""
+    """Chooses the source of each receiver of one version. Pure: reports of receivers in, sources
+    out."""
 
     def __init__(self) -> None:
         self._receivers: dict[str, Receiver] = {}
 
     def source(self, name: str, url: str | None, failed: Collection[str] = ()) -> str | None:
-        """The address from which this receiver pulls, None for the origin. failed: the addresses
-        that did not serve it.
+        """Choose the address from which the receiver `name` pulls; None for the origin. url: where
+        it serves the version on. failed: addresses of peers from which its pulls failed.
 
         Without a free peer the source is the origin, however busy: a receiver never waits.
         """
@@ -112,16 +115,17 @@ class FanOut:
         return None if chosen is None else self._receivers[chosen].url
 
     def complete(self, name: str) -> None:
-        """Note that this receiver has every shard."""
+        """Record that this receiver has every shard."""
         if name in self._receivers:
             self._receivers[name].is_complete = True
 
     def forget(self, name: str) -> None:
-        """Drop a receiver that is gone, or gave up."""
+        """Remove a receiver that is gone or gave up."""
         self._receivers.pop(name, None)
 
     def _free_peer(self, name: str) -> str | None:
-        """A peer that can serve one more receiver, complete ones first."""
+        """Name of a peer that can serve one more receiver, preferably a complete one; None if there
+        is none."""
         able = [
             peer
             for peer, receiver in self._receivers.items()
@@ -139,8 +143,8 @@ class FanOut:
         )
 
     def _waits_for(self, peer: str, name: str) -> bool:
-        """True if the peer gets its shards from this name, over others or not: two receivers that
-        wait for each other would wait for ever."""
+        """True if the peer pulls from the receiver `name`, directly or through others: receivers
+        that wait for each other would wait for ever."""
         source: str | None = peer
         while source is not None and source != name:
             receiver = self._receivers.get(source)

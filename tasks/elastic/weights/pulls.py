@@ -1,12 +1,12 @@
-"""Pulls of an elastic worker, in its own process: the model's folder, then version after version.
+"""Pulls weights in an elastic worker's process: the model's folder, then version after version.
 
     WeightOrigin ─▶ WeightPulls ─▶ WorkerWeights ── a thread ─▶ FOLDER/NAME ─▶ engine
-                                        └─ served on to other workers while it comes, where the
-                                           worker was given the address on which they reach it
+                                        └─ served on to other workers during the pull, if this
+                                           worker was started with an address that they reach
 
 The two newest versions are kept. FOLDER is in the folder of the Dask worker, which deletes it when
-it ends; after kill -9 the next worker with the same --local-directory does. The token is the
-worker's own: none is sent here. Leaves out the engine (`tasks.elastic.engines`).
+it ends; after kill -9 the next worker with the same --local-directory does. The worker was started
+with the token, so the run never sends one. Leaves out the engine (`tasks.elastic.engines`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ FOLDER = "rollflow-weights"
 
 
 class WorkerWeights:
-    """One elastic worker's folder of weights. Pulls come one after the other."""
+    """One elastic worker's folder of weights. Runs one pull at a time."""
 
     def __init__(self, folder: Path, server: WeightServer | None) -> None:
-        """server: passes versions on, started; None where nobody can reach this elastic worker."""
+        """server: a started server that passes versions on to other workers; None if they cannot
+        reach this one."""
         self._folder = folder
         self._server = server
         self._pulling = asyncio.Lock()
-        self._last: HeldVersion | None = None  # that it has all of
+        self._last: HeldVersion | None = None  # the last version that was pulled completely
 
     async def pull(self, order: Pull) -> WeightsRef:
-        """Pull this version. Its path is the safetensors file, or the folder if it is the model's.
-        Errors: see `client.fetch`."""
+        """Pull this version; returns its reference, whose path is the safetensors file, or the
+        folder if it is the model. Errors: see `client.fetch`."""
         serve = self._serve if self._server else None
         async with self._pulling:
             await asyncio.to_thread(self._make_room, order.name)
@@ -52,7 +53,7 @@ class WorkerWeights:
         return version.manifest.local(version.folder)
 
     async def close(self) -> None:
-        """End the server and delete all versions."""
+        """Stop the server and delete all versions."""
         if self._server is not None:
             await self._server.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
@@ -63,7 +64,7 @@ class WorkerWeights:
         return self._server.port
 
     def _make_room(self, name: str) -> None:
-        """Delete versions that are not kept beside this one."""
+        """Delete the versions that are no longer needed once this one is pulled."""
         self._folder.mkdir(parents=True, exist_ok=True)
         there = {path.name for path in self._folder.iterdir()}
         for old in there - {MODEL, *versions_to_keep(name, there | {name})}:
@@ -72,7 +73,7 @@ class WorkerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightOrigin:
-    """A run's weight server, as its elastic workers need to know it."""
+    """Address and settings of a run's weight server, for its elastic workers."""
 
     url: str  # http://ADDRESS:PORT
     allowed_senders: tuple[str, ...]  # networks that elastic workers are in
@@ -84,7 +85,7 @@ class WeightPulls:
     """The pulls of one elastic worker. Lives on its worker's event loop."""
 
     def __init__(self, origin: WeightOrigin, name: str, worker: Worker) -> None:
-        """name: of the elastic worker's engine."""
+        """name: name of the elastic worker's engine."""
         self._origin, self._name = origin, name
         self._token = token_of(worker)
         self._loop: asyncio.AbstractEventLoop = worker.loop.asyncio_loop
@@ -100,14 +101,15 @@ class WeightPulls:
         self._weights: WorkerWeights | None = None
 
     def model(self) -> str:
-        """Pull the model's folder; returns its path. Blocks; for a thread of the worker that is not
-        its loop's. Errors: see `pull`."""
+        """Pull the model's folder; returns its path. Blocks, so call it from a thread other than
+        the worker's event loop. Errors: see `pull`."""
         coming = asyncio.run_coroutine_threadsafe(self.pull(MODEL), self._loop)
         with self._bound(MODEL):
             return coming.result(self._origin.limits.pull_s + MARGIN_S).path
 
     async def pull(self, name: str) -> WeightsRef:
-        """Pull the version of this name. Raises LimitMissed, else as `weights.client.fetch`."""
+        """Pull the version of this name; returns its reference on this machine. Raises LimitMissed,
+        or as `weights.client.fetch`."""
         if self._weights is None:  # the first pull, that of the model, comes before all others
             self._folder.mkdir(exist_ok=True)
             if self._server is not None:

@@ -1,14 +1,15 @@
-"""Weights over HTTP: byte ranges of immutable versions, for receivers that know the token.
+"""Serves weights over HTTP: byte ranges of immutable versions, for receivers that know the token.
 
     GET  /versions/NAME             the manifest
-    GET  /versions/NAME/FILE        bytes of a file (Range); those not there yet are waited for
-    GET  /versions/NAME/since/OLDER/INDEX   a shard as its difference, where the config allows it
-    POST /versions/NAME/source      who asks says where it serves; whom to pull from is answered
-    POST /versions/NAME/complete    who asks has every shard
+    GET  /versions/NAME/FILE        bytes of a file (Range); waits for shards that are not there yet
+    GET  /versions/NAME/since/OLDER/INDEX   a shard as its difference, if the config allows that
+    POST /versions/NAME/source      receiver reports its own port; the answer is its source
+    POST /versions/NAME/complete    receiver reports that it has every shard
 
-The trainer runs one, and so does every elastic worker that passes versions on. It has an event loop
-in a thread of its own: the system copies the bytes (sendfile), the interpreter hardly works for it.
-Nothing that comes in is unpickled: it is JSON, checked. Leaves out encryption.
+The trainer runs one such server, and so does every elastic worker that passes versions on. The
+server has an event loop in a thread of its own; the system copies the bytes (sendfile), so that the
+interpreter has little to do. Requests are validated JSON and never unpickled. Leaves out
+encryption.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from tasks.elastic.config import WeightServerConfig
 from tasks.elastic.weights.access import SCHEME, Access, WeightRequest
 from tasks.elastic.weights.held_version import RECEIVER_REPORT, HeldVersion, ReceiverReport
 
-KEPT_VERSIONS = 2  # as the learner does, which writes the next one over the one before them
-SHARD_WAIT_S = 4.0  # for a shard that has not come yet; who asks tries elsewhere afterwards
-END_S = 2.0  # for what is being sent when the server closes
+KEPT_VERSIONS = 2  # as many as the learner keeps, which overwrites older ones
+SHARD_WAIT_S = 4.0  # for a shard that is not there yet; afterwards the receiver tries elsewhere
+END_S = 2.0  # for answers in progress when the server closes
 _MAX_BODY_BYTES = 64 << 10
 _PROOF_NEEDED = {"WWW-Authenticate": SCHEME}
 
@@ -47,10 +48,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class WeightServer:
-    """Serves the last two versions that were published, and the model's folder."""
+    """Serves the last two published versions, and the model's folder."""
 
     def __init__(self, config: WeightServerConfig, token: str) -> None:
-        """token: the run's."""
+        """token: the run's secret."""
         self._config = config
         self._access = Access(token, config.allowed_senders)
         self._held: Mapping[str, HeldVersion] = {}
@@ -59,7 +60,7 @@ class WeightServer:
             target=self._loop.run_forever, name="weight-server", daemon=True
         )
         self._runner: web.AppRunner | None = None
-        self.port = 0  # known once it has started, as is the address
+        self.port = 0  # port and URL are known once the server has started
         self.url = ""
 
     @property
@@ -68,13 +69,13 @@ class WeightServer:
         return self._access.denied_requests
 
     async def start(self) -> None:
-        """Bind the address and serve. Raises OSError where the address is not this machine's or
-        taken."""
+        """Bind the address and serve. Raises OSError if the address is taken or not this
+        machine's."""
         self._thread.start()
         await self._in_thread(self._start())
 
     async def close(self) -> None:
-        """Stop serving. Once; of a server that was never started it does nothing."""
+        """Stop serving, for good. Does nothing if the server was never started."""
         if not self._thread.is_alive():
             return
         await self._in_thread(self._close())
@@ -83,24 +84,25 @@ class WeightServer:
         self._loop.close()
 
     async def publish(self, weights: WeightsRef) -> None:
-        """Serve this version and the one before it from where they lie; older ones are gone."""
+        """Serve this version and the one before it from their own paths; stop serving older
+        ones."""
         manifest = await asyncio.to_thread(describe, weights)
         self.hold(HeldVersion(manifest, Path(weights.path).parent, range(len(manifest.shards))))
 
     async def publish_model(self, folder: Path) -> None:
-        """Serve the model's folder, always."""
+        """Serve the model's folder until the server closes."""
         manifest = await asyncio.to_thread(describe_model, folder)
         self.hold(HeldVersion(manifest, folder, range(len(manifest.shards))))
 
     def hold(self, version: HeldVersion) -> None:
-        """Serve the shards of this version that are there, from now on. Later versions are gone: a
-        run that begins a step again makes them anew."""
+        """Serve this version, shard by shard as they get verified. Versions with a higher number
+        are dropped: a run that repeats a step publishes them again."""
         held = {**self._held, version.manifest.name: version}
         kept = {MODEL, *versions_to_keep(version.manifest.name, held)}
         self._held = {name: held[name] for name in held if name in kept}
 
     def forget(self, receiver: str) -> None:
-        """Send nobody to this elastic worker any more: it is gone."""
+        """Stop naming this elastic worker as a source of weights: it is gone."""
         for version in tuple(self._held.values()):
             self._loop.call_soon_threadsafe(version.fan_out.forget, receiver)
 
@@ -134,7 +136,7 @@ class WeightServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every request, known path or not, passes here first."""
+        """Check every request, to known and unknown paths, before it is handled."""
         status = self._access.barred(request.remote or "")
         if status is None:
             authorization = request.headers.get("Authorization")

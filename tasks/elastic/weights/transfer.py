@@ -1,12 +1,12 @@
-"""Requests of a receiver to weight servers, blocking, with a bound on every wait and on the whole
-of an answer, however slowly it comes.
+"""Sends a receiver's requests to weight servers. They block, with a bound on every wait and on the
+whole answer.
 
-    TransferSources: the peer named by the origin as long as it serves, then another or the origin
+    TransferSources: the peer that the origin names; if that fails, another peer or the origin
     Lane: one connection of a thread at a time ─▶ ServerConnection: requests, bytes of a shard
 
 The bytes of a range go from the socket through one block, which stays in the core's cache, into the
-hash and the file. http.client and no asynchronous library: it receives into memory that is there,
-and this thread needs no interpreter lock while it receives, hashes and writes.
+hash and the file. http.client is used instead of an asynchronous library because it receives into
+allocated memory, and receiving, hashing and writing release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tasks.elastic.weights.held_version import RECEIVER_REPORT, ReceiverReport
 
 logger = logging.getLogger(__name__)
 
-STALL_S = 6.0  # without a byte, after which a connection is broken; more than SHARD_WAIT_S
+STALL_S = 6.0  # without a byte, after which a connection breaks; more than SHARD_WAIT_S
 BLOCK_BYTES = 1 << 20
-_MAX_ANSWER_BYTES = 64 << 20  # a manifest; that of 1 TB has about 20 MB
+_MAX_ANSWER_BYTES = 64 << 20  # of a manifest; the manifest of 1 TB has about 20 MB
 _MAX_SENTENCE_BYTES = 500
-# statuses that asking again does not change
+# statuses that a repeated request would get again
 _LASTING = {
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.UNAUTHORIZED,
@@ -43,19 +43,19 @@ _LASTING = {
 
 
 class WeightsRefused(ValueError):
-    """The weights cannot be had, however often they are requested."""
+    """The weights cannot be had; repeating the request does not help."""
 
 
 class TransferBroken(OSError):
-    """The connection failed, stalled, or gave other bytes than requested; the next may do
-    better."""
+    """The connection failed, stalled, or sent other bytes than requested; a new connection may
+    succeed."""
 
 
 class ServerConnection:
     """A connection to one server, for one thread; opened when first needed."""
 
     def __init__(self, url: str, token: str, end_s: float) -> None:
-        """end_s: monotonic time at which the connection breaks, whatever still comes."""
+        """end_s: monotonic time at which the connection is broken off, even during an answer."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise ValueError(f"weights come from http://ADDRESS:PORT, got {url!r}; correct it")
@@ -67,11 +67,11 @@ class ServerConnection:
         self._block = memoryview(bytearray(BLOCK_BYTES))
 
     def close(self) -> None:
-        """Close the connection; a second time is no error."""
+        """Close the connection; may be called twice."""
         self._http.close()
 
     def request(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        """Send a request; returns the whole body of the answer. Raises WeightsRefused,
+        """Send a request; returns the whole body of the answer. Raises WeightsRefused or
         TransferBroken."""
         with self._answer(method, path, body, {}) as response:
             sent = response.read(_MAX_ANSWER_BYTES + 1)
@@ -83,8 +83,8 @@ class ServerConnection:
         return sent
 
     def receive(self, name: str, shard: Shard, start: int) -> Generator[memoryview, None, None]:
-        """Receive the shard's bytes from its `start`-th on, in blocks, each valid until the next
-        one. Raises WeightsRefused, TransferBroken."""
+        """Receive the shard's bytes from its `start`-th on. Yields blocks, each valid until
+        the next is yielded. Raises WeightsRefused or TransferBroken."""
         first, left = shard.offset + start, shard.size - start
         path, ranges = f"/versions/{name}/{quote(shard.file)}", f"bytes={first}-{shard.end - 1}"
         with self._answer("GET", path, None, {"Range": ranges}) as response:
@@ -112,7 +112,7 @@ class ServerConnection:
             yield response
             response.read()  # nothing, which frees the connection for the next request
         except BaseException as error:
-            self._http.close()  # what is left of an answer would be taken for the next one
+            self._http.close()  # the rest of this answer would be read as the next answer
             if isinstance(error, http.client.HTTPException | OSError):
                 reason = str(error) or type(error).__name__
                 reason = "timed out before all of the answer had come" if self._is_cut else reason
@@ -123,14 +123,14 @@ class ServerConnection:
             cut.cancel()
 
     def _cut(self) -> None:
-        """Break the connection, although each of its bytes may have come within STALL_S."""
+        """Break the connection at end_s, even if no single wait has exceeded STALL_S."""
         self._is_cut = True
         if (open_socket := self._http.sock) is not None:
-            with suppress(OSError):  # it has just been closed
+            with suppress(OSError):  # the socket has just been closed
                 open_socket.shutdown(socket.SHUT_RDWR)
 
     def _signed(self, method: str, path: str, body: bytes, ranges: str) -> str:
-        """The header that proves to the server that this side knows the token."""
+        """Value of the header Authorization, which proves that this client knows the token."""
         if self._http.sock is None:
             self._http.connect()
         sender = self._http.sock.getsockname()[0]
@@ -142,14 +142,14 @@ class Lane:
     """The connection of one pulling thread, replaced when the source changes."""
 
     def __init__(self, token: str, end_s: float) -> None:
-        """end_s: monotonic time at which every connection breaks."""
+        """end_s: monotonic time at which every connection is broken off."""
         self._token = token
         self._end_s = end_s
         self._connection: ServerConnection | None = None
 
     @property
     def url(self) -> str:
-        """The server of the last connection; empty at first."""
+        """URL of the server that this lane last connected to; empty at first."""
         return "" if self._connection is None else self._connection.url
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Lane:
             self._connection.close()
 
     def to(self, url: str) -> ServerConnection:
-        """The connection to this server."""
+        """Returns the connection to this server; closes the one to another server."""
         if self._connection is None or self._connection.url != url:
             self.close()
             self._connection = ServerConnection(url, self._token, self._end_s)
@@ -166,7 +166,7 @@ class Lane:
 
 
 def _check(url: str, response: http.client.HTTPResponse) -> None:
-    """Raises WeightsRefused or TransferBroken unless the server gives what was asked."""
+    """Raises WeightsRefused or TransferBroken if the status of the response is an error."""
     if 200 <= response.status < 300:
         return
     sentence = response.read(_MAX_SENTENCE_BYTES).decode(errors="replace").strip()
@@ -175,13 +175,14 @@ def _check(url: str, response: http.client.HTTPResponse) -> None:
 
 
 class TransferSources:
-    """The source of the next shard, common to the threads of one transfer."""
+    """The server from which to pull the next shard, shared by the threads of one transfer."""
 
     def __init__(
         self, origin: str, token: str, name: str, receiver: str, port: int | None, end_s: float
     ) -> None:
-        """name: of the version. receiver: name of the worker that pulls. port: where it serves the
-        version on, None if it does not. end_s: monotonic time at which the pull ends."""
+        """name: the version's name. receiver: name of the worker that pulls. port: port on which
+        the worker serves the version on, None if it does not. end_s: monotonic time at which the
+        pull ends."""
         self._origin = origin
         self._token = token
         self._name = name
@@ -198,7 +199,7 @@ class TransferSources:
         return self._current
 
     def find(self) -> None:
-        """Let the origin name a source; the origin itself if it does not answer."""
+        """Ask the origin for a source; if it does not name one, pull from the origin itself."""
         try:
             answer = json.loads(self._report("source"))
             source = answer["source"] or self._origin
@@ -209,19 +210,20 @@ class TransferSources:
             self._current = self._origin
 
     def give_up(self, source: str, reason: str) -> bool:
-        """Find another source than this peer, which failed. False for the origin, of which there
-        is only one."""
+        """Replace this peer, which failed, by another source. Returns False if the failed source is
+        the origin, which cannot be replaced."""
         if source == self._origin:
             return False
         with self._lock:
-            if source == self._current:  # not done yet by another thread
+            if source == self._current:  # else another thread has replaced it already
                 logger.warning("gave up peer=%s version=%s: %s", source, self._name, reason)
                 self._failed.append(source)
                 self.find()
         return True
 
     def complete(self) -> None:
-        """Report to the origin that every shard is here; others may then be sent here."""
+        """Report to the origin that this worker has every shard; the origin may then name it as a
+        source."""
         try:
             self._report("complete")
         except (TransferBroken, WeightsRefused) as error:
