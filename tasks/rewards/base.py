@@ -1,8 +1,8 @@
-"""The Reward seam: one finished response in, a verdict with outcome and timings out.
+"""The interface `Reward`: one finished response in, a score with outcome and timings out.
 
-A reward never raises for what a model wrote: bad text is WRONG with a detail. A crash of the
-verifier itself is INFRA, which the scheduler excludes from the group; it is never a reward of zero.
-Neither is a number that no step could be trained on: every reward is within LARGEST_REWARD.
+A reward never raises an error for what a model wrote: bad text is WRONG with a detail. A crash of
+the verifier itself is INFRA, which the scheduler excludes from the group; it is never a reward of
+zero. A number above LARGEST_REWARD or not finite is INFRA, too, as no step could be trained on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST_REWARD = 1e6  # squares, and sums over a step's tokens, stay finite in f
 
 
 class Reward(Protocol):
-    """Scores responses of one or more domains; one thread at a time calls an instance."""
+    """Scores responses of one or more domains. Only one thread at a time may call an instance."""
 
     name: str
 
@@ -51,7 +51,7 @@ class RewardUnavailable(RuntimeError):
 class ScorerProcess(Protocol):
     """A process that a reward scores in."""
 
-    interrupt: Interrupt  # set, it ends the call in progress, which raises Interrupted
+    interrupt: Interrupt  # when set, the call in progress ends and raises Interrupted
 
     def warm(self) -> None:
         """Start the process unless it runs; RewardUnavailable if it cannot start."""
@@ -63,7 +63,7 @@ class ScorerProcess(Protocol):
 
 
 class ProcessReward(ABC):
-    """A reward that scores in a process of its own; without the process its verdicts are INFRA."""
+    """A reward that scores in a process of its own; if that fails, the verdict is INFRA."""
 
     name: str
 
@@ -108,13 +108,13 @@ def wrong(detail: str) -> Verdict:
 
 
 def infra(detail: str) -> Verdict:
-    """No verdict: the reward or its data failed, not the model."""
+    """A verdict without a reward: the verifier or its data failed, not the model."""
     return Verdict(reward=None, outcome=Outcome.INFRA, detail=printable_line(detail))
 
 
 def checked_reward(value: object) -> float:
-    """Check a number from outside as a reward. ValueError for truth values and for whatever is no
-    finite number within LARGEST_REWARD."""
+    """Check a reward from outside code; returns it as a float. Raises ValueError unless it is a
+    finite number, no bool, of at most LARGEST_REWARD in size."""
     is_truth = isinstance(value, bool)
     if not is_truth and isinstance(value, int | float) and abs(value) <= LARGEST_REWARD:
         return float(value)  # NaN is within nothing
@@ -125,8 +125,8 @@ def checked_reward(value: object) -> float:
 
 
 def paid(value: object, detail: str, *, by: str) -> Verdict:
-    """Verdict with a number from outside as its reward: OK if positive, else WRONG; INFRA where
-    `checked_reward` refuses the number."""
+    """Verdict with a number from outside code as its reward: OK if positive, else WRONG; INFRA if
+    `checked_reward` refuses the number. by: name of that code, for the message."""
     try:
         reward = checked_reward(value)
     except ValueError as error:
@@ -139,8 +139,8 @@ def paid(value: object, detail: str, *, by: str) -> Verdict:
 def stamp(
     verdict: Verdict, prompt: Prompt, generated: Generated, *, scorer: str, started_s: float
 ) -> Score:
-    """Make a Score of a verdict reached just now. A WRONG response that hit the token bound is
-    TRUNCATED, reward unchanged. A reward that `checked_reward` refuses is INFRA."""
+    """Turn a verdict into a Score that finishes now. A WRONG response that hit the token bound
+    becomes TRUNCATED with the same reward. A reward that `checked_reward` refuses becomes INFRA."""
     if verdict.reward is not None:
         try:
             checked_reward(verdict.reward)

@@ -1,9 +1,9 @@
 """A user's own reward: `def reward(prompt: str, response: str, gold: str) -> float`, by import
 path.
 
-It runs in a verify worker, so it may hang or exhaust memory on a response without harm to the run:
-such a response has no verdict and is counted, and too many of them stop the run
-(`max_infra_fraction`). The function is the user's and is trusted: this is no sandbox for generated
+The function runs in a verify worker, so it may hang or exhaust memory on a response without harm to
+the run. Such a response has no verdict and is counted; too many of them stop the run
+(`max_infra_fraction`). The function itself is trusted: the worker is no sandbox for generated
 programs.
 """
 
@@ -71,12 +71,12 @@ class CustomConfig(BaseModel):
 
 
 class CustomReward(ProcessReward):
-    """Scores with the user's function. A positive reward is OK, any other WRONG; the number is the
-    reward as it is."""
+    """Scores with the user's function, whose number is the reward. The outcome is OK if the reward
+    is positive, else WRONG."""
 
     def __init__(self, config: CustomConfig) -> None:
-        """Start the worker, which imports the user's module. ValueError if the function cannot be
-        loaded."""
+        """Start the worker, which imports the user's module. Raises ValueError if the function
+        cannot be loaded or a named environment variable is not set."""
         self.name = f"custom:{config.path}"
         self._worker = VerifyWorker(
             config.path,
@@ -111,8 +111,8 @@ class CustomReward(ProcessReward):
             ) from error
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """The function's number as a verdict; INFRA with a sentence where the function stalls,
-        raises, dies or returns no number."""
+        """Call the function; returns a verdict with its number. INFRA with the reason if the
+        function stalls, raises, dies or returns no number."""
         reply = self._worker.call(prompt.text, generated.text, prompt.gold)
         if reply.kind != "value":
             return infra(f"{self.name} {FAILURES[reply.kind]}: {reply.detail}")

@@ -1,7 +1,8 @@
 """The reward of an episode: the discounted sum of the rewards that its environment paid by turn.
 
-The ending decides the outcome. A failure of the environment is no fault of the model: no verdict,
-and no place in a group's mean. A bound that cut the episode leaves the reward as it is.
+The episode's ending decides the outcome. If the environment failed, there is no verdict, and the
+response does not enter its group's mean. If a bound cut the episode, the reward stays as it is and
+the outcome is TRUNCATED.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tasks.rewards.base import Reward, Verdict, infra, paid, stamp
 
 
 class EpisodeRewardConfig(BaseModel):
-    """Add up what an episode's environment paid."""
+    """Sum the rewards that an episode's environment paid by turn."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +57,7 @@ class EpisodeReward:
         return replace(score, outcome=verdict.outcome, detail=verdict.detail)
 
     def close(self) -> None:
-        """There is no process to end."""
+        """Do nothing: there is no process to end."""
 
     def _verdict(self, episode: Episode | None) -> Verdict:
         if episode is None or episode.ending is None:

@@ -1,14 +1,14 @@
-"""The reward workers of a run: made once, kept from round to round, and shared out among the kinds
-of rewards by their backlog.
+"""The reward workers of a run, kept from round to round and divided among the kinds of rewards by
+backlog.
 
-    submit(prompt, response) ─▶ backlog of its kind ─▶ a free worker, with a reward of it ─▶ verdict
-    verdict.cancel() ─▶ dropped from the backlog; if a worker has it, what runs for it is ended
-    leave(verdicts) ─▶ go on although this round cancels them ─▶ the next round's submit has them
+    submit(prompt, response) ─▶ backlog of its kind ─▶ a free worker with such a reward ─▶ verdict
+    verdict.cancel() ─▶ dropped from the backlog; if a worker has it, its running work is ended
+    leave(verdicts) ─▶ kept although this round cancels them ─▶ the next round's submit joins them
 
-A worker is a thread that waits for a reward's own process. A kind with a long backlog takes all
-`num_workers`, and a kind that has none gets one beyond them: a queue of programs, each of which may
-be endless, never keeps a sum waiting. Lives in the process that scores, one per run (`pool_of`),
-and ends with the run, the process, or the next run.
+A worker is a thread that waits for a reward's own process. A kind with a long backlog may take all
+`num_workers`. A kind without a worker then still gets one more, so that a queue of programs, each
+of which may be endless, never delays a quick check of a number. There is one pool per run, in the
+process that scores (`pool_of`); it ends with the run, the process, or the next run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tasks.rewards.registry import RewardConfig, config_of, score_with
 
 
 class PendingVerdict(Future[Score]):
-    """A verdict to come, which several callers may need. The last one's cancel also ends the work
-    for the verdict."""
+    """A future verdict, which several callers may need. When the last of them cancels it, its
+    running work is ended as well."""
 
     def __init__(self, generated: Generated) -> None:
         super().__init__()
@@ -39,16 +39,16 @@ class PendingVerdict(Future[Score]):
         self.prompt_id = generated.prompt_id
         self._guard = threading.Lock()
         self._num_needing = 1
-        self._reward: ProcessReward | None = None  # that works on it
+        self._reward: ProcessReward | None = None  # the reward that works on the verdict
 
     def need(self) -> None:
-        """Count one more caller, who will cancel or await the verdict."""
+        """Count one more caller that will cancel or await the verdict."""
         with self._guard:
             self._num_needing += 1
 
     def cancel(self) -> bool:
-        """Count one caller less; without any left, end the verdict. False, as of any future, while
-        another caller needs the verdict, and where a reward was at work, which is interrupted."""
+        """Count one caller less; if none is left, cancel the verdict and interrupt its reward.
+        Returns False while another caller needs the verdict, or if a reward was already at work."""
         with self._guard:
             self._num_needing -= 1
             if self._num_needing > 0:
@@ -59,7 +59,7 @@ class PendingVerdict(Future[Score]):
 
     @contextmanager
     def reached_by(self, reward: Reward) -> Iterator[None]:
-        """Have `cancel` interrupt this reward within the context, and never afterwards.
+        """Within this context, `cancel` interrupts this reward; after it, never.
 
         Raises Interrupted if the verdict was cancelled before.
         """
@@ -77,7 +77,7 @@ class PendingVerdict(Future[Score]):
 
 
 def _key(generated: Generated) -> tuple[str, int]:
-    """The attempt at a response, unique within the run."""
+    """Key of one attempt at a response, unique within the run: (response id, attempt)."""
     return generated.response_id, generated.attempt
 
 
@@ -92,7 +92,7 @@ class _Job:
 
 @dataclass(slots=True, kw_only=True)
 class _Kind:
-    """Rewards of equal configuration."""
+    """The backlog and the rewards of one configuration."""
 
     config: RewardConfig
     backlog: deque[_Job] = field(default_factory=deque)
@@ -101,13 +101,14 @@ class _Kind:
 
 
 class RewardPool:
-    """Scores responses side by side; rewards are built when a backlog asks for them, and never more
-    of a kind than `num_workers`."""
+    """Scores responses in parallel. Rewards are built when a backlog needs them, at most
+    `num_workers` of each kind."""
 
     def __init__(
         self, configs: Mapping[str, RewardConfig], num_workers: int, times: MeasuredTimes
     ) -> None:
-        """`times`: the run's running times of test cases, shared by all rewards of programs."""
+        """configs: by domain. times: the running times of test cases that the run has measured,
+        shared by all rewards that execute programs."""
         self.times = times
         self._configs = dict(configs)
         self._num_workers = num_workers
@@ -117,14 +118,15 @@ class RewardPool:
         programs = (code_tests_of(kind.config) for kind in self._kinds.values())
         self._looks = [SecondLooks(config, times, num_workers) for config in programs if config]
         self._lock = threading.Lock()
-        self._left: dict[tuple[str, int], PendingVerdict] = {}  # by their key
+        self._left: dict[tuple[str, int], PendingVerdict] = {}  # verdicts kept by `leave`, by key
         self._threads = ThreadPoolExecutor(
             num_workers + max(0, len(self._kinds) - 1), thread_name_prefix="reward"
         )
 
     def submit(self, prompt: Prompt, generated: Generated) -> PendingVerdict:
-        """Have a response scored, or join the verdict on it that an earlier round left. Cancel the
-        verdict when nobody needs it. ValueError for a domain without a reward."""
+        """Queue a response to be scored, or join the pending verdict that an earlier round left on
+        it. The caller cancels the verdict when it is no longer needed. Raises ValueError for a
+        domain without a reward."""
         config = config_of(self._configs, prompt.domain)
         with self._lock:
             left = self._left.pop(_key(generated), None)
@@ -136,16 +138,16 @@ class RewardPool:
         return verdict
 
     def leave(self, verdicts: Iterable[PendingVerdict]) -> None:
-        """Keep these verdicts coming although they are cancelled now, for the next `submit` of the
-        same responses."""
+        """Keep the work on these verdicts running although the caller cancels them next; the next
+        `submit` of the same responses joins them."""
         with self._lock:
             for verdict in verdicts:
                 verdict.need()
                 self._left[verdict.key] = verdict
 
     def drop_left(self, but_of: Container[str] = ()) -> int:
-        """Cancel verdicts that were left and not submitted again, except those of the prompts
-        `but_of`; returns how many of them were unfinished."""
+        """Cancel the verdicts that `leave` kept and no `submit` has joined since, except those of
+        the prompts `but_of`. Returns how many of the cancelled verdicts were unfinished."""
         with self._lock:
             unneeded = [
                 verdict for verdict in self._left.values() if verdict.prompt_id not in but_of
@@ -158,8 +160,8 @@ class RewardPool:
         return num_open
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Execute some of a round's early killed programs once more, at the lowest priority;
-        `relearned` has what was measured."""
+        """Execute some of a round's early killed programs once more, at the lowest priority. The
+        measured running times come from `relearned`."""
         looks: list[Future[Score]] = []
         for own in self._looks:
             looks += own.look_again(
@@ -168,8 +170,8 @@ class RewardPool:
         return looks
 
     def relearned(self) -> dict[str, Anchor]:
-        """Running times that second looks have measured since the last call; `times` has them
-        already."""
+        """Running times that second looks have measured since the last call of this method. They
+        are in `times` already."""
         found: dict[str, Anchor] = {}
         for looks in self._looks:
             found = merged(found, looks.relearned())
@@ -193,7 +195,7 @@ class RewardPool:
                 kind.idle.pop().close()
 
     def _work(self) -> None:
-        """Score as a worker does, job after job, until `next_kind` has none for it."""
+        """Run one worker: score job after job, until `next_kind` has none for it."""
         while True:
             with self._lock:
                 backlog = {name: len(kind.backlog) for name, kind in self._kinds.items()}
@@ -223,7 +225,7 @@ class RewardPool:
             with job.verdict.reached_by(reward):
                 score = score_with(reward, job.prompt, job.generated)
             job.verdict.set_result(score)
-        # the boundary of the thread: whoever waits for the verdict raises it
+        # the boundary of the thread: the verdict raises it in its callers
         except BaseException as error:
             job.verdict.set_exception(error)
         finally:
@@ -237,7 +239,8 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(run_id: str, make: Callable[[], RewardPool]) -> RewardPool:
-    """The run's pool in this process, made on first use; pools of other runs are closed."""
+    """The run's pool in this process, created by `make` at the first call. Closes pools of other
+    runs."""
     with _pools_lock:
         for other in [name for name in _pools if name != run_id]:
             _pools.pop(other).close()
@@ -248,7 +251,7 @@ def pool_of(run_id: str, make: Callable[[], RewardPool]) -> RewardPool:
 
 @atexit.register
 def close_pools() -> None:
-    """End every pool of this process; harmless without one."""
+    """Close every pool of this process, if there are any."""
     with _pools_lock:
         while _pools:
             _pools.popitem()[1].close()
@@ -257,11 +260,11 @@ def close_pools() -> None:
 def next_kind(
     backlog: Mapping[str, int], running: Mapping[str, int], num_workers: int
 ) -> str | None:
-    """The kind that a free worker turns to: of those with a backlog the one with the fewest
-    workers, None if no kind may have another.
+    """Choose the kind of the next job for a free worker: among kinds with a backlog, the one with
+    the fewest running workers. None if no kind may have another worker.
 
-    With `num_workers` at work only a kind that has none of them may still begin. Pure: the rule of
-    the simulated pool, too.
+    With `num_workers` running, only a kind without a worker may still get one. Pure; the simulated
+    pool uses the same rule.
     """
     is_full = sum(running.values()) >= num_workers
     waiting = [kind for kind, count in backlog.items() if count and not (is_full and running[kind])]

@@ -1,11 +1,11 @@
-"""Rewards of reasoning-gym's data sets, of those whose scorers withstood hostile answers.
+"""Scores answers to reasoning-gym's data sets whose scorers withstood hostile answers.
 
     Prompt.gold: {"dataset", "seed", "index", "config"} as JSON
     ─▶ the entry, generated again ─▶ score_answer in a worker
 
-Nine of reasoning-gym's scorers evaluate the answer as code, and others hang, raise or pay for junk:
-only data sets on the allow-list are scored. Where one of their scorers gives full marks for less
-than the answer, a rule of ours decides.
+Nine of reasoning-gym's scorers evaluate the answer as code, and others hang, raise or pay for junk,
+so only data sets on an allow-list are scored. If an allow-listed scorer gives full marks for other
+text than the answer, a rule in this module decides on full marks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tasks.rewards.verify_worker import VerifyWorker, without_value
 
 Entry = dict[str, Any]  # Any: reasoning-gym is untyped
 
-TIMEOUT_S = 5.0  # of processor time, for a scorer
-ENTRY_S = 60.0  # the same, to generate an entry: a sokoban takes 4 s, which is no response's doing
+TIMEOUT_S = 5.0  # processor time of a scorer
+ENTRY_S = 60.0  # processor time to generate an entry, whatever the response: a sokoban takes 4 s
 
 
 class ReasoningGymRewardConfig(BaseModel):
@@ -51,7 +51,7 @@ class ReasoningGymRewardConfig(BaseModel):
 
 
 class ReasoningGymGold(BaseModel):
-    """The data set's entry that a prompt is made of; its JSON is `Prompt.gold`."""
+    """Identifies the data set entry behind a prompt; its JSON is `Prompt.gold`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +83,7 @@ class ReasoningGymReward(ProcessReward):
         super().__init__(self._worker)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """OK for a full score, else WRONG. ValueError if the prompt's data set is not on the
+        """OK for a full score, else WRONG. Raises ValueError if the prompt's data set is not on the
         allow-list."""
         gold = read_gold(prompt.gold)
         found = find_answer(answer_tail(generated.text))
@@ -139,9 +139,9 @@ def read_gold(text: str) -> ReasoningGymGold:
 
 
 def score_entry(dataset: str, seed: int, index: int, config: str, answer: str | None) -> float:
-    """Score an answer by its data set's scorer, 0 if the scorer raises.
+    """Score an answer with its data set's scorer: 0 to 1, and 0 if the scorer raises.
 
-    With None as the answer the entry is only generated, which may raise: the gold's fault.
+    If `answer` is None, the entry is only generated; that raises if the gold is faulty.
     """
     entry = _entry(dataset, seed, index, config)
     if answer is None:
@@ -178,13 +178,15 @@ _STATED = re.compile(rf"(?<![\w.]){_DIGITS}(?:\.\d+)?(?!_|\d|[eE][-+]?\d)", re.A
 
 
 def _number(text: str) -> Decimal | None:
-    """The finite number that a whole text is, commas between its thousands allowed."""
+    """Parse a whole text as a finite number, with commas between thousands allowed; None if it is
+    none."""
     text = text.strip()
     return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 
 
 def _equals_number(answer: str, entry: Entry) -> bool:
-    """Full marks for the number: reasoning-gym takes commas and underscores anywhere in it."""
+    """True if the answer is the right number. reasoning-gym's scorer ignores commas and underscores
+    anywhere in it."""
     wanted = _number(entry["answer"])
     if wanted is None:
         return answer.strip().casefold() == str(entry["answer"]).casefold()
@@ -192,33 +194,34 @@ def _equals_number(answer: str, entry: Entry) -> bool:
 
 
 def _is_spelled(answer: str, entry: Entry) -> bool:
-    """Full marks for the word: reasoning-gym adds up shares of right letters, which may come to 1
-    in a text that goes on."""
+    """True if the answer is the word. reasoning-gym's scorer adds up shares of right letters, which
+    can reach 1 for a longer text."""
     return answer.lower() == str(entry["answer"]).lower()
 
 
 def _states_number(answer: str, entry: Entry) -> bool:
-    """Full marks if no other number is stated: reasoning-gym takes the first of several, without
-    its sign, up to its first comma."""
+    """True if the answer states the right number and no other. reasoning-gym's scorer takes the
+    first of several, without its sign, up to its first comma."""
     stated = {_number(found) for found in _STATED.findall(answer)}
     return stated == {_number(entry["answer"])}
 
 
 def _is_sorted(answer: str, entry: Entry) -> bool:
-    """Full marks for the numbers: reasoning-gym takes any sorted list within 1 of the right one,
-    and NaN in any place."""
+    """True if the answer lists the right numbers. reasoning-gym's scorer accepts any sorted list
+    within 1 of the right one, and NaN anywhere."""
     given, wanted = (json.loads(text.replace("'", '"')) for text in (answer, entry["answer"]))
     numbers = [_number(str(number)) for number in given] if isinstance(given, list) else []
     return numbers == [_number(number) for number in wanted]
 
 
 def _has_the_words(answer: str, entry: Entry) -> bool:
-    """Full marks for the words: reasoning-gym takes a list that goes on after them."""
+    """True if the answer lists exactly the words. reasoning-gym's scorer accepts a list with more
+    words after them."""
     words: list[str] = entry["metadata"]["sorted_words"]
     return [word.strip() for word in answer.split(",")] == words
 
 
-# Rules for full marks of data sets whose scorers give them for less than the answer.
+# Rules for full marks in data sets whose scorers give them for other texts than the answer.
 _RULES: dict[str, Callable[[str, Entry], bool]] = {
     "calendar_arithmetic": _equals_number,
     "chain_sum": _equals_number,

@@ -51,14 +51,14 @@ class Warmable(Protocol):
 
 @runtime_checkable
 class ChecksGold(Protocol):
-    """A reward that finds unusable golds when a data set is read."""
+    """A reward that can check the golds when a data set is read."""
 
     def check_gold(self, gold: str) -> None: ...
 
 
 class Rewards:
-    """The rewards of several domains as one. Domains of equal configuration share a reward, and so
-    a worker process."""
+    """The rewards of several domains behind one `score`. Domains with equal configurations share
+    one reward, and so one worker process."""
 
     name = "rewards"
 
@@ -66,8 +66,8 @@ class Rewards:
         self._by_domain = dict(by_domain)
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """Score a response by its domain's reward; aborted responses get no verdict. ValueError for
-        a domain without a reward."""
+        """Score a response with its domain's reward; an aborted response gets no verdict. Raises
+        ValueError for a domain without a reward."""
         return score_with(self.reward_of(prompt.domain), prompt, generated)
 
     def check(self, prompt: Prompt) -> None:
@@ -119,7 +119,8 @@ def config_of(by_domain: Mapping[str, Found], domain: str) -> Found:
 def timeouts_of(
     configs: Mapping[str, RewardConfig], scored: Iterable[tuple[str, Score]]
 ) -> dict[str, Anchor]:
-    """Running times of test cases from executed programs; `scored` are (domain, score)."""
+    """Collect the running times of test cases from the scores of programs, by key of the test case.
+    scored: pairs (domain, score)."""
     anchors: dict[str, Anchor] = {}
     for domain, score in scored:
         programs = code_tests_of(config_of(configs, domain))
@@ -129,14 +130,16 @@ def timeouts_of(
 
 
 def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Score) -> bool:
-    """True if a program was ended before the longest limit, so that it may have been right."""
+    """True if a program was killed before the longest time limit, so that it may have been
+    right."""
     programs = code_tests_of(config_of(configs, domain))
     return programs is not None and is_ended_early(programs.timeout, score.cases)
 
 
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
-    """Build the rewards of a run, by domain; "*" takes every domain not named. ValueError without
-    any, for a bad custom path, or for a sandbox that this machine does not allow."""
+    """Build the rewards of a run. configs: by domain; "*" stands for every domain not named. Raises
+    ValueError if `configs` is empty, for a bad custom path, or for a sandbox that this machine does
+    not allow."""
     if not configs:
         raise ValueError("a run needs at least one reward, got none; add one for '*'")
     built: dict[RewardConfig, Reward] = {}

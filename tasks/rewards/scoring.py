@@ -2,10 +2,9 @@
 
     delivery ── finished ──▶ reward workers, or the judges' batcher ── verdict ──▶ delivery, journal
 
-A round that the next one goes on from leaves the reward workers' verdicts to the next one, those
-that nobody received in time and those still to be reached: the next round submits the same
-responses and joins them. Verdicts that no round goes on with are given up when the next round
-begins, or when this one closes.
+If the next round continues with a round's unfinished responses, their verdicts, pending or not yet
+received, are left to it: the next round submits the same responses and joins the verdicts. All
+other pending verdicts are cancelled when the round closes, or when the next one begins.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class RewardBroken(RuntimeError):
 
 
 class Delivery(Protocol):
-    """The rollout as the reward stage sees it."""
+    """The rollout's side of the reward stage: responses come from it, verdicts go back."""
 
     async def arrived(self, wait_s: float) -> tuple[list[Generated], bool]:
         """Wait up to `wait_s` for finished responses; the flag says that none will follow."""
@@ -49,15 +48,15 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringInputs:
-    """Everything a round is scored with."""
+    """The inputs of a round's scoring."""
 
     plan: RoundPlan  # the round
-    is_evaluation: bool  # nothing is learned from held-out answers
+    is_evaluation: bool  # running times of held-out answers change no limits
     prompts: Mapping[str, Prompt]  # the round's prompts, by id
     rewards: Mapping[str, RewardConfig]  # by domain, "*" for the rest
     max_infra_fraction: float  # share of responses without a verdict above which the run stops
     devices: Mapping[str, str]  # device of every worker, for the timeline
-    leaves_running: bool  # the next round goes on with what this one leaves undecided
+    leaves_running: bool  # the next round continues with this round's pending verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +64,17 @@ class RewardReport:
     """Counts and times of a round's scoring."""
 
     num_scored: int  # responses scored
-    num_infra: int  # of them without a verdict
+    num_infra: int  # responses without a verdict
     first_infra: str  # the first such failure in words; empty if there was none
-    num_timeouts: int  # of them ended by a time limit
-    # of those ended before the longest limit, so that they may have been right
+    num_timeouts: int  # responses whose program was ended by a time limit
+    # responses whose program was ended before the longest limit, so that it may have been right
     num_early_kills: int
-    # responses whose verdict no group waited for when the round was decided, or the one before it
+    # pending verdicts that were cancelled because no round needed them any more
     num_unneeded: int
-    # running times of test cases that second looks at programs of earlier rounds measured
+    # running times of test cases, measured by second looks at programs of earlier rounds
     relearned: Mapping[str, Anchor]
-    busy_s: float  # seconds of scoring, added over the reward workers and the judges
-    spans: tuple[Span, ...]  # when scoring went on, a judge's on its own device
+    busy_s: float  # seconds of scoring, summed over the reward workers and the judges
+    spans: tuple[Span, ...]  # when each verdict was scored; a judge's spans are on its own device
     judging: JudgingReport = field(default_factory=JudgingReport)  # the judges' part
 
 
@@ -86,8 +85,8 @@ async def score_round(
     pool: RewardPool,
     open_batcher: AbstractAsyncContextManager[JudgeBatcher],
 ) -> RewardReport:
-    """Score arriving responses until none will follow: those of judged domains by the batcher's
-    judges, all others in the pool. Raises RewardBroken."""
+    """Score responses as they arrive until none will follow: responses of judged domains by the
+    batcher's judges, all others in the pool. Raises RewardBroken if too many have no verdict."""
     scoring = _Scoring(inputs, delivery, journal, pool)
     async with open_batcher as batcher:
         num_unneeded = await scoring.play(batcher)
@@ -106,7 +105,7 @@ async def score_round(
 
 
 class _Scoring:
-    """The responses of a round that have been scored so far, and how many of them are recorded."""
+    """State of a round's scoring: responses scored so far, and how many of them are recorded."""
 
     def __init__(
         self, inputs: ScoringInputs, delivery: Delivery, journal: Journal, pool: RewardPool
@@ -117,10 +116,11 @@ class _Scoring:
         self._pool = pool
         self._scored: list[Response] = []
         self._num_recorded = 0
-        self._verdicts: list[PendingVerdict] = []  # of the reward workers
+        self._verdicts: list[PendingVerdict] = []  # of this round's submits to the pool
 
     async def play(self, batcher: JudgeBatcher) -> int:
-        """Score until no response will follow; returns how many verdicts nobody waited for."""
+        """Score until no response will follow; returns how many pending verdicts were cancelled
+        because they were not needed."""
         inputs = self._inputs
         num_unneeded = self._pool.drop_left(but_of=inputs.prompts)
         recorded_s = time.monotonic()
@@ -137,7 +137,7 @@ class _Scoring:
                     self.record()
                     recorded_s = time.monotonic()
             num_unneeded += self._pool.drop_left()
-            # the round is decided: what runs is left to the next round, or given up
+            # the round is decided: pending verdicts are left to the next round, or cancelled
             if inputs.leaves_running:
                 self._pool.leave(self._verdicts)
             else:
@@ -189,8 +189,8 @@ class _Scoring:
 
 
 def check_infra(inputs: ScoringInputs, scored: Sequence[Response]) -> None:
-    """Raise RewardBroken when too many responses have no verdict: training on the rest would only
-    look healthy."""
+    """Raise RewardBroken if more than `max_infra_fraction` of the responses have no verdict:
+    training on the rest would hide the failure."""
     plan, share = inputs.plan, inputs.max_infra_fraction
     launched = max(len(plan.prompts) * plan.launch_per_prompt, len(scored))
     scores = [response.score for response in scored if response.score is not None]
@@ -215,7 +215,7 @@ def _report(
     """The report of a round; `verdicts` are (domain, score)."""
     scores = [score for _, score in verdicts]
     infra = [score for score in scores if score.outcome is Outcome.INFRA]
-    times = [  # a response that waits for a judge keeps no reward worker busy
+    times = [  # a response that waits for a judge occupies no reward worker
         ("control", "reward", score.started_s, score.finished_s)
         for score in scores
         if score.scorer != JUDGE

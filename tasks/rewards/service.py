@@ -1,11 +1,11 @@
-"""Verdicts from a service elsewhere, over HTTP: a judge that others run, or a farm that executes
+"""Gets verdicts from an external service over HTTP, such as a judge or a farm that executes
 programs.
 
     POST url  {"response_id", "domain", "prompt", "response", "gold"}  ──▶  {"reward": 0.5}
 
-A wait costs no processor, so `reward_workers` may be as many as the requests that the service
-answers side by side. A request without a number in reply is infra. A round that is decided hangs
-up; where steps overlap, verdicts that the next round goes on with are waited for.
+Waiting costs no processor time, so `reward_workers` may be as large as the number of requests that
+the service answers in parallel. A reply without a number is INFRA. When a round is decided, its
+open requests are closed, except those whose verdicts the next round needs (overlapping steps).
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class ServiceConfig(TokenPlace):
     timeout_s: DerivedSeconds = 60.0  # for one response
 
     def build_reward(self) -> Reward:
-        """The reward of this configuration. ValueError where the service's token cannot be had."""
+        """The reward of this configuration. Raises ValueError if the service's token cannot be
+        read."""
         return ServiceReward(self)
 
 
 class _NoProcess:
-    """Stands for a scorer's process: the pool interrupts a wait for the service."""
+    """Stands in for a scorer's process, so that the pool can interrupt a wait for the service."""
 
     def __init__(self) -> None:
         self.interrupt = Interrupt()
@@ -62,7 +63,8 @@ class _NoProcess:
 
 
 class ServiceReward(ProcessReward):
-    """Scores with the number that a service replies. A positive one is OK, any other WRONG."""
+    """Scores with the number in the service's reply. The outcome is OK if it is positive, else
+    WRONG."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.name = f"service:{config.url}"
@@ -71,8 +73,8 @@ class ServiceReward(ProcessReward):
         super().__init__(_NoProcess())
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """The service's number as a verdict; INFRA with a sentence where there is none. Interrupted
-        soon after the interrupt is set."""
+        """Ask the service; returns a verdict with its number, or INFRA with the reason if there is
+        none. Raises Interrupted soon after the interrupt is set."""
         try:
             reply = self._request(prompt, generated)
         except (OSError, HTTPException, ValueError) as error:

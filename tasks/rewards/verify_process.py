@@ -3,7 +3,8 @@
     limits -> load the scorer -> {"ready"}
     -> ( arguments -> scorer -> {"value"} | {"raised"} | {"memory"} )*
 
-The parent kills a process past its limit; a bound on CPU time ends one whose parent is dead.
+The parent kills the process if a call exceeds its limit. If the parent is dead, a bound on CPU time
+ends the process.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ MIN_SECRET_CHARS = 4  # shorter values are parts of any text
 
 
 def main(socket_fd: int, scorer_path: str, memory_bytes: int, secrets: Sequence[str]) -> None:
-    """Serve calls until the parent closes its end. `secrets`: variables whose values are kept out
-    of replies."""
+    """Serve calls until the parent closes its end of the socket. `secrets`: names of environment
+    variables whose values must not appear in replies."""
     stream = socket.socket(fileno=socket_fd)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(2, 1)  # what a scorer prints goes to the log
-    # math-verify warns that nobody limits its time; the parent does
+    os.dup2(2, 1)  # a scorer's prints go to the log
+    # math-verify warns that its time is not limited; the parent limits it
     logging.disable(logging.WARNING)
     try:
         scorer = load_scorer(scorer_path)
@@ -47,7 +48,7 @@ def main(socket_fd: int, scorer_path: str, memory_bytes: int, secrets: Sequence[
 
 
 def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
-    """Run one call; an exception of the scorer is data for the parent."""
+    """Run one call; returns the reply. An exception of the scorer becomes a reply, too."""
     arguments, limit_s = request["arguments"], request["limit_s"]
     assert isinstance(arguments, list)
     assert isinstance(limit_s, int | float)
@@ -71,7 +72,8 @@ def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
 
 
 def hidden(reply: dict[str, Json], secrets: Sequence[str]) -> dict[str, Json]:
-    """Replace the values of these variables by their names: a reply ends up in logs and tables."""
+    """Replace the values of these environment variables in a reply by their names: replies end up
+    in logs and tables."""
     values = {name: os.environ.get(name, "") for name in secrets}
     longest_first = sorted(values, key=lambda name: len(values[name]), reverse=True)
     for key, text in reply.items():
@@ -83,8 +85,8 @@ def hidden(reply: dict[str, Json], secrets: Sequence[str]) -> dict[str, Json]:
 
 
 def load_scorer(path: str) -> Scorer:
-    """Load the function at an import path; ValueError for anything but a function, and whatever
-    `find` raises."""
+    """Load the function at an import path. Raises ValueError if it is not callable, or any error of
+    `find`."""
     scorer = find(path)
     if not callable(scorer):
         raise ValueError(f"{path} is no function")

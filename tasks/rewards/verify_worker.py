@@ -1,17 +1,18 @@
 """One killable process that runs a scorer function on model text, with a hard limit per call.
 
     call -> (start) -> frame -> worker -> frame -> WorkerReply
-    past the limit: SIGKILL to its process group, a fresh worker next time
+    past the limit: SIGKILL to the worker's process group, a fresh worker for the next call
 
-The limit counts the worker's own processor time, so that a text is as expensive on a busy machine
-as on an idle one: "timeout". A worker that stands still meanwhile, is stopped, or is killed once
-has failed by itself: "lost". A limit by the wall clock cannot tell the two apart: a call past it is
-"lost". The kernel kills a process that takes the machine's memory: a text over which two workers
-are killed, while a third one starts and lives, is at fault: "killed".
+By default the limit counts the worker's processor time, so that it does not depend on how busy the
+machine is; a call beyond it is a "timeout". A worker that makes no progress, is stopped by a
+signal, or is killed once is "lost", which is no fault of the text. A limit by the wall clock cannot
+tell a slow text from a stalled worker, so a call beyond it is "lost". The kernel kills a process
+that exhausts the machine's memory. If two workers are killed over the same text while a third one
+starts and lives, the text is at fault: "killed".
 
-Why a process: symbolic mathematics hangs inside C code, where neither threads nor signals reach it.
-Not a sandbox: it runs trusted code (math-verify, allow-listed scorers, the user's own reward) on
-untrusted text.
+A process is needed because symbolic mathematics hangs inside C code, where neither threads nor
+signals reach it. The worker is no sandbox: it runs trusted code (math-verify, allow-listed scorers,
+the user's own reward) on untrusted text.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0
 RECYCLE_CALLS = 1_000
-SETTLED_CALLS = 10  # what is loaded in the first of them is no leak
-STANDSTILL_S = 30.0  # beyond its limit by the wall, without having computed as long
+SETTLED_CALLS = 10  # first calls, whose growth in memory is lazy loading and no leak
+STANDSTILL_S = 30.0  # wall time beyond the limit after which a worker counts as stalled
 WATCH_S = 0.5  # between two checks of a worker that does not reply
-FINISH_S = 0.5  # for a call that nobody needs: most are about to end, a fresh worker costs seconds
+FINISH_S = 0.5  # for a call that was interrupted: most end soon, and a fresh worker costs seconds
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 RETRIED_KINDS = ("died", "lost", "killed")
-Clock = Literal["processor", "wall"]  # what a limit is measured with
+Clock = Literal["processor", "wall"]  # the time that a limit counts
 ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -55,21 +56,21 @@ class WorkerStartError(RewardUnavailable):
 
 
 class WorkerSlow(WorkerStartError):
-    """Raised when a worker does not load its scorer in time."""
+    """Raised when a worker does not load its scorer within `start_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReply:
-    """How a call ended."""
+    """The result of a call, or how it ended without one."""
 
     kind: Literal["value", "raised", "timeout", "memory", "died", "killed", "lost"]
     value: Json = None  # what the scorer returned; None for the other kinds
-    detail: str = ""  # the exception of "raised", how the worker ended, what a "lost" one did
+    detail: str = ""  # the exception of "raised", or how the worker ended or stalled
 
 
 def without_value(reply: WorkerReply) -> Verdict:
-    """The verdict where a trusted scorer returned no value: the text's fault, unless the worker was
-    lost."""
+    """Verdict for a call in which a trusted scorer returned no value: the text's fault, or INFRA if
+    the worker was lost."""
     match reply.kind:
         case "timeout":
             return Verdict(reward=0.0, outcome=Outcome.TIMEOUT, detail="verify_timeout")
@@ -82,8 +83,8 @@ def without_value(reply: WorkerReply) -> Verdict:
 
 
 class VerifyWorker:
-    """Runs a scorer function in a process of its own, which starts with the first call. One caller
-    at a time."""
+    """Runs a scorer function in a process of its own, which starts with the first call. Serves one
+    caller at a time."""
 
     def __init__(
         self,
@@ -100,11 +101,12 @@ class VerifyWorker:
     ) -> None:
         """`scorer`: "module:function" or "file.py:function". `timeout_s`: limit of a call.
 
-        `recycle_calls`: calls after which the process is replaced, because what computes on model
-        text leaks; one that `stays` is replaced only if it has grown by half of the memory left to
-        it in the beginning. `environment`: names of variables that the process gets beside those
-        of every interpreter. `rehearsals`: arguments of throw-away first calls, so that lazy
-        imports and caches fall into the start and not into a response's limit.
+        `recycle_calls`: number of calls after which the process is replaced, because libraries leak
+        memory on model text. `stays`: replace it after that only if it has grown by half of the
+        memory that was free after the first calls. `start_s`: limit of the process's start.
+        `environment`: names of variables that the process gets beside those of every interpreter.
+        `rehearsals`: arguments of throw-away first calls, so that lazy imports and caches count to
+        the start and not to a response's limit.
         """
         self.scorer = scorer
         self.num_starts = 0
@@ -127,18 +129,19 @@ class VerifyWorker:
         return self._process.popen.pid if self._process else None
 
     def warm(self) -> None:
-        """Start a worker unless a usable one runs; WorkerStartError if none can start."""
+        """Start a worker process unless a usable one runs. Raises WorkerStartError."""
         if self._process and (self._process.popen.poll() is not None or self._is_spent()):
             self.close()
         if self._process is None:
             self._start()
 
     def call(self, *arguments: Json, limit_s: float | None = None) -> WorkerReply:
-        """Call the scorer within a limit, the worker's own if none is given; the start of a process
-        is not counted.
+        """Call the scorer with a time limit, `timeout_s` by default. The start of a process does
+        not count.
 
-        A worker that dies or is lost is replaced once, and after two that were killed a third must
-        start, or else WorkerStartError. Interrupted soon after the interrupt is set.
+        If the worker dies or is lost, the call is repeated once in a new one. If two workers were
+        killed, a third must be able to start. Raises WorkerStartError if a worker cannot start, and
+        Interrupted soon after the interrupt is set.
         """
         replies: list[WorkerReply] = []
         while not replies or (len(replies) == 1 and replies[0].kind in RETRIED_KINDS):
@@ -150,11 +153,11 @@ class VerifyWorker:
             return last
         if replies[0].kind != "killed":
             return replace(last, kind="lost")
-        self.warm()  # raises if not even a worker lives that was not asked about the arguments
+        self.warm()  # raises if a worker cannot live even without these arguments
         return last
 
     def close(self) -> None:
-        """Kill the worker and whatever it started; harmless without one."""
+        """Kill the worker and all processes that it started; does nothing without a worker."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -177,7 +180,8 @@ class VerifyWorker:
             return 0
 
     def _start(self) -> None:
-        """Start a process, await its greeting and rehearse. WorkerStartError if any of it fails."""
+        """Start a process, await its greeting and make the rehearsal calls. Raises
+        WorkerStartError."""
         interpreter = [sys.executable, "-P", "-m", "tasks.rewards.verify_process"]
         limits = [self.scorer, str(self._memory_bytes), *self._environment]
         try:
@@ -216,7 +220,7 @@ class VerifyWorker:
             raise kind(f"the verify worker of {self.scorer} did not start: {problem}")
 
     def _ask(self, arguments: tuple[Json, ...], limit_s: float, clock: Clock) -> WorkerReply:
-        """Call the running worker; one without a value or an exception is ended."""
+        """Call the running worker; kill it unless it returns a value or an exception."""
         assert self._process is not None
         process = self._process
         latest_s = time.monotonic() + limit_s + STANDSTILL_S
@@ -246,7 +250,8 @@ class VerifyWorker:
     def _watch(
         self, process: ChildProcess, limit_s: float, computed_s: float | None
     ) -> WorkerReply | None:
-        """Wait for the reply to a call: None once it can be read, else the reply in its place.
+        """Wait until the reply to a call can be read, and return None; or return how the call ended
+        without one.
 
         `computed_s`: processor time of the worker before the call, None for a limit by the wall
         clock.
@@ -266,7 +271,8 @@ class VerifyWorker:
         return None
 
     def _is_ready(self, process: ChildProcess, limit_s: float) -> bool:
-        """Wait for a reply, up to the limit. Interrupted when nobody needs a late one."""
+        """Wait up to `limit_s` for a reply; True if it can be read. After an interrupt, waits
+        FINISH_S more and then raises Interrupted."""
         descriptor = process.stream.fileno()
         try:
             return self.interrupt.wait(descriptor, limit_s)
@@ -279,14 +285,15 @@ class VerifyWorker:
 
 
 def _computed_s(process: ChildProcess) -> float:
-    """Processor time that a process has used, all its threads together. OSError if it has ended."""
+    """Processor time that a process has used, over all its threads, seconds. Raises OSError if the
+    process has ended."""
     clock = (~process.popen.pid << 3) | 2  # another process's, as clock_getcpuclockid(3) names it
     return time.clock_gettime(clock)
 
 
 def _environment(named: Sequence[str]) -> dict[str, str]:
-    """Environment of a worker: an interpreter's variables, the parent's import path, the variables
-    that are named, and single-threaded numerics; no secrets."""
+    """Environment of a worker: KEPT_VARIABLES, the parent's import path, the variables in `named`,
+    and single-threaded numerics. All others, such as secrets, are left out."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search_path = os.pathsep.join(dict.fromkeys(own().search_path))
     kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *named) if name in os.environ}
@@ -294,7 +301,7 @@ def _environment(named: Sequence[str]) -> dict[str, str]:
 
 
 def _cause_of_death(popen: subprocess.Popen[bytes]) -> WorkerReply:
-    """The reply for a worker that has closed its end of the socket."""
+    """Reply that describes how a worker ended that has closed its end of the socket."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(timeout=1.0)
     code = popen.poll()

@@ -1,11 +1,11 @@
-"""Hand a round's questions to its judges in batches, and ask no question twice.
+"""Gives a round's questions to its judges in batches; no question is asked twice.
 
     score ── kept verdict? ── being asked already? ── budget spent? ── waiting
         ──▶ an idle judge takes its share ──▶ verdict
 
-A judge works on one batch at a time. Questions that arrive meanwhile form the next batch; idle
-judges share the waiting ones, the least served first. A call waits and computes nothing here, so it
-takes no reward worker. Belongs to one event loop.
+A judge works on one batch at a time. Questions that arrive meanwhile form the next batch. Idle
+judges share the waiting questions, the judge with the fewest questions so far first. Waiting for a
+judge occupies no reward worker. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tasks.rewards.judges.reward import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSpan:
-    """When a judge worked on a batch."""
+    """Time in which a judge worked on one batch."""
 
-    judge: str  # its name
+    judge: str  # the judge's name
     start_s: float  # Unix seconds
     end_s: float  # Unix seconds
 
@@ -51,21 +51,22 @@ class JudgingReport:
 
     num_calls: int = 0  # questions that judges were asked
     num_batches: int = 0  # batches that the questions went in
-    num_cache_hits: int = 0  # questions with a kept verdict, or asked already
+    num_cache_hits: int = 0  # questions whose verdict was kept or already being asked for
     num_infra: int = 0  # responses without a verdict
     num_verdicts: int = 0  # responses with a judge's verdict
-    num_yes: int = 0  # of them right
-    num_vetoed: int = 0  # responses wrong by the exact rule, which no judge was asked about
+    num_yes: int = 0  # responses that a judge called right
+    num_vetoed: int = 0  # responses wrong by the exact rule, without a judge
     num_too_long: int = 0  # responses whose final answer was too long to be judged
-    num_compared: int = 0  # judges' verdicts on responses that the exact rule decides, too
-    num_agreed: int = 0  # of them with the rule's verdict
+    num_compared: int = 0  # responses with a judge's verdict and one of the exact rule
+    num_agreed: int = 0  # responses for which these two verdicts agree
     prompt_tokens: int = 0  # tokens that judges read
     new_tokens: int = 0  # tokens that judges wrote
     spans: tuple[JudgeSpan, ...] = ()  # when judges worked
 
 
 class JudgeBatcher:
-    """Scores a round's responses by its judges: `score` for each, inside `async with`."""
+    """Scores a round's responses with its judges. Call `score` for each response inside an `async
+    with` block."""
 
     def __init__(self, judges: Sequence[Judge], cache: JudgementCache, max_batch: int) -> None:
         self._judges = tuple(judges)
@@ -79,7 +80,7 @@ class JudgeBatcher:
         self.report = JudgingReport()
 
     async def score(self, config: JudgeConfig, prompt: Prompt, generated: Generated) -> Score:
-        """Score a response by a judge. Raises ActorLost or EngineLost when a judge is gone."""
+        """Score a response with a judge. Raises ActorLost or EngineLost if a judge is gone."""
         started_s = time.time()
         if generated.finish_reason == "aborted":
             verdict = Verdict(reward=None, outcome=Outcome.ABORTED, detail="aborted")
@@ -114,8 +115,8 @@ class JudgeBatcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Drop waiting questions; put the judges to sleep once they have answered, unless the round
-        fails."""
+        """Drop waiting questions, wait for running batches, and put the judges to sleep. If the
+        block raised an error, cancel the batches instead."""
         self._waiting.clear()
         running = list(self._batches.values())
         if error is not None:
@@ -166,8 +167,8 @@ class JudgeBatcher:
     async def _run_batch(
         self, judge: Judge, questions: Sequence[JudgeQuestion], deadline_s: float
     ) -> None:
-        """Have a judge work on a batch. A failure is raised by all who wait for a verdict; past the
-        deadline there is none."""
+        """Have a judge answer a batch. An error of the judge is raised in every `score` that waits
+        for one of its verdicts; after the deadline the questions get no verdict."""
         start_s = time.time()
         try:
             async with asyncio.timeout(deadline_s):
@@ -177,7 +178,7 @@ class JudgeBatcher:
                 f"judge_timeout: {judge.name} had {len(questions)} questions for {deadline_s:g} s"
             )
             judged = tuple(no_verdict(question, detail) for question in questions)
-        # the boundary of the task: raised by whoever waits for these verdicts
+        # the boundary of the task: the callers that wait for these verdicts raise it
         except Exception as error:
             for question in questions:
                 self._settle(question.key, error)
@@ -195,7 +196,7 @@ class JudgeBatcher:
         waiting = self._open.pop(key)
         if isinstance(result, Exception):
             waiting.set_exception(result)
-            waiting.exception()  # nobody may be left who waits
+            waiting.exception()  # no warning if no caller waits any more
         else:
             waiting.set_result(result)
 

@@ -1,15 +1,16 @@
-"""vLLM as a judge: a batch of questions in, one judgement each out.
+"""Runs vLLM as a judge: a batch of questions in, one judgement for each out.
 
     batcher ─▶ RemoteJudge ── bytes over Dask ─▶ JudgeActor ─▶ JudgeEngine
     ─▶ SteppingThread ─▶ JudgeCore ─▶ vLLM's LLMEngine
 
-A yes-or-no question is a prefill and one token that can only be a yes or a no. Its
-log-probabilities are those of the masked distribution, so that P(yes) = sum over the yes tokens /
-sum over both needs no parsing and cannot fail. A generative verdict is a JSON object by structured
-output, decoded greedily; one that was cut off is asked for once more without its reason.
+A yes-or-no question takes a prefill and one token, which can only be a yes or a no. The
+log-probabilities are those of the masked distribution. So P(yes), the sum over the yes tokens
+divided by the sum over both kinds, needs no parsing and cannot fail. A generative verdict is a JSON
+object by structured output, decoded greedily; if it was cut off, it is requested once more without
+the reason.
 
-A judge shares the rollout engine's vLLM settings, pinning and stepping thread, and nothing else:
-its weights are its own and never change in a run. Leaves out caching and who asks in what batches.
+A judge shares code with the rollout engine (vLLM settings, pinning, stepping thread), but has its
+own weights, which never change in a run. Leaves out caching and batching (`batcher`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 
 class JudgeCore:
-    """An LLMEngine that only judges, in its stepping thread. A call works off a batch: between
-    calls the engine is never busy."""
+    """An LLMEngine that only judges; used in its stepping thread. Each call finishes its batch, so
+    the engine is never busy between calls."""
 
     busy = False
 
@@ -50,15 +51,15 @@ class JudgeCore:
         self._asleep = False
 
     def step(self) -> list[Generated]:
-        """Do nothing: no work is ever left between two calls."""
+        """Do nothing: no work is left between two calls."""
         return []
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
     def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
-        """Answer each question, in order. ValueError where yes and no cannot be told apart in the
-        judge's vocabulary."""
+        """Answer each question, in order. Raises ValueError if the words for yes and no begin with
+        the same tokens in the judge's vocabulary."""
         if self._asleep:
             self._engine.wake_up()
             self._asleep = False
@@ -82,7 +83,7 @@ class JudgeCore:
         )
 
     def sleep(self) -> None:
-        """Give the GPU's memory back until the next question."""
+        """Release the GPU memory until the next question."""
         if not self._asleep:
             self._engine.sleep(level=1)
             self._asleep = True
@@ -92,7 +93,7 @@ class JudgeCore:
     ) -> list[Judgement]:
         from vllm.inputs.engine import tokens_input
 
-        prepared = [  # whatever fails fails before the first request is in the engine
+        prepared = [  # errors occur here, before the first request is in the engine
             (question, tokens, params(question))
             for question in questions
             if (tokens := self._encoder.encode(question)) is not None
@@ -134,7 +135,7 @@ class JudgeCore:
         )
 
     def _written_verdict(self, question: JudgeQuestion, token_ids: Sequence[int]) -> float | None:
-        """1 or 0 by the verdict in the judge's JSON; None if there is no such verdict."""
+        """Parse the judge's JSON: 1 for a yes, 0 for a no, None if it holds no verdict."""
         try:
             written = json.loads(self._tokenizer.decode(token_ids, skip_special_tokens=True))
         except ValueError:
@@ -160,7 +161,8 @@ class JudgeCore:
 
 # Any: JSON schema
 def _structured(question: JudgeQuestion, first: dict[str, Any]) -> SamplingParams:
-    """Greedy decoding into {first ..., "verdict": yes or no}."""
+    """Sampling parameters for greedy decoding of a JSON object with the properties `first` and
+    "verdict", a yes or no."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -179,7 +181,7 @@ def _structured(question: JudgeQuestion, first: dict[str, Any]) -> SamplingParam
 
 
 class JudgeEngine(Judge):
-    """A judge in this process. `start` builds its engine, `close` frees the device."""
+    """A judge in this process. `start` builds the engine, `close` frees the device."""
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class JudgeEngine(Judge):
         *,
         has_tokenizer: bool,
     ) -> None:
-        """`has_tokenizer`: vLLM itself needs the tokenizer, as it does for structured output."""
+        """`has_tokenizer`: load the tokenizer in vLLM, which structured output needs."""
         check_model_directory(model_path)
         self.name = name
         self._config = config
@@ -200,7 +202,8 @@ class JudgeEngine(Judge):
         self._thread: SteppingThread[JudgeCore] = SteppingThread(name, self._build)
 
     def start(self, deadline_s: float) -> None:
-        """Build the engine in its thread and wait for it."""
+        """Build the engine in its thread; returns when it is ready. Raises ValueError for a bad
+        configuration, EngineLost for any other failure and after deadline_s."""
         self._thread.start(deadline_s)
 
     async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
@@ -230,7 +233,7 @@ class JudgeEngine(Judge):
 
 
 class JudgeActor:
-    """A judge in a Dask worker. Methods are coroutines on the worker's event loop."""
+    """A judge in a Dask worker. Its methods are coroutines on the worker's event loop."""
 
     def __init__(
         self,
@@ -260,17 +263,17 @@ class JudgeActor:
 
 
 class RemoteJudge(Judge):
-    """A judge as other processes call it, over its actor."""
+    """Calls a judge in another process through its actor."""
 
     def __init__(self, remote: Remote, deadline_s: float) -> None:
-        """`deadline_s`: how long a batch may take."""
+        """`deadline_s`: seconds for a batch."""
         self.name = remote.name
         self._remote = remote
         self._deadline_s = deadline_s
 
     @classmethod
     def connect(cls, run_id: str, name: str, deadline_s: float) -> RemoteJudge:
-        """The current generation of a run's judge. Raises ActorLost if it is gone."""
+        """Connect to the current generation of a run's judge. Raises ActorLost if it is gone."""
         return cls(Remote.connect(run_id, name), deadline_s)
 
     async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:

@@ -1,15 +1,15 @@
-"""The model that judges: its settings, what vLLM is told about them, and the seam `Judge`.
+"""Settings of the model that judges, the vLLM arguments that follow, and the interface `Judge`.
 
-A judge on a GPU that it shares has one of three placements:
+A judge that shares a GPU has one of three placements:
 
-    resident    all layers stay on the device                nothing to wait for
-    sleep       weights leave the device between rounds      it takes turns, nothing overlaps
-    prefetch    some layers of every group are streamed in   hidden, given tokens enough a pass
+    resident    all layers stay on the device                no waiting
+    sleep       weights leave the device between rounds      the roles take turns, without overlap
+    prefetch    some layers of every group are streamed in   hidden if a pass has enough tokens
 
-The third is the layer-wise pipeline of the RollPacker paper (4.3), built of vLLM's own prefetch
-offload. A layer of w parameters in bf16 is 2w bytes to copy and 2w FLOP per token to compute, so
-that a copy is hidden from `compute / link` tokens per forward pass on, whatever the model's size.
-On a CPU device only `resident` means anything.
+`prefetch` is the layer-wise pipeline of the RollPacker paper (4.3), built from vLLM's prefetch
+offload. A layer of w parameters in bf16 has 2w bytes to copy and takes 2w FLOP per token. So the
+computation hides the copy if a forward pass has at least `compute / link` tokens, whatever the
+model's size. A CPU device allows `resident` only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GROUP_LAYERS = 8  # vLLM offloads the last layers of every group of as many
 
 
 class LayerStreaming(BaseModel):
-    """What decides how many layers of a judge stay on the device (placement prefetch)."""
+    """Settings that decide how many layers of a judge stay on the device (placement prefetch)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,8 @@ class LayerStreaming(BaseModel):
 
 
 class JudgeEngineConfig(BaseModel):
-    """The model that judges and how it runs; one judge per device of the role `judge`."""
+    """The model that judges and its engine's settings; each device of the role `judge` has one
+    judge."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -98,8 +99,8 @@ class JudgeEngineConfig(BaseModel):
     def vllm_arguments(
         self, model_path: str, seed: int, on_cpu: bool, has_tokenizer: bool
     ) -> dict[str, Any]:  # Any: vLLM's many types
-        """The keyword arguments of vLLM's EngineArgs. ValueError for a placement that this device
-        does not have."""
+        """Keyword arguments of vLLM's EngineArgs. Raises ValueError for a placement that this kind
+        of device does not allow."""
         self.check_device("cpu" if on_cpu else "cuda")
         engine = VllmEngineConfig(
             dtype=self.dtype,
@@ -123,7 +124,8 @@ class JudgeEngineConfig(BaseModel):
         )
 
     def check_device(self, device_kind: str) -> None:
-        """Check that the device can have this placement; ValueError if it needs a GPU."""
+        """Check that this kind of device allows the placement. Raises ValueError if the placement
+        needs a GPU."""
         if device_kind == "cpu" and self.placement != "resident":
             raise ValueError(
                 f"a judge on a CPU device must have placement 'resident', got {self.placement!r}:"
@@ -138,24 +140,24 @@ class Judge(Protocol):
     name: str
 
     async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
-        """Answer each question, in order. TimeoutError past the judge's deadline; ActorLost or
-        EngineLost when the judge is gone."""
+        """Answer each question, in order. Raises TimeoutError after the judge's deadline, ActorLost
+        or EngineLost if the judge is gone."""
         ...
 
     async def sleep(self) -> None:
-        """Give the device back until the next question, where the placement says so."""
+        """Release the device's memory until the next question, if the placement is `sleep`."""
         ...
 
 
 def break_even_tokens(streaming: LayerStreaming) -> float:
-    """Fewest tokens per forward pass at which copying a bf16 layer takes no longer than computing
-    it."""
+    """Smallest number of tokens per forward pass for which copying a bf16 layer takes no longer
+    than computing it."""
     return streaming.compute_tflops * 1e12 / (streaming.link_gb_per_s * 1e9)
 
 
 def resident_layers(num_layers: int, tokens_per_forward: int, streaming: LayerStreaming) -> int:
-    """Number of layers that must stay on the device for the copies of the others to be hidden: all
-    for short inputs, none from the break-even on."""
+    """Number of layers that must stay on the device so that the copies of all others are hidden.
+    Decreases from num_layers at 0 tokens to 0 at the break-even."""
     hidden = min(1.0, tokens_per_forward / break_even_tokens(streaming))
     return num_layers - math.floor(num_layers * hidden)
 
@@ -163,8 +165,8 @@ def resident_layers(num_layers: int, tokens_per_forward: int, streaming: LayerSt
 def streamed_in_group(
     num_layers: int, tokens_per_forward: int, streaming: LayerStreaming
 ) -> tuple[int, int]:
-    """vLLM's offload group: (its layers, streamed ones among them); no more are streamed than
-    `resident_layers` allows for."""
+    """vLLM's offload group as (layers in a group, streamed layers in a group). At most the share of
+    layers that `resident_layers` allows is streamed."""
     group = min(GROUP_LAYERS, num_layers)
     share = 1 - resident_layers(num_layers, tokens_per_forward, streaming) / num_layers
     return group, math.floor(group * share)
@@ -179,7 +181,7 @@ def placement_arguments(
     if placement == "resident":
         return {}
     group, streamed = streamed_in_group(num_layers, tokens_per_forward, streaming)
-    if streamed == 0:  # every copy would be waited for
+    if streamed == 0:  # no copy could be hidden
         return {}
     return {
         "offload_backend": "prefetch",

@@ -1,12 +1,12 @@
-"""A judge's question, as text and as tokens: rubric, question and gold first, then the candidate's
-answer, fenced so that no answer can pose as the rest.
+"""Writes a judge's question as text and as tokens: rubric, question and gold first, then the
+candidate's answer between tags (the fence), so that no answer can pose as another part.
 
-The fence is a hash of everything that is asked. A response cannot contain the hash of itself, and
-the same question always reads the same, so that verdicts can be kept by what was asked. Prompts of
-one question share all but their end, which engines cache.
+The fence contains a hash of the whole question. A response cannot contain a hash of itself, so it
+cannot close the fence. The same question always gives the same text, so its hash is the key of a
+kept verdict. Prompts about one question share all but their end, and engines cache that prefix.
 
-As tokens, the chat template's own special tokens frame the question; everything inside is encoded
-as plain text, so that a response that writes an end-of-turn marker writes characters.
+As tokens, the chat template's special tokens frame the question. The question itself is encoded as
+plain text, so that an end-of-turn marker in a response is encoded as characters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from artifacts.records import Prompt
 from tasks.engines.chat_tokens import chat_tokens
 from tasks.rewards.maths.final_answer import answer_tail, find_answer, visible_text
 
-# raise it when the wording below changes: kept verdicts are then asked for again
+# increase it when the wording below changes, so that kept verdicts are not used any more
 TEMPLATE_VERSION = 1
 GAP = "\n[...]\n"  # between head and tail of an answer that was cut
 PLACE = "\x00question\x00"  # never in a template; replaced before anything is encoded
@@ -29,7 +29,8 @@ JudgeInput = Literal["final_answer", "response"]
 
 
 def judged_text(judge_input: JudgeInput, text: str) -> str:
-    """The part of a response that is judged: its final answer, or its first turn. May be empty."""
+    """The part of a response that is judged: its final answer, or its whole first turn. May be
+    empty."""
     if judge_input == "response":
         return visible_text(text).strip()
     found = find_answer(answer_tail(text))
@@ -37,8 +38,8 @@ def judged_text(judge_input: JudgeInput, text: str) -> str:
 
 
 def cut_text(text: str, max_chars: int) -> str:
-    """Head and tail of a text longer than `max_chars`, half of each: conclusions stand at the
-    end."""
+    """Shorten a text to `max_chars` characters: its head and its tail, which often holds the
+    conclusion, in equal parts around GAP."""
     if len(text) <= max_chars:
         return text
     kept = max_chars - len(GAP)
@@ -56,8 +57,8 @@ def make_question(
     no: str,
     max_new_tokens: int,
 ) -> JudgeQuestion:
-    """Write the question about an answer. `judge` names the model and how it runs, to which kept
-    verdicts belong."""
+    """Write the question about an answer. `judge`: name of the model and its settings, part of the
+    key of kept verdicts."""
     asked = (
         str(TEMPLATE_VERSION), judge, rubric, prompt.text, prompt.gold, answer, mode, yes, no,
         str(max_new_tokens),
@@ -89,7 +90,7 @@ def make_question(
 
 
 def no_verdict(question: JudgeQuestion, detail: str) -> Judgement:
-    """The judgement on a question that has no verdict, without tokens."""
+    """Judgement without a verdict; `detail` is the reason. Counts no tokens."""
     return Judgement(key=question.key, p_yes=None, prompt_tokens=0, new_tokens=0, detail=detail)
 
 
@@ -98,7 +99,7 @@ class QuestionEncoder:
 
     # Any: transformers' tokenizers have no useful common type
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
-        """`max_tokens`: the judge's context."""
+        """`max_tokens`: length of the judge's context."""
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         frame = PLACE
@@ -113,8 +114,8 @@ class QuestionEncoder:
         self._gap = self._plain(GAP)
 
     def encode(self, question: JudgeQuestion) -> list[int] | None:
-        """The prompt's tokens, with head and tail of a long answer; None if the question does not
-        fit even without one."""
+        """The prompt's tokens; a long answer is cut to its head and tail. None if the question does
+        not fit even without an answer."""
         before = [*self._opening, *self._plain(question.before)]
         after = [*self._plain(question.after), *self._closing]
         room = self._max_tokens - question.max_new_tokens - len(before) - len(after)
@@ -130,8 +131,8 @@ class QuestionEncoder:
 
 
 def head_and_tail(tokens: Sequence[int], room: int, gap: Sequence[int]) -> list[int]:
-    """Cut tokens to `room`: the first and the last ones with `gap` between; the tail, where
-    conclusions stand, gets the odd one."""
+    """Cut a sequence to `room` tokens: its first and last tokens with `gap` between them. The tail,
+    which often holds the conclusion, gets the odd token."""
     kept = room - len(gap)
     head = kept // 2
     return [*tokens[:head], *gap, *tokens[len(tokens) - (kept - head) :]]
@@ -139,10 +140,10 @@ def head_and_tail(tokens: Sequence[int], room: int, gap: Sequence[int]) -> list[
 
 # Any: see QuestionEncoder
 def verdict_tokens(tokenizer: Any, yes: str, no: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens that mean yes, and those that mean no: spellings of the word that are one token,
-    else the first tokens of all spellings.
+    """The tokens that mean yes, and the tokens that mean no: spellings of the word that are a
+    single token, else the first tokens of all spellings. Tokens of both words are left out.
 
-    ValueError where no token tells the two words apart in this vocabulary.
+    Raises ValueError if a word has no token left.
     """
     found = [_spellings(tokenizer, word) for word in (yes, no)]
     shared = found[0] & found[1]

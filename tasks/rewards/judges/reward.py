@@ -1,12 +1,12 @@
-"""The judge reward: a second model judges an answer, and its probability of Yes against No is the
-verdict.
+"""The judge reward: a second model judges an answer, and the verdict is its probability of Yes
+against No.
 
-    response -> final answer -> question -> judge -> P(yes) -> reward; no verdict -> infra, not 0.5
-                  |-> none, a speech, another number than the reference: wrong, no judge is asked
+    response -> final answer -> question -> judge -> P(yes) -> reward; no verdict -> INFRA, not 0.5
+                  |-> none, too long, or another number than the reference: wrong without a judge
 
-The default reward is 1 or 0 by a threshold: groups then agree or differ as with a rule, and an
-unsure judge does not turn noise into advantages. `reward: probability` keeps the number. Leaves out
-batches and kept verdicts (`batcher`) and the model that answers (`engine`).
+The default reward is 1 or 0 by a threshold, so that an unsure judge does not turn noise into
+advantages. `reward: probability` keeps the probability. Leaves out batches and kept verdicts
+(`batcher`) and the model that answers (`engine`).
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class JudgeConfig(BaseModel):
         "final_answer",
         description="What of a response is judged: its final answer, or all of its text.",
     )
-    # final answers longer than this, and than twice the reference answer, are wrong and not
-    # judged: a final answer is no place to talk the judge round. The longest right one of
-    # 10,000 varied answers has 24 characters, of reasoning-gym's 99
+    # final answers longer than this and than twice the reference answer are wrong and not judged,
+    # as a long text could try to persuade the judge. The longest right answer has 24 characters
+    # among 10,000 varied ones, and 99 in reasoning-gym
     max_final_answer_chars: Fixed[int] = 128
     # a final answer that is a number and nothing else, and another one than the reference
     # answer also when rounded, is wrong: no judge is asked
     veto: Fixed[bool] = True
-    # longer answers keep head and tail of together so many characters
+    # longer answers are cut to head and tail with this many characters together
     max_answer_chars: Fixed[int] = 8000
     yes: str = Field(
         "Yes",
@@ -87,8 +87,8 @@ class JudgeConfig(BaseModel):
     )
     no: str = Field("No", min_length=1, description="Word that says it is not.")
     max_new_tokens: Fixed[int] = 128  # bound on a generated verdict (mode generative)
-    # questions that a round may ask; further ones are infra failures. Verdicts that are kept
-    # cost nothing
+    # questions to judges in a round; responses beyond it have no verdict (INFRA). Kept verdicts do
+    # not count
     max_calls_per_round: Fixed[int] = 16384
     deadline_s: DerivedSeconds = 60.0  # for a verdict
 
@@ -104,18 +104,19 @@ class JudgeConfig(BaseModel):
 
     @property
     def judge(self) -> str:
-        """Name of the model and its numbers, for the key of kept verdicts."""
+        """The model, its number format and its context length as text, part of the key of kept
+        verdicts."""
         return (
             f"{self.engine.model.model_dump_json()} {self.engine.dtype} {self.engine.max_model_len}"
         )
 
     def build_reward(self) -> Reward:
-        """A stand-in: verdicts come from a `JudgeBatcher`."""
+        """Returns a placeholder: verdicts come from a `JudgeBatcher`."""
         return BatchedJudgeReward()
 
 
 class BatchedJudgeReward:
-    """Stands for a judge among the rewards that score in this process; never called."""
+    """Placeholder for a judge among the rewards that score in this process; never called."""
 
     name = JUDGE
 
@@ -126,7 +127,7 @@ class BatchedJudgeReward:
 
 
 def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Verdict | None:
-    """The verdict on a response that needs no judge; None where a judge must be asked."""
+    """The verdict on a response if it can be given without a judge; else None."""
     answer = judged_text(config.judge_input, generated.text)
     if not answer:
         return wrong("no_answer")
@@ -145,7 +146,7 @@ def question_of(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Ju
 
 
 def question_about(config: JudgeConfig, prompt: Prompt, answer: str) -> JudgeQuestion:
-    """The question to the judge about an answer, whichever response it is from."""
+    """The question to the judge about an answer, whichever response the answer is from."""
     return make_question(
         judge=config.judge, rubric=config.rubric, prompt=prompt, answer=answer,
         mode=config.mode, yes=config.yes, no=config.no, max_new_tokens=config.max_new_tokens,
@@ -153,7 +154,7 @@ def question_about(config: JudgeConfig, prompt: Prompt, answer: str) -> JudgeQue
 
 
 def verdict_of(config: JudgeConfig, judgement: Judgement) -> Verdict:
-    """The verdict by a judgement; INFRA if it has no probability."""
+    """Convert a judgement to a verdict; INFRA if the judgement has no probability."""
     if judgement.p_yes is None:
         return infra(judgement.detail)
     is_right = judgement.p_yes >= config.threshold
@@ -166,9 +167,10 @@ def verdict_of(config: JudgeConfig, judgement: Judgement) -> Verdict:
 
 
 def exact_rule(gold: str, text: str) -> bool | None:
-    """Compare the final answer with the gold where both are nothing but a number.
+    """Compare the final answer with the gold if both are plain numbers: True if they are equal.
 
-    None where only a verifier could decide, as of two numbers that may be one by rounding.
+    None if either is no plain number, if only one has a percent sign, or if the two may differ only
+    by rounding.
     """
     reference, wanted = read_gold(gold)
     found = find_answer(answer_tail(text)) if wanted is not None else None
@@ -199,8 +201,8 @@ def judge_of(config: object) -> JudgeConfig | None:
 
 
 def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
-    """The engine that judges in a run, None without one. ValueError where rewards have different
-    engines."""
+    """Settings of the run's judge engine; None if no reward needs a judge. Raises ValueError if
+    rewards have different engines."""
     judges = [judge for config in rewards.values() if (judge := judge_of(config)) is not None]
     if any(config.engine != judges[0].engine for config in judges):
         raise ValueError(
@@ -211,6 +213,7 @@ def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
 
 
 def judges_generate(rewards: Mapping[str, object]) -> bool:
-    """True if any verdict is generated, for which the engine needs its tokenizer."""
+    """True if any judge generates its verdicts (mode generative); the engine then needs its
+    tokenizer."""
     judges = (judge_of(config) for config in rewards.values())
     return any(judge is not None and judge.mode == "generative" for judge in judges)

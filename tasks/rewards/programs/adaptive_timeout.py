@@ -1,19 +1,18 @@
-"""Time limits of test cases: a little longer than the slowest correct execution (RollPacker's
-adaptive timeout).
+"""Computes time limits of test cases: a little longer than the slowest correct execution
+(RollPacker's adaptive timeout).
 
-    limit = min(max(floor, factor x slowest correct execution), ceiling), the ceiling while no
+    limit = min(max(floor, factor x slowest correct execution), ceiling); the ceiling while no
     execution was correct
 
-Where a question has a solution of its own, that is the first correct execution (`code_tests`): most
-questions are asked once or twice in a run, and a limit that waits for a right response comes too
-late for them.
+If a question comes with a solution, that is executed first (`code_tests`): most questions are asked
+once or twice in a run, so a limit that waits for a right response would come too late.
 
-An anchor holds the known running times of a test case. An anchor set by a lucky fast answer would
-kill every slower correct answer, and so never grow. Hence the second look (`code_tests`): when a
-round is decided, some of the programs that were killed early run once more, up to the ceiling. A
-program that passes corrects the anchor for the rounds to come; its own verdict stays. A case on
-which second looks have found nothing gets no further ones. Pure but for `MeasuredTimes`, which
-holds the state of a run.
+An anchor holds the known running times of a test case. An anchor from one fast answer would kill
+every slower correct answer, and so never grow. Therefore, when a round is decided, some of the
+programs that were killed early run once more, up to the ceiling (the second look, `code_tests`). A
+program that passes then corrects the anchor for later rounds; its own verdict stays. After
+MAX_HOPELESS executions that reached the ceiling a case gets no further second look. Pure, except
+for `MeasuredTimes`, which holds the state of a run.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.records import CaseResult, CaseVerdict
 
-MAX_HOPELESS = 3  # executions that ran into the ceiling, after which a case gets no second look
+MAX_HOPELESS = 3  # executions that reached the ceiling, after which a case gets no second look
 
 
 class AdaptiveTimeoutConfig(BaseModel):
@@ -53,7 +52,7 @@ class Anchor:
     num_hopeless: int = 0  # executions that ran into the ceiling
 
     def __add__(self, other: Anchor) -> Anchor:
-        """Both together; commutative and associative."""
+        """Combine two anchors of a test case; commutative and associative."""
         return Anchor(
             slowest_s=max(self.slowest_s, other.slowest_s),
             num_correct=self.num_correct + other.num_correct,
@@ -65,20 +64,21 @@ Anchors = Mapping[str, Anchor]  # by key of the test case
 
 
 def limit_s(config: AdaptiveTimeoutConfig, anchor: Anchor) -> float:
-    """Time limit of a case for a response, seconds."""
+    """Time limit of a test case with this anchor, seconds."""
     if anchor.num_correct == 0:
         return config.ceiling_s
     return min(max(config.floor_s, config.factor * anchor.slowest_s), config.ceiling_s)
 
 
 def is_early_kill(config: AdaptiveTimeoutConfig, case: CaseResult) -> bool:
-    """True if the case was ended before the ceiling, so that it might have passed."""
+    """True if the execution of the case was killed before the ceiling, so that it might have
+    passed."""
     return case.verdict is CaseVerdict.TIMEOUT and case.limit_s < config.ceiling_s
 
 
 def is_ended_early(config: AdaptiveTimeoutConfig, cases: Sequence[CaseResult]) -> bool:
-    """True if all failed cases of a program are early kills: a program that failed a case by itself
-    is wrong, whatever else was ended."""
+    """True if a program failed and all its failed cases are early kills. A program that also failed
+    a case in another way is wrong for certain."""
     failed = [case for case in cases if case.verdict not in (CaseVerdict.PASS, CaseVerdict.NOT_RUN)]
     return bool(failed) and all(is_early_kill(config, case) for case in failed)
 
@@ -89,8 +89,9 @@ def second_looks(
     responses: Sequence[Sequence[CaseResult]],
     max_looks: int,
 ) -> list[int]:
-    """Choose responses of a round to execute again: positions of at most `max_looks`, one for each
-    early killed case that second looks have not given up on."""
+    """Choose responses of a round to execute again; returns their positions in `responses`, at most
+    `max_looks`. Takes one response for each early killed case with fewer than MAX_HOPELESS
+    executions that reached the ceiling."""
     chosen: dict[str, int] = {}
     for place, cases in enumerate(responses):
         for case in cases if is_ended_early(config, cases) else ():
@@ -103,7 +104,8 @@ def second_looks(
 def observed(
     config: AdaptiveTimeoutConfig, responses: Iterable[Sequence[CaseResult]]
 ) -> dict[str, Anchor]:
-    """Anchors from executions, of which only those that passed every case count as correct."""
+    """Compute anchors from executed programs. An execution of a case counts as correct only if its
+    program passed every case."""
     found: dict[str, Anchor] = {}
     for cases in responses:
         correct = all(case.verdict is CaseVerdict.PASS for case in cases)
@@ -119,7 +121,7 @@ def observed(
 
 
 def merged(first: Anchors, second: Anchors) -> dict[str, Anchor]:
-    """Add up anchors; associative and commutative, so that a run's state is the sum over its
+    """Add up anchors by key. Associative and commutative, so that a run's state is the sum over its
     steps."""
     return {
         key: first.get(key, Anchor()) + second.get(key, Anchor()) for key in {**first, **second}
@@ -127,7 +129,7 @@ def merged(first: Anchors, second: Anchors) -> dict[str, Anchor]:
 
 
 def to_record(anchors: Anchors) -> dict[str, list[float]]:
-    """Anchors as JSON, for the step's commit."""
+    """Convert anchors to JSON values, for the step's commit."""
     return {
         key: [anchor.slowest_s, anchor.num_correct, anchor.num_hopeless]
         for key, anchor in sorted(anchors.items())
@@ -135,7 +137,7 @@ def to_record(anchors: Anchors) -> dict[str, list[float]]:
 
 
 def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
-    """Anchors from a step's commit; the inverse of `to_record`."""
+    """Read anchors from a step's commit; the inverse of `to_record`."""
     return {
         key: Anchor(slowest_s=slowest, num_correct=int(correct), num_hopeless=int(hopeless))
         for key, (slowest, correct, hopeless) in record.items()
@@ -143,8 +145,8 @@ def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
 
 
 class MeasuredTimes:
-    """The anchors of a running run; several threads read and write them, one dict operation at a
-    time."""
+    """The anchors of a run in progress. Threads share it without a lock: each access is a single
+    dict operation."""
 
     def __init__(self, anchors: Anchors | None = None) -> None:
         self._anchors = dict(anchors or {})
@@ -159,9 +161,9 @@ class MeasuredTimes:
         return self._anchors.get(key, Anchor()).num_correct > 0
 
     def limits(self, config: AdaptiveTimeoutConfig, keys: Sequence[str]) -> tuple[float, ...]:
-        """Time limit of each case for a response, seconds."""
+        """Time limit of each test case in `keys`, seconds."""
         return tuple(limit_s(config, self._anchors.get(key, Anchor())) for key in keys)
 
     def learn(self, more: Anchors) -> None:
-        """Add the anchors of a response."""
+        """Add these anchors to the known ones."""
         self._anchors.update(merged({key: self._anchors.get(key, Anchor()) for key in more}, more))

@@ -1,19 +1,19 @@
 """The code reward: 1 if the response's program passes every test of the question, else 0.
 
     response ─▶ its fenced program ─▶ limits by the adaptive timeout
-    ─▶ sandbox ─▶ one verdict a test case ─▶ all passed?
+    ─▶ sandbox ─▶ one verdict per test case ─▶ all passed?
 
-Whatever a program does has a verdict: 0 with the reason for what the model wrote, none only where
-the sandbox itself fails.
+Every program gets a reward, whatever it does: a failure is 0 with the reason. There is no verdict
+only if the sandbox itself fails.
 
 A second look executes some programs that were killed early once more:
 
     decided round ─▶ its early killed programs
-    ─▶ one thread, a sandbox of the lowest priority ─▶ anchors for the rounds to come
+    ─▶ one thread, a sandbox of the lowest priority ─▶ anchors for later rounds
 
-No verdict waits for a second look. One takes no reward worker, and only the processor time that
-nothing else wants; on a machine that has none to spare, a slow correct program does not finish, and
-its limit stays what it was. `adaptive_timeout` chooses the programs.
+No verdict waits for a second look. Second looks occupy no reward worker, and use only idle processor
+time. On a machine without idle time a slow correct program does not finish, and its limit stays the
+same. `adaptive_timeout` chooses the programs.
 """
 
 from __future__ import annotations
@@ -78,28 +78,31 @@ class CodeTestsConfig(BaseModel):
     )
 
     def build_reward(self) -> Reward:
-        """The reward of this configuration, with running times of its own: a pool shares the
-        run's."""
+        """The reward of this configuration, with its own record of running times. (A pool passes
+        the run's record instead.)"""
         return CodeTests(self)
 
 
 def code_tests_of(config: object) -> CodeTestsConfig | None:
-    """A reward's configuration if the reward executes programs; else None."""
+    """Returns the configuration if it is one of a reward that executes programs; else None."""
     return config if isinstance(config, CodeTestsConfig) else None
 
 
 class CodeTests(ProcessReward):
-    """Scores against the `CodeGold` in `Prompt.gold`: 1 if every case passes, else 0."""
+    """Executes a response's program on the test cases in `Prompt.gold` (a `CodeGold`): reward 1 if
+    every case passes, else 0."""
 
     name = "code"
 
     def __init__(
         self, config: CodeTestsConfig, times: MeasuredTimes | None = None, *, niceness: int = 0
     ) -> None:
-        """ValueError if the machine does not allow this isolation.
+        """Check the isolation; the sandbox starts later. Raises ValueError if the machine does not
+        allow this isolation.
 
-        `times`: the run's running times, its own if not given; whoever scores adds the results.
-        `niceness`: priority of the programs' processes as `nice` counts, 19 the lowest.
+        `times`: the run's measured running times, a new record if not given; the caller adds the
+        results of responses. `niceness`: priority of the programs' processes as in `nice`, 19 is
+        the lowest.
         """
         self._isolation = Isolation(config.isolation)
         check_isolation(self._isolation)
@@ -112,13 +115,14 @@ class CodeTests(ProcessReward):
         super().__init__(self._runner)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first that fails."""
+        """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first case that
+        fails."""
         gold, keys = read_gold(prompt.gold)
         self._time_solution(gold, keys)
         return self._execute(prompt, generated, self._times.limits(self._config.timeout, keys))
 
     def look_again(self, prompt: Prompt, generated: Generated) -> Score:
-        """Score a response with the longest limits."""
+        """Score a response once more, with the longest time limit for every case."""
         started_s = time.time()
         limits = (self._config.timeout.ceiling_s,) * len(read_gold(prompt.gold)[1])
         return stamp(
@@ -162,7 +166,7 @@ class CodeTests(ProcessReward):
         return self._weigh(keys, limits, self._runner.run(program, gold, limits))
 
     def check_gold(self, gold: str) -> None:
-        """Check a gold when a data set is read; ValueError if no program could pass it."""
+        """Check a gold when a data set is read. Raises ValueError if it is malformed."""
         read_gold(gold)
 
     def _weigh(
@@ -188,10 +192,10 @@ class CodeTests(ProcessReward):
         return Verdict(reward=0.0, outcome=outcome, detail=detail, cases=cases)
 
 
-@lru_cache(maxsize=256)  # about the questions of a round: some have tests of megabytes
+@lru_cache(maxsize=256)  # about the number of questions in a round; some tests take megabytes
 def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
-    """Read a question's tests, and the keys of its cases, which are the same in every run.
-    ValueError for a malformed gold."""
+    """Read a question's tests; returns them and the keys of the test cases, which are the same in
+    every run. Raises ValueError for a malformed gold."""
     try:
         gold = CodeGold.model_validate_json(text)
     except ValidationError as error:
@@ -204,11 +208,11 @@ def read_gold(text: str) -> tuple[CodeGold, tuple[str, ...]]:
 
 
 class SecondLooks:
-    """Executes programs of one configuration a second time, one after the other."""
+    """Executes early killed programs a second time, one at a time, for one configuration."""
 
     def __init__(self, config: CodeTestsConfig, times: MeasuredTimes, max_waiting: int) -> None:
-        """At most `max_waiting` programs wait or run at a time; more get no second look. ValueError
-        if the machine has no such isolation."""
+        """max_waiting: number of programs that may wait or run at a time; further ones get no second
+        look. Raises ValueError if the machine does not allow the isolation."""
         self.config = config
         self._times = times
         self._max_waiting = max_waiting
@@ -219,8 +223,8 @@ class SecondLooks:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward-look")
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Submit some of a round's early killed programs, to run with the longest limits;
-        `relearned` has what is measured."""
+        """Submit some of a round's early killed programs, to run with the longest limits. The
+        measured running times come from `relearned`."""
         with self._lock:
             self._looks = [look for look in self._looks if not look.done()]
             places = second_looks(
@@ -237,8 +241,8 @@ class SecondLooks:
         return looks
 
     def relearned(self) -> Mapping[str, Anchor]:
-        """Running times that second looks have measured since the last call; `times` has them
-        already."""
+        """Running times that second looks have measured since the last call of this method, by key
+        of the test case. They are in `times` already."""
         with self._lock:
             relearned, self._relearned = self._relearned, {}
         return relearned

@@ -1,12 +1,12 @@
-"""Find the program in a response: the first of its fenced blocks that may be Python.
+"""Finds the program in a response: the first of its fenced blocks that may be Python.
 
-    behind the last </think>, else all of the text ─▶ blocks
-    ─▶ those named Python or not at all, else all of them
+    text after the last </think>, else the whole text ─▶ blocks
+    ─▶ blocks named Python or without a name, else all blocks
     ─▶ the first that defines the question's function, else the first
 
-Fences are those of CommonMark (three marks or more, ``` or ~~~, closed by as many), also as models
-misuse them: opened behind words, closed behind the last line or never. A program is never parsed
-here: its author, the model, would choose the cost.
+Fences are those of CommonMark: three or more marks (``` or ~~~), closed by as many. Common misuses
+are understood, too: a fence opened after words, or closed at the end of the last line or never.
+Programs are not parsed here, because the model that wrote them could make that arbitrarily slow.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NAME = re.compile(r"[\w+-]*[ \t]*")
 class Block:
     """A fenced block of a response."""
 
-    info: str  # what stands behind the opening fence
-    program: str  # the lines within, less the indentation that they share with the fence
+    info: str  # the text after the opening fence, such as "python"
+    program: str  # the lines of the block, without the indentation that they share with the fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class _Fence:
     """An opening fence."""
 
     marks: str  # three or more of one kind
-    info: str  # what stands behind them
-    prefix: str  # what stands before them that the lines below may share; no words
+    info: str  # the text after the marks
+    prefix: str  # blanks or list marks before the marks, which the block's lines may share
 
 
 def program_of(text: str, function: str = "") -> str:
-    """The program of a response to a question about `function`; without a fence, all the text
-    behind the thought."""
+    """The program in a response to a question about `function`. If there is no fence, the text that
+    defines the function, else all the text after the thought."""
     defined = re.compile(_DEFINED.format(re.escape(function)), re.MULTILINE)
     parts = thought_last(text)
     for part in parts:
@@ -70,7 +70,8 @@ def _blocks(text: str) -> Iterator[Block]:
 
 
 def _opening(line: str) -> _Fence | None:
-    """The fence that a line opens; behind words, a fence needs the name of a language."""
+    """The fence that a line opens, else None. Backticks after words open a fence only if at most a
+    language name follows."""
     bare = line.rstrip("\r\n")
     prefix = found[0] if (found := _LISTED.match(bare)) else ""
     rest = bare[len(prefix) :]
@@ -86,8 +87,9 @@ def _opening(line: str) -> _Fence | None:
 
 
 def _within(lines: Sequence[str], first: int, fence: _Fence) -> tuple[str, int]:
-    """The program of a block whose first line is `first`, and the number of the line after it."""
-    depth = 0  # fences within, of a docstring
+    """The program of the block that begins at line `first`, and the number of the line after the
+    block."""
+    depth = 0  # open fences within the block, as in a docstring
     for place in range(first, len(lines)):
         line = lines[place].rstrip()
         is_deeper = len(line) - len(line.lstrip()) > len(fence.prefix)
@@ -109,8 +111,7 @@ def _within(lines: Sequence[str], first: int, fence: _Fence) -> tuple[str, int]:
 
 
 def _shifted(lines: Sequence[str], prefix: str) -> str:
-    """Lines without the prefix of their fence, or blanks in its place, where all of them share it;
-    else as they are."""
+    """Join lines, without their fence's prefix (or as many blanks) if all lines share it."""
     for shared in (prefix, " " * len(prefix)):
         if all(line.startswith(shared) or not line.strip(" \t\r\n>") for line in lines):
             return "".join(line.removeprefix(shared) for line in lines)

@@ -1,12 +1,12 @@
-"""The process of a candidate program, from the fork to its end. Runs inside the sandbox: standard
-library only.
+"""The process of a candidate program, from the fork to its end. Runs inside the sandbox, with the
+standard library only.
 
-    private /tmp -> no capabilities -> streams -> limits -> filter -> say so -> program
+    private /tmp -> no capabilities -> streams -> limits -> filter -> report -> program
     -> ( command -> call -> reply )*
 
-From the filter on nothing in this process is trusted: a program may change whatever it finds here
-and forge every reply. It knows the inputs of its tests and nothing of the expected results, and the
-host holds the clock.
+Once the program runs, the host trusts nothing in this process: the program may change any object
+here and forge every reply. It knows the inputs of its tests but not the expected results, and the
+host measures the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Message = dict[str, Any]  # Any: JSON values
 
 COMMANDS, REPLIES = 3, 4  # descriptors of the process beside its standard streams
 NUM_FILES = 32
-# the longest file where there is no /tmp: the one that standard output is kept in
+# the longest file if there is no /tmp: the one that holds standard output
 OUTPUT_FILE_BYTES = 4 << 20
 CPU_S = 600  # the host's clock ends a program long before
 
@@ -39,12 +39,12 @@ CPU_S = 600  # the host's clock ends a program long before
 def run_program(
     memory_bytes: int, tmp_bytes: int, streams: tuple[int, ...], filter_calls: SystemCallFilter
 ) -> None:
-    """Build the walls, wait for the program and run it; never returns. The four streams become the
-    descriptors 0, 1, 3 and 4, and 2 is thrown away."""
+    """Confine this process, wait for the program and run it; never returns. The four streams become
+    the descriptors 0, 1, 3 and 4; standard error (2) goes to /dev/null."""
     replies = streams[-1]
     try:
         confine(tmp_bytes)
-        nothing = os.open("/dev/null", os.O_RDWR)  # its own, as its flags are
+        nothing = os.open("/dev/null", os.O_RDWR)  # own descriptor, with flags of its own
         connect((*streams[:2], nothing, *streams[2:]))
         replies = REPLIES
         limit(
@@ -68,7 +68,7 @@ def run_program(
 
 def _serve(start: Message) -> None:
     if not start["is_main"]:
-        os.dup2(2, 1)  # what it prints is thrown away
+        os.dup2(2, 1)  # its output is discarded
     # the interpreter's start leaves them out here
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     sys.argv = [""]  # those of the fork server are no files for `fileinput`
@@ -84,8 +84,8 @@ def _serve(start: Message) -> None:
 
 
 def _compiled(start: Message) -> list[CodeType]:
-    """Compile the program below its preamble, or on its own where a `__future__` import must come
-    first."""
+    """Compile preamble and program as one text, or each on its own if one text is a SyntaxError (as
+    with a `__future__` import in the program)."""
     program, preamble = start["program"].removeprefix("\ufeff"), start["preamble"]
     if not preamble:
         return [_code(program)]
@@ -109,7 +109,8 @@ def _run(program: list[CodeType], namespace: Message) -> None:
 
 
 def _run_script(program: list[CodeType], namespace: Message) -> None:
-    """Run it as an interpreter does: exit handlers at the end, and all that it printed written."""
+    """Run a whole program as an interpreter does: at the end call exit handlers and flush its
+    output."""
     try:
         _run(program, namespace)
     finally:
@@ -137,8 +138,8 @@ def _obey(command: Message, namespace: Message) -> None:
 
 
 def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
-    """Do some work and send its result; an exception of the program is data. `is_exact`: see
-    `to_json`."""
+    """Call `work` and send its result; an exception of the program is sent as a reply, too.
+    `is_exact`: see `to_json`."""
     try:
         message: Message = {"value": to_json(work(), is_exact=is_exact)}
         encoded = json.dumps(message).encode("ascii")
@@ -148,7 +149,7 @@ def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
     except MemoryError:
         encoded = b'{"memory": true}'
     except BaseException as error:
-        # of its classes the builtin one: a test knows no class of the program's own
+        # name of its nearest builtin class, as a test does not know the program's own classes
         kinds = type(error).__mro__
         known = (kind for kind in kinds if getattr(builtins, kind.__name__, None) is kind)
         name = next(known, BaseException).__name__
@@ -161,8 +162,8 @@ def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
 
 
 def _ask(*arguments: object, **named: object) -> object:
-    """Stand for the function under test in a test program: the call leaves this sandbox, and the
-    result comes back."""
+    """Replaces the function under test in a test program: sends the call to the host, and returns
+    the result that comes back."""
     given, by_name = (to_json(each, is_exact=False) for each in (list(arguments), named))
     message = {"ask": {"arguments": given, "named": by_name}}
     write_message(REPLIES, json.dumps(message).encode("ascii"))
@@ -175,17 +176,17 @@ def _ask(*arguments: object, **named: object) -> object:
 
 
 def _raised(name: str, words: str) -> Exception:
-    """The function's exception as a test may see it. Not StopIteration, which would end a `map` of
-    the test, and so the test, as if it had passed."""
+    """The function's exception, for the test to raise. Never StopIteration, which would end a `map`
+    of the test silently, so that the test would pass."""
     known = getattr(builtins, name, None)
     endings = (StopIteration, StopAsyncIteration)
     if isinstance(known, type) and issubclass(known, Exception) and known not in endings:
-        with suppress(TypeError):  # of the few that are not made of words alone
+        with suppress(TypeError):  # a few exceptions need more arguments than a message
             return known(words)
     return RuntimeError(f"{name} {words}")
 
 
 def _read(descriptor: int) -> Message | None:
-    """Read a message, None at the end of the stream."""
+    """Read a message; None at the end of the stream."""
     body = read_message(descriptor)
     return None if body is None else dict(json.loads(body))

@@ -5,9 +5,9 @@
     host --a byte, past a limit--> fork server --SIGKILL--> candidate
     host <== number and exit code === fork server
 
-The process is forked and walled in before there is a program for it, so that no response waits for
-that. Its report that the walls stand is believed, because no program is in it yet. Whatever it
-sends later is not: replies of known shapes pass, and nothing else.
+The process is forked and confined before there is a program for it, so that no response waits for
+that. Its report that it is confined can be trusted, because no program is in it yet. Its later
+messages cannot: only replies of known shapes are accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tasks.rewards.programs.sandbox.messages import (
 )
 
 WATCH_S = 0.1  # between two checks of a fork server that is slow to fork
-PIPE_BYTES = 32 << 10  # that surely fit a pipe
+PIPE_BYTES = 32 << 10  # bytes that surely fit into a pipe
 
 
 class ForkServerLost(ConnectionError):
@@ -43,16 +43,16 @@ class ForkServerLost(ConnectionError):
 
 
 class Unconfined(Exception):
-    """Raised when a candidate's walls cannot be built; no program was handed over."""
+    """Raised when a candidate's process cannot be confined; it got no program."""
 
 
 class CandidateDead(Exception):
-    """Raised when a candidate has ended, or has closed its pipes, which ends it."""
+    """Raised when a candidate has ended, or has closed its pipes and will be ended."""
 
 
 class CandidateProcess:
-    """The process of one program, for one caller. ForkServerLost where the fork server fails; every
-    wait raises Interrupted once the interrupt is set."""
+    """The process of one program, for one caller. Methods raise ForkServerLost if the fork server
+    fails, and Interrupted once the interrupt is set."""
 
     def __init__(
         self,
@@ -61,12 +61,13 @@ class CandidateProcess:
         interrupt: Interrupt,
         is_stopped: Callable[[], bool],
     ) -> None:
-        """Ask the fork server at the other end of `control` for its `number`-th child; OSError if
-        it cannot be asked. `is_stopped`: tells if a signal has stopped the fork server."""
+        """Ask the fork server at the other end of `control` for its `number`-th child. Raises
+        OSError if the request fails. `is_stopped`: returns True if a signal has stopped the fork
+        server."""
         self.is_running, self.has_program = True, False
         self._control, self._number = control, number
         self._interrupt, self._is_stopped = interrupt, is_stopped
-        self._received = bytearray()  # of a reply that is not complete
+        self._received = bytearray()  # bytes of an incomplete reply
         self._exit_code: int | None = None
         self._stdin = os.memfd_create("stdin")
         self._stdout = os.memfd_create("stdout")
@@ -85,15 +86,16 @@ class CandidateProcess:
             os.close(give_replies)
 
     def start(self, message: dict[str, Json], stdin: str, limit_s: float) -> CommandReply:
-        """Hand the program over, with its standard input, and await the end of its text. Unconfined
-        or ForkServerLost if the process is not fit for a program."""
+        """Send the program and its standard input, and wait until its text is executed. Raises
+        Unconfined or ForkServerLost if the process is not ready for a program."""
         self._await_walls()
         self.has_program = True
         os.pwrite(self._stdin, stdin.encode("utf-8", "surrogatepass"), 0)
         return self._timed(framed(message), limit_s)
 
     def obey(self, commands: Sequence[Command]) -> list[CommandReply]:
-        """Send commands; their replies in order, none after the one that ended the program."""
+        """Send commands; returns their replies in order, no more after the reply that ended the
+        program."""
         bodies = [framed(command.message) for command in commands]
         if sum(map(len, bodies)) <= PIPE_BYTES:  # no wait for the host between two commands
             bodies = [b"".join(bodies), *[b""] * len(bodies)][: len(bodies)]
@@ -105,13 +107,13 @@ class CandidateProcess:
         return replies
 
     def printed(self, max_bytes: int) -> str | None:
-        """The program's standard output, None if it is longer than `max_bytes`."""
+        """The program's standard output; None if it is longer than `max_bytes`."""
         data = os.pread(self._stdout, max_bytes + 1, 0)
         return None if len(data) > max_bytes else data.decode("utf-8", "replace")
 
     def end(self) -> None:
-        """Have the process killed, without waiting; harmless when it has ended. No other method may
-        be called afterwards."""
+        """Request the kill of the process, without waiting for it; does nothing if it has ended. No
+        other method may be called afterwards."""
         self.is_running = False
         descriptors = (self._commands, self._replies, self._stdin, self._stdout)
         self._commands = self._replies = self._stdin = self._stdout = -1
@@ -122,8 +124,8 @@ class CandidateProcess:
             self._request_end()
 
     def _await_walls(self) -> None:
-        """Await the report that the process is confined, before there is a program that could forge
-        it. A program's time begins no earlier."""
+        """Wait for the process to report that it is confined. It has no program yet that could
+        forge the report, and the program's time starts after it."""
         deadline_s = time.monotonic() + WALLS_S
         try:
             report = self._receive(time.monotonic() + WATCH_S)
@@ -138,12 +140,12 @@ class CandidateProcess:
             raise ForkServerLost(f"a candidate's walls did not stand after {WALLS_S:.0f} s")
         if report != CONFINED:
             raise Unconfined(report.decode("utf-8", "replace"))
-        self._await_end(0.0)  # it may have been ended since, which is no program's doing
+        self._await_end(0.0)  # an end before it has a program is not the program's fault
         if self._exit_code is not None:
             raise ForkServerLost("a candidate was ended before it had a program")
 
     def _timed(self, body: bytes, limit_s: float) -> CommandReply:
-        """Send a message and await its reply, stamped with the time of both."""
+        """Send a message and wait for its reply, whose `wall_s` covers both."""
         started_s = time.monotonic()
         deadline_s = started_s + limit_s
         try:
@@ -159,7 +161,8 @@ class CandidateProcess:
         return replace(reply, wall_s=time.monotonic() - started_s)
 
     def _send(self, body: bytes, deadline_s: float) -> bool:
-        """Write commands; False if they were not taken before the deadline."""
+        """Write bytes to the commands' pipe; False if the candidate did not take them before the
+        deadline."""
         left = memoryview(body)
         while left:
             try:
@@ -172,7 +175,8 @@ class CandidateProcess:
         return True
 
     def _receive(self, deadline_s: float) -> bytes | Kind:
-        """Receive the candidate's next message; "timeout" past the deadline, or "too_long"."""
+        """Receive the candidate's next message; returns "timeout" after the deadline, "too_long"
+        above MAX_REPLY_BYTES."""
         found = self._received
         while len(found) < LENGTH.size or len(found) < LENGTH.size + LENGTH.unpack_from(found)[0]:
             if len(found) >= LENGTH.size and LENGTH.unpack_from(found)[0] > MAX_REPLY_BYTES:
@@ -189,7 +193,8 @@ class CandidateProcess:
         return body
 
     def _wait(self, descriptor: int, event: int, deadline_s: float) -> bool:
-        """Wait for a pipe; False past the deadline. CandidateDead when it will never be ready."""
+        """Wait until a pipe is ready; False after the deadline. Raises CandidateDead if the
+        candidate has ended and the pipe is not ready."""
         poller = select.poll()
         poller.register(descriptor, event)
         poller.register(self._interrupt.fileno(), select.POLLIN)
@@ -210,7 +215,8 @@ class CandidateProcess:
         return bool(ready)
 
     def _cause_of_death(self) -> CommandReply:
-        """The end as the fork server reports it, brought about if it does not come soon."""
+        """Get the candidate's exit code from the fork server as a reply "died"; kill the candidate
+        if it does not end by itself within DYING_S."""
         self._await_end(DYING_S)
         if self._exit_code is None:
             self._request_end()
@@ -229,7 +235,7 @@ class CandidateProcess:
             self._receive_end()
 
     def _receive_end(self) -> None:
-        """Receive the report of an end: this candidate's, or that of an earlier one."""
+        """Receive the fork server's report of an end, of this candidate or of an earlier one."""
         report = self._control.recv(ENDED.size, socket.MSG_WAITALL)
         if len(report) < ENDED.size:
             raise ForkServerLost("the process that forks candidates is gone")
@@ -238,6 +244,7 @@ class CandidateProcess:
             self._exit_code = code
 
     def _request_end(self) -> None:
-        """Have the running child killed; a fork server that is gone has ended it."""
+        """Ask the fork server to kill the running child. If the fork server is gone, so is the
+        child."""
         with suppress(OSError):
             self._control.sendall(END)

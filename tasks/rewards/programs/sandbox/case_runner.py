@@ -1,12 +1,12 @@
-"""Execute a program's test cases: a verdict and a time for each.
+"""Executes a program's test cases; each gets a verdict and a time.
 
-    calls        program --start--> sandbox, one command a case; values are compared here
-    whole runs   a fresh process a case; what it printed is compared here
-    assertions   program in one sandbox, tests in another: the tests' calls are carried over, and
-                 the values back
+    calls        program --start--> sandbox, one command per case; returned values are compared here
+    whole runs   a fresh process per case; the printed output is compared here
+    assertions   program in one sandbox, tests in another; each call of the tests is sent to the
+                 program, and the value back to the tests
 
-Expected values never enter the sandbox that a program runs in, and no verdict is taken from it: it
-returns values and text.
+Expected values never enter the program's sandbox. The sandbox returns values and text; verdicts are
+reached outside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tasks.rewards.programs.sandbox.sandbox import (
     SandboxUnavailable,
 )
 
-TEST_S = 10.0  # for the statements of a test, the calls of the program apart
+TEST_S = 10.0  # for the statements of a test, without its calls of the program
 NO_NAMES: Json = {"dict": []}  # named arguments, none
 ENDINGS: dict[Kind, CaseVerdict] = {
     "raised": CaseVerdict.EXCEPTION,
@@ -46,7 +46,7 @@ ENDINGS: dict[Kind, CaseVerdict] = {
 
 
 class TestsBroken(SandboxUnavailable):
-    """Raised when the tests themselves do not run: a fault of the data, never of the program."""
+    """Raised if the tests themselves do not run: a fault of the data, never of the program."""
 
     __test__ = False
 
@@ -56,16 +56,16 @@ class CaseRun:
     """The execution of a case."""
 
     verdict: CaseVerdict
-    wall_s: float  # seconds; of the first case the loading of the program included
-    detail: str = ""  # of an exception its name and words, as the program gave them
+    wall_s: float  # seconds; for the first case including the loading of the program
+    detail: str = ""  # name and message of an exception, as the program sent them
 
 
 NOT_RUN = CaseRun(verdict=CaseVerdict.NOT_RUN, wall_s=0.0)
 
 
 class CaseRunner:
-    """Executes programs against their cases, one at a time; holds one sandbox, and a second from
-    the first assertion on."""
+    """Executes programs on their test cases, one program at a time. Uses one sandbox, and a second
+    one once a case is an assertion."""
 
     def __init__(self, isolation: Isolation, limits: SandboxLimits) -> None:
         self.interrupt = Interrupt()
@@ -73,7 +73,8 @@ class CaseRunner:
         self._tests = Sandbox(isolation, limits, self.interrupt, is_trusted=True)
 
     def warm(self) -> None:
-        """Start the programs' sandbox unless it runs; SandboxUnavailable if it cannot start."""
+        """Start the programs' sandbox unless it runs. Raises SandboxUnavailable if it cannot
+        start."""
         self._programs.warm()
 
     def close(self) -> None:
@@ -82,10 +83,11 @@ class CaseRunner:
         self._tests.close()
 
     def run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
-        """Run every case of the gold, in order, `limits_s` seconds each.
+        """Run every case of the gold, in order, with a limit of `limits_s` seconds each.
 
-        A lost sandbox is replaced once. If the second one is lost, too, and an empty program loses
-        none, the program is at fault: could it prevent its verdict, it would leave its group.
+        A lost sandbox is replaced once. If the second one is lost, too, but an empty program runs,
+        the first case's verdict is SABOTAGE: a program must not be able to prevent its verdict and
+        so leave its group.
         """
         try:
             return self._run(program, gold, limits_s)
@@ -183,9 +185,11 @@ class CaseRunner:
     def _run_statement(
         self, function: str, case: AssertionCase, limit_s: float
     ) -> tuple[CaseRun, bool]:
-        """Run a statement, its calls carried over to the program, which has `limit_s` for all.
+        """Run a statement of the tests; its calls are sent to the program, which has `limit_s` for
+        all of them.
 
-        The flag is False where the test waits for an answer that never comes: no other can run.
+        The flag is False if the test still waits for an answer of the program: no other statement
+        can run then.
         """
         spent_s, raised = 0.0, ""
         reply = self._tests.send(Command(message={"statement": case.statement}, limit_s=TEST_S))

@@ -1,12 +1,13 @@
-"""The sandbox's fork server: forks candidates, kills them at the host's request, reports their end.
+"""The sandbox's fork server: forks candidates' processes, kills them at the host's request, and
+reports their end. The host is the process outside the sandbox.
 
     host == a byte, the candidate's descriptors with it ==> fork server --fork--> candidate
     host == pipes =============================================================> candidate
 
-Runs inside the sandbox: standard library only. Trusted, executes no candidate's code. The modules
-that programs import are imported here once, so that a program costs a fork and not an interpreter's
-start. The fork server never sees a program nor a result, which pass through the host's pipes: no
-candidate inherits memory in which another's text or results lie, not even freed memory.
+Runs inside the sandbox, with the standard library only. It is trusted, as it executes no candidate's
+code. The modules that programs import are imported here once, so that a program costs a fork and
+not an interpreter's start. Programs and results pass through the host's pipes and never through the
+fork server. So no candidate inherits memory, not even freed memory, with text of another one.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ NUM_STREAMS = 4  # standard input, standard output, commands, replies
 
 
 def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], None]) -> None:
-    """Fork a process that calls `run` at each request of the host, one at a time, until the host is
-    gone."""
+    """For each request of the host, fork a process that calls `run`; one process at a time. Returns
+    when the host is gone."""
     number = 0
     while True:
         order, streams, _, _ = socket.recv_fds(control, 1, NUM_STREAMS)
@@ -57,7 +58,8 @@ def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], N
 
 
 def _await_end(control: socket.socket, pid: int) -> int:
-    """Await the exit code of a child, which is killed when the host asks for it or is gone."""
+    """Wait for the end of a child; returns its exit code. Kills the child if the host asks for it
+    or is gone."""
     watched = os.pidfd_open(pid)
     ready = select.poll()
     ready.register(watched, select.POLLIN)
@@ -70,8 +72,8 @@ def _await_end(control: socket.socket, pid: int) -> int:
 
 
 def main() -> None:
-    """`fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`: paths are given where
-    there are no namespaces."""
+    """Run the fork server: `fork_server SOCKET_FD MEMORY_BYTES TMP_BYTES [READABLE_PATH...]`. Paths
+    are given for the isolation without namespaces."""
     control = socket.socket(fileno=int(sys.argv[1]))
     memory_bytes, tmp_bytes, readable = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     for name in PRELOADED:

@@ -1,5 +1,5 @@
-"""Messages between a host and a candidate's process: commands, and replies that the host cannot
-trust."""
+"""Messages between the host and a candidate's process: commands, and replies, which the host must
+not trust."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from tasks.isolation.frames import LENGTH, Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A message to a running program, with the time for the reply."""
+    """A message to a running program, with a time limit for the reply."""
 
     message: dict[str, Json]  # a `call`, {"statement"}, or the {"value"} or {"raised"} of an "ask"
-    limit_s: float  # seconds it may take
+    limit_s: float  # seconds until the reply
 
     @classmethod
     def call(
         cls, function: str, arguments: Json, named: Json, limit_s: float, *, is_exact: bool = True
     ) -> Command:
-        """Command to call a function; arguments as `plain_values` writes a list and a dict.
+        """Make a command that calls a function. arguments, named: as `plain_values` encodes a list
+        and a dict.
 
-        Unless `is_exact`, a returned instance of a subclass comes back as the value of its base.
+        Unless `is_exact`, a returned instance of a subclass is encoded as a value of its base.
         """
         message: dict[str, Json] = {
             "function": function,
@@ -36,7 +37,7 @@ class Command:
 
 
 def framed(message: dict[str, Json]) -> bytes:
-    """A message's bytes in the pipe: length, then JSON."""
+    """Encode a message for the pipe: length, then JSON."""
     body = json.dumps(message).encode("ascii")
     return LENGTH.pack(len(body)) + body
 
@@ -51,20 +52,20 @@ GOES_ON: frozenset[Kind] = frozenset({"value", "raised", "ask"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReply:
-    """The reply to a command, and the time by the host's clock. All but `kind` and `wall_s` may be
-    invented by the program."""
+    """The reply to a command, with its duration by the host's clock. The program may have forged
+    all fields but `kind` and `wall_s`."""
 
-    kind: Kind  # how it ended
+    kind: Kind  # how the command ended
     value: Json = None  # a result as `plain_values` writes it; the exception's name of "raised"
     detail: str = ""  # the exception's message, the signal of "died"
-    stdout: str | None = ""  # of a whole program: what it printed, None if that was too much
+    stdout: str | None = ""  # output of a whole program, None if it was too long
     wall_s: float = 0.0  # seconds
 
 
 def read_reply(body: bytes) -> CommandReply:
-    """Read a candidate's message: known shapes with plain values pass, all else is "forged".
+    """Decode a candidate's message: known shapes with plain values pass, any other is "forged".
 
-    The work is linear in the bytes: values stay JSON, and no number that a program chose is hashed.
+    Takes time linear in the bytes: values stay JSON, and no number that a program chose is hashed.
     """
     try:
         message = _DECODER.decode(body.decode("ascii"))
@@ -83,13 +84,14 @@ def read_reply(body: bytes) -> CommandReply:
                 return CommandReply(kind="memory")
             case (("exited", True),):
                 return CommandReply(kind="exited")
-    except (ValueError, RecursionError):  # no JSON, or no plain value; or nested without end
+    except (ValueError, RecursionError):  # no JSON, no plain value, or nested too deep
         pass
     return CommandReply(kind="forged")
 
 
 def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON
-    """An object of a message: at most two names, each of them once."""
+    """Decode a JSON object of a message. Raises ValueError for more than two names, or for one that
+    occurs twice."""
     if len(pairs) > 2 or len(record := dict(pairs)) < len(pairs):
         raise ValueError("no message has such an object")
     return record

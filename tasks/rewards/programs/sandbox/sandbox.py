@@ -1,13 +1,14 @@
-"""A sandbox: a fork server behind walls, and the process of one program after the other.
+"""A sandbox: a confined fork server that forks one process per program, one program at a time.
 
     start(program, commands) -> replies, send(command) -> reply, ..., end()
 
-A program's time begins once its process waits for it. Past its limit the fork server kills it at
-the host's request; when the fork server itself is dead or stopped, the host kills the whole sandbox
-and the next program gets a fresh one.
+A program's time starts once its process is ready for it. If the program exceeds its limit, the fork
+server kills it at the host's request. If the fork server itself is dead or stopped, the host kills
+the whole sandbox, and the next program gets a fresh one.
 
-Walls beside those of the isolation: no installed packages, no new processes, threads, sockets or
-signals (`seccomp`), bounded memory, time and output (`candidate`). `self_test` tries them out.
+Beside the walls of the isolation, a program has no installed packages, no new processes, threads,
+sockets or signals (`seccomp`), and bounded memory, time and output (`candidate`). `self_test` tests
+these walls.
 """
 
 from __future__ import annotations
@@ -40,21 +41,22 @@ START_S = 30.0  # to a fork server that answers
 
 
 class SandboxUnavailable(RewardUnavailable):
-    """Raised when the sandbox cannot start, or was lost twice."""
+    """Raised if the sandbox cannot start, or was lost twice."""
 
 
 class SandboxLost(SandboxUnavailable):
-    """Raised when the sandbox died or stopped answering; a fresh one may do."""
+    """Raised if the sandbox died or stopped answering; a fresh sandbox may work."""
 
 
 class LostUnderProgram(SandboxLost):
-    """Raised when the sandbox was lost while an untrusted program ran, which may have done it."""
+    """Raised if the sandbox was lost while an untrusted program ran; the program may have caused
+    it."""
 
 
 class Sandbox:
     """Runs one program at a time for one caller at a time; starts with `warm` or the first program.
 
-    Every wait raises Interrupted once the interrupt is set, and the program is ended.
+    Once the interrupt is set, every wait raises Interrupted, and the program is ended.
     """
 
     def __init__(
@@ -65,30 +67,31 @@ class Sandbox:
         *,
         is_trusted: bool = False,
     ) -> None:
-        """`is_trusted`: its programs are the run's own, so that its loss is never their doing."""
+        """`is_trusted`: programs in this sandbox are the run's own, so they are never blamed for
+        its loss."""
         self.num_starts = 0
         self._interrupt = interrupt or Interrupt()
         self._is_trusted = is_trusted
         self._isolation = isolation
         self._limits = limits
         self._process: ChildProcess | None = None
-        self._candidate: CandidateProcess | None = None  # that waits for its program, or has one
-        self._num_candidates = 0  # of this fork server
+        self._candidate: CandidateProcess | None = None  # waits for a program, or runs one
+        self._num_candidates = 0  # candidates that this fork server was asked for
 
     @property
     def pid(self) -> int | None:
-        """Process id of the outermost process, None when there is none."""
+        """Process id of the sandbox's outermost process; None if it is not running."""
         return self._process.popen.pid if self._process else None
 
     def warm(self) -> None:
-        """Start the sandbox unless it runs; SandboxUnavailable if it cannot start."""
+        """Start the sandbox unless it runs. Raises SandboxUnavailable if it cannot start."""
         if self._process is not None and self._process.popen.poll() is not None:
             self.close()
         if self._process is None:
             self._start()
 
     def close(self) -> None:
-        """Kill everything inside; harmless without a process."""
+        """Kill the sandbox and all processes inside; does nothing if it is not running."""
         if self._candidate is not None:
             self._candidate.end()
             self._candidate = None
@@ -108,12 +111,13 @@ class Sandbox:
         commands: Sequence[Command] = (),
         keep: bool = False,
     ) -> list[CommandReply]:
-        """Execute a program's text, then commands; the replies to all of them, none after the
-        program's end.
+        """Execute a program's text, then commands. Returns the reply to the text and to each
+        command; no more after the reply that ended the program.
 
-        `stdin`: the text is a whole program, whose output is kept; without, its functions are
-        called. `keep`: the program goes on until `end`. `preamble`: text above the program's.
-        `asks`: name of a function that is not the program's: its calls come back as "ask" replies.
+        `stdin`: if given, the text is a whole program with this standard input, and its output is
+        kept; else the commands call its functions. `keep`: the program runs on until `end`.
+        `preamble`: text that is executed before the program. `asks`: name of a function that the
+        program lacks: each call of it comes back as an "ask" reply.
         """
         self.warm()
         message: dict[str, Json] = {
@@ -124,7 +128,7 @@ class Sandbox:
         }
 
         def begin(candidate: CandidateProcess) -> CommandReply:
-            if candidate.has_program:  # kept and never ended: no process sees two
+            if candidate.has_program:  # kept and not ended; a process gets only one program
                 candidate = self._next_candidate()
             reply = candidate.start(message, stdin or "", limit_s)
             if stdin is None:
@@ -134,14 +138,15 @@ class Sandbox:
         return self._ask(begin, commands, keep=keep)
 
     def send(self, command: Command) -> CommandReply:
-        """Send a command to the kept program; "not_run" if the program has ended."""
+        """Send a command to the kept program; returns the reply, "not_run" if the program has
+        ended."""
         if self._candidate is None or not self._candidate.is_running:
             return CommandReply(kind="not_run")
         (reply,) = self._ask(lambda _: None, (command,), keep=True)
         return reply
 
     def end(self) -> None:
-        """Kill the program that was kept."""
+        """Kill the kept program."""
         if self._candidate is not None:
             self._replace_candidate()
 
@@ -173,14 +178,15 @@ class Sandbox:
         return replies
 
     def _replace_candidate(self) -> None:
-        """End the program; its replies stand, even if the sandbox is lost at its end."""
+        """End the program and request the next candidate. If the sandbox is lost meanwhile, close
+        it; the replies received so far stay valid."""
         try:
             self._next_candidate()
         except OSError:
             self.close()
 
     def _next_candidate(self) -> CandidateProcess:
-        """End the candidate and request the next, which waits behind its walls for a program."""
+        """End the candidate and request the next one, which waits for a program, confined."""
         assert self._process is not None
         if self._candidate is not None:
             self._candidate.end()
@@ -217,14 +223,14 @@ ENTRY = (
     "import sys; sys.path.insert(0, {root!r}); from tasks.rewards.programs.sandbox.fork_server"
     " import main; main()"
 )
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}  # all that the sandbox's process gets
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}  # the sandbox's whole environment
 
 
 def command(
     isolation: Isolation, socket_fd: int, limits: SandboxLimits, users: UserMap | None
 ) -> list[str]:
-    """The command line of a fork server that talks over this descriptor. FileNotFoundError without
-    bubblewrap."""
+    """Command line of a fork server that communicates over the socket `socket_fd`. Raises
+    FileNotFoundError if bubblewrap is needed and missing."""
     nice = ["nice", "-n", str(limits.niceness)] if limits.niceness else []
     python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-c"]
     memory, tmp = str(limits.memory_bytes), str(limits.tmp_bytes)

@@ -1,7 +1,7 @@
-"""Try out the sandbox on this machine before its first use: one attempt that gets through, and the
-isolation is refused.
+"""Tests the sandbox on this machine before its first use: if one of the escapes works, the isolation
+is refused.
 
-The attempts are the plainest of their kind; the escape suite of the tests has the cunning ones.
+Each attempt is the simplest of its kind; the escape tests of the test suite have the cunning ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.rewards.programs.sandbox.sandbox import Sandbox, SandboxUnavailable
 
 LIMIT_S = 10.0
 LOOP_S = 0.2
-IMPORT = "import colorsys"  # of the standard library's, which nothing else here has loaded
+IMPORT = "import colorsys"  # a module of the standard library that is not loaded yet
 PROBE = """
 import ctypes, os, socket
 
@@ -62,8 +62,8 @@ def try_out(path, packages):
 
 @lru_cache(maxsize=8)
 def holds(isolation: Isolation) -> str:
-    """The reason why this machine does not give the isolation, empty if it does. Takes half a
-    second, once per process."""
+    """Why this machine does not provide the isolation; empty if it does. Takes half a second, once
+    per process."""
     sandbox = Sandbox(isolation, SandboxLimits())
     try:
         sandbox.warm()
@@ -75,7 +75,8 @@ def holds(isolation: Isolation) -> str:
 
 
 def check_isolation(isolation: Isolation) -> None:
-    """Check that this machine gives the isolation; ValueError with the cure if it does not."""
+    """Check that this machine provides the isolation. Raises ValueError with the cure if it does
+    not."""
     if isolation is Isolation.NAMESPACES and (hidden := below_tmp(own())):
         raise ValueError(
             "code rewards need a Python outside of /tmp, in place of which a program has its own,"
