@@ -8,7 +8,7 @@ whole step in the time that training takes; it leaves out prices and the longest
 module measures instead the trained tokens and the cost of steps by their number of workers. It does
 not interpolate between two measured numbers: if the seconds per token fell evenly there, one of the
 two would be the best. A step counts only if its workers were the same from beginning to end, and
-all workers are taken to cost the same. Advice alone: no worker is started or dismissed by it.
+all workers are taken to cost the same. The sentence is advice: no worker is started or dismissed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-r"""Read the shape of an answer: a list, a set, an interval, a relation, a matrix, an expression.
+r"""Reads the shape of an answer: a list, a set, an interval, a relation, a matrix, an expression.
 
-    uniform text -> the first reader that knows it -> Form, its parts read in the same way
+    uniform text -> the first reader that knows its shape -> Form, its parts read in the same way
 
-`\pm 3` is the list 3, -3; `(B)` is B; a list of intervals is their union, but `x > 5 and x < 7` is
-what the two share.
+`\pm 3` is the list 3, -3; `(B)` is B. A list of intervals is their union, but `x > 5 and x < 7` is
+their intersection.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ _BRACKETS = (
 
 @lru_cache(maxsize=4096)
 def read_form(text: str) -> Form:
-    """Read a text in the uniform spelling; whatever no reader knows is words or a scalar."""
+    """Read a text in the uniform spelling; a text that no reader knows becomes words, letters or a
+    scalar."""
     text = text.strip(" ,;")
     if text.startswith("{{") and "," in text and text.endswith("}}"):
         inside = text[1:-1]  # {{1, 2}}: the inner braces are no group of TeX's
@@ -102,7 +103,7 @@ def _read_listing(text: str) -> Form | None:
     found, signs = split_at(_SEPARATOR, text)
     if sum(map(bool, found)) < 2:
         return None
-    joints: list[str] = []  # of every piece: what joins it to the one before it
+    joints: list[str] = []  # for every piece, the sign or word that joins it to the one before
     pieces: list[str] = []
     joint = ""
     for sign, piece in zip(["", *signs], found, strict=True):
@@ -127,11 +128,12 @@ def _read_listing(text: str) -> Form | None:
 
 
 def _listed(joints: Sequence[str], parts: Sequence[Form], *, is_stated: bool) -> Form:
-    """Join parts: the intersection or union of ranges, statements of which one holds, or a list."""
+    """Join parts to one form: the intersection or union of ranges, "either" of several statements,
+    or a list."""
     is_strict = r"\land" in joints
     has_two_names = len({part.name for part in parts} - {""}) > 1
     kinds = {part.kind for part in parts}
-    groups: list[list[Form]] = []  # of parts between which "and" stands
+    groups: list[list[Form]] = []  # parts that are joined by "and"
     for joint, part in zip(joints, parts, strict=True):
         if joint in _BOTH:
             groups[-1].append(part)
@@ -161,7 +163,7 @@ def _listing(kind: Kind, parts: Sequence[Form]) -> Form:
 
 
 def _flat(parts: Sequence[Form], kind: Kind) -> tuple[Form, ...]:
-    """Parts, those of this kind replaced by their own parts."""
+    """Flatten parts: replace each unnamed part of this kind by its own parts."""
     spread = [part.parts if part.kind == kind and not part.name else (part,) for part in parts]
     return tuple(part for some in spread for part in some)
 
@@ -182,10 +184,11 @@ def _read_intersection(text: str) -> Form | None:
 
 
 def _read_choice(text: str) -> Form | None:
-    """`A) 12`: a choice's letter and its text, either of which is the answer."""
+    """Read a choice, `A) 12`: its letter and its text, either of which may be the answer. None for
+    other text."""
 
     def lowered(match: re.Match[str]) -> str:
-        """The label out of upright text, the rest in upright text of its own."""
+        """Move a label out of upright text; the rest stays upright."""
         rest = match[2].strip()
         return f"{match[1]} " + (rf"\text{{{rest}}}" if re.search("[A-Za-z]", rest) else rest)
 
@@ -199,7 +202,7 @@ def _read_choice(text: str) -> Form | None:
 
 
 def _read_without(text: str) -> Form | None:
-    r"""`\mathbb{R} \setminus \{0\}` as a union of intervals."""
+    r"""Read `\mathbb{R} \setminus \{0\}` as a union of intervals; None for other text."""
     pieces, signs = split_at(_WITHOUT, text)
     if len(signs) != 1 or not _REAL_LINE.fullmatch(pieces[0]):
         return None
@@ -217,7 +220,8 @@ def _read_matrix(text: str) -> Form | None:
 
 
 def _read_brackets(text: str) -> Form | None:
-    r"""`\{1,2\}`, `(1,2)`, `[1,2)`, `\langle 1,2 \rangle`, `\{x \mid x > 2\}`."""
+    r"""Read `\{1,2\}`, `(1,2)`, `[1,2)`, `\langle 1,2 \rangle` or `\{x \mid x > 2\}`; None for
+    other text."""
     for opening, closing in _BRACKETS:
         size = len(opening) + len(closing)
         if text.startswith(opening) and text.endswith(closing) and len(text) >= size:

@@ -1,12 +1,12 @@
-"""Arithmetic on numbers of 130 digits that refuses what would overflow or vanish.
+"""Arithmetic on numbers of 130 digits that raises OutsideError if a number overflows or vanishes.
 
-In a sum, a term that is far smaller than the other one would vanish unseen: `42 + 10^{-90}` would
-pass for 42. Such a sum raises OutsideError, and so does a difference that leaves too few digits,
-and a function of so small or large a number that it would pass for its limit: `\\tanh(1000)` for 1.
+In a sum, a term far smaller than the other one would vanish unnoticed: `42 + 10^{-90}` would count
+as 42. Such a sum raises OutsideError. So does a difference that leaves too few digits, and a
+function whose argument is so small or large that the result equals its limit: `\\tanh(1000)` and 1.
 
-A value is a function of a point, and an exact one beside it where it is rational. Every operation
-takes values and returns one, so that an expression is built first and evaluated later, through
-what `entrance` makes of the whole.
+A value is a function of a point, with an exact value beside it if it is rational. Every operation
+takes values and returns one, so that an expression is built first and evaluated later, through the
+callable that `entrance` returns.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Number = Any  # an mpf or mpc of mpmath, which has no types
 
 BITS = 440
 MAX_MAGNITUDE = 8_000  # binary logarithm of the largest number, and minus that of the smallest
-MAX_GAP = 190  # binary logarithm of what the terms of a sum may differ by
-MAX_LOSS = 130  # binary digits that a sum may be smaller than its terms
-MIN_BITS = -40  # binary logarithm of the smallest argument of a function, whose square is visible
-MAX_TANH, MAX_ARCTAN = 4, 64  # and of the largest one where it tends to a limit
-MAX_GAMMA = 1_000.0  # argument of a factorial
-MAX_DIGITS = 40  # of a number that is written down: more would vanish like the term of a sum
+MAX_GAP = 190  # binary logarithm of the largest ratio between the terms of a sum
+MAX_LOSS = 130  # binary digits by which a sum may be smaller than its terms
+MIN_BITS = -40  # binary logarithm of a function's smallest argument, so that its square counts
+MAX_TANH, MAX_ARCTAN = 4, 64  # binary logarithms of the largest arguments, short of the limits
+MAX_GAMMA = 1_000.0  # largest argument of a factorial
+MAX_DIGITS = 40  # of a decimal number: more digits would vanish like the term of a sum
 
 Point = dict[str, Number]
 Evaluate = Callable[[Point], Number]
@@ -37,18 +37,18 @@ Function = Callable[[Number], Number]
 
 
 class Value(NamedTuple):
-    """The value of a part of an expression."""
+    """The value of a part of an expression, as a function of a point."""
 
-    at: Evaluate  # the number at a point; raises OutsideError where it has none
-    exact: Exact | None = None  # where it is rational
+    at: Evaluate  # computes the number at a point; raises OutsideError if it has none
+    exact: Exact | None = None  # the exact value if it is rational
 
 
 class OutsideError(Exception):
-    """Raised for text outside the supported grammar, and for numbers outside the bounds; the caller
-    leaves the comparison to others."""
+    """Raised for text outside the supported grammar, and for numbers outside the bounds. The caller
+    then decides by other means."""
 
 
-# One context for all threads: some of its functions raise its precision and put it back.
+# All threads share one context under a lock, as some of its functions change its precision.
 context = MPContext()
 context.prec = BITS
 _LOCK = threading.Lock()
@@ -56,7 +56,8 @@ PI, E, IMAGINARY_UNIT = +context.pi, +context.e, context.mpc(0, 1)
 
 
 def decimal(text: str) -> Value:
-    """Read digits as a number."""
+    """The value of a decimal number, such as "12.5"; at most MAX_DIGITS characters can be
+    evaluated."""
     number = context.mpf("0" + text)  # mpmath cannot read ".0"
     is_long = len(text) > MAX_DIGITS
 
@@ -74,7 +75,8 @@ def letter(name: str) -> Value:
 
 
 def magnitude(number: Number) -> int:
-    """The rounded binary logarithm, 0 for zero; OutsideError past the bounds and for infinity."""
+    """The rounded binary logarithm of a number's size; 0 for zero. Raises OutsideError beyond
+    MAX_MAGNITUDE and for infinity."""
     if not context.isfinite(number):
         raise OutsideError
     if number == 0:
@@ -86,7 +88,8 @@ def magnitude(number: Number) -> int:
 
 
 def entrance(inside: Value) -> Evaluate:
-    """Make a value callable from outside: one evaluation at a time, any failure an OutsideError."""
+    """Return a function that evaluates the value at a point, one call at a time over all threads.
+    Any failure is raised as OutsideError."""
 
     def value(point: Point) -> Number:
         with _LOCK:
@@ -100,7 +103,7 @@ def entrance(inside: Value) -> Evaluate:
 
 
 def size(inside: Value) -> int:
-    """Binary digits before or behind the point of a value without letters; 0 outside the bounds."""
+    """Size of the binary logarithm of a value without letters, rounded; 0 outside the bounds."""
     try:
         return abs(magnitude(entrance(inside)({})))
     except OutsideError:
@@ -113,7 +116,7 @@ def constant(number: Number) -> Value:
 
 
 def added(first: Value, second: Value) -> Value:
-    """The sum of two values, in which no term may vanish."""
+    """The sum of two values; raises OutsideError when evaluated if a term would vanish."""
 
     def value(point: Point) -> Number:
         left, right = first.at(point), second.at(point)
@@ -155,7 +158,7 @@ def divided(first: Value, second: Value) -> Value:
 
 
 def raised(base: Value, exponent: Value) -> Value:
-    """The power of a value, whose size is checked before it is computed."""
+    """The power of a value; the size of the result is checked before it is computed."""
     return Value(
         lambda point: _power(base.at(point), exponent.at(point)),
         exact_arithmetic.raised(base.exact, exponent.exact),
@@ -163,7 +166,7 @@ def raised(base: Value, exponent: Value) -> Value:
 
 
 def rooted(inside: Value, index: Value) -> Value:
-    """The root of a value, the real one if there is one."""
+    """The root of a value with this index; the real root if there is one."""
 
     def value(point: Point) -> Number:
         number, degree = inside.at(point), index.at(point)
@@ -180,7 +183,7 @@ def rooted(inside: Value, index: Value) -> Value:
 
 
 def chosen(top: Value, low: Value) -> Value:
-    """A binomial coefficient."""
+    """The binomial coefficient of two values."""
 
     def value(point: Point) -> Number:
         total, part = _small(top.at(point)), _small(low.at(point))
@@ -190,13 +193,13 @@ def chosen(top: Value, low: Value) -> Value:
 
 
 def logarithm(inside: Value, base: Value | None) -> Value:
-    """The logarithm to a base, which is ten where none is given."""
+    """The logarithm of a value to a base, ten by default."""
     base = base or decimal("10")
     return divided(applied(_log, inside), applied(_log, base))
 
 
 def applied(function: Function, inside: Value) -> Value:
-    """A function of one number, applied to a value."""
+    """Apply a function of one number to a value."""
     return Value(lambda point: _bounded(function(_bounded(inside.at(point)))))
 
 
@@ -206,12 +209,12 @@ def factorial(inside: Value) -> Value:
 
 
 def degrees(inside: Value) -> Value:
-    """An angle in degrees as radians."""
+    """Convert an angle in degrees to radians."""
     return applied(lambda number: number * PI / 180, inside)
 
 
 def absolute(number: Number) -> Number:
-    """The absolute value."""
+    """The absolute value of a number, real or complex."""
     return context.fabs(number)
 
 
@@ -251,7 +254,8 @@ def _small(number: Number) -> Number:
 
 
 def _modest(function: Function, max_bits: int = MAX_GAP // 2) -> Function:
-    """Restrict a function to arguments that leave enough digits."""
+    """Restrict a function to arguments between 2^MIN_BITS and 2^max_bits, which leave enough
+    digits."""
 
     def value(number: Number) -> Number:
         if not MIN_BITS <= magnitude(number) <= max_bits:
@@ -272,7 +276,7 @@ def _simple(number: Number) -> Number:
 
 
 def is_real(number: Number) -> bool:
-    """True if a value is a real number; complex ones have an imaginary part other than zero."""
+    """True if a number is real; complex numbers have an imaginary part other than zero."""
     return not hasattr(number, "_mpc_")
 
 

@@ -1,9 +1,9 @@
-r"""Read a closed form in the uniform spelling as a function of its letters: `2x\sin(x) - 1`.
+r"""Reads a closed form in the uniform spelling as a function of its letters: `2x\sin(x) - 1`.
 
     text -> tokens -> recursive descent -> ClosedForm: a function of a point
 
-Only what everybody reads in one way: `1/2x`, `x2`, `2 3`, `f(x)` and words of four letters or more
-are left out, with None. `e` is Euler's number, `i` the imaginary unit, any other letter a variable.
+Ambiguous text is not read (None): `1/2x`, `x2`, `2 3`, `f(x)`, and words of four letters or more.
+`e` is Euler's number, `i` the imaginary unit, and any other letter a variable.
 """
 
 from __future__ import annotations
@@ -30,43 +30,44 @@ _TOKEN = re.compile(
 
 
 class Tokens:
-    """The tokens of an expression and a place among them: numbers, single letters, commands, signs.
+    """The tokens of an expression (numbers, single letters, commands, signs) and the current place
+    among them.
 
-    Words of four letters or more are no letters side by side. Methods raise OutsideError for such a
-    word, and where there are too few tokens.
+    Methods raise OutsideError if too few tokens are left. The constructor raises it for a word of
+    four letters or more, which is not a product of letters.
     """
 
     def __init__(self, text: str) -> None:
         self.place = 0
-        self._subscript_end = 0  # where the last one ended
+        self._subscript_end = 0  # where the last subscript ended
         self._tokens = [*_split(text), ""]
 
     @property
     def next(self) -> str:
-        """The token at the place, empty at the end."""
+        """The token at the current place; empty at the end."""
         return self._tokens[self.place]
 
     @property
     def last(self) -> str:
-        """The token before the place."""
+        """The token before the current place."""
         return self._tokens[self.place - 1]
 
     def ahead(self, count: int) -> str:
-        """The text of some tokens behind the next one."""
+        """The text of `count` tokens after the next one."""
         return "".join(self._tokens[self.place + 1 : self.place + 1 + count])
 
     def taken_since(self, place: int) -> list[str]:
-        """The tokens from a place up to this one."""
+        """The tokens from `place` up to the current place."""
         return self._tokens[place : self.place]
 
     def is_digit_out_of_place(self) -> bool:
-        """True if a number comes right after a letter or another number: x2, 2 3."""
+        """True if the next token is a number right after a letter or another number: x2, 2 3."""
         if self.next[0] not in "0123456789.":
             return False
         return self.place != self._subscript_end and self.last not in (")", "}", "]", "!")
 
     def take(self) -> str:
-        """Take the next token."""
+        """Return the next token and move behind it. Raises OutsideError at the end."""
         token = self.next
         if not token:
             raise OutsideError
@@ -74,13 +75,14 @@ class Tokens:
         return token
 
     def take_digit(self) -> str:
-        """Take the first digit of the number that is next."""
+        """Return the first digit of the next token, a number, and leave its other digits."""
         number = self.next
         self._tokens[self.place] = number[1:]
         return number[0]
 
     def take_subscript(self) -> str:
-        """Take a subscript: a token, or the characters of a group."""
+        """Return the subscript that comes next, a token or the text of a group in braces, and move
+        behind it."""
         name = ""
         if not self.skip("{"):
             name = self.take()
@@ -91,13 +93,14 @@ class Tokens:
         return name
 
     def skip(self, *tokens: str) -> bool:
-        """Take these tokens if they come next; True if they do."""
+        """Move behind these tokens if they come next; returns True if they do."""
         found = self._tokens[self.place : self.place + len(tokens)] == list(tokens)
         self.place += len(tokens) if found else 0
         return found
 
     def expect(self, token: str) -> None:
-        """Take this token, OutsideError if another is next; the end is an empty token."""
+        """Move behind this token. Raises OutsideError if another one comes next. An empty `token`
+        stands for the end."""
         if self.next != token:
             raise OutsideError
         self.place += bool(token)
@@ -118,12 +121,12 @@ def _split(text: str) -> list[str]:
     return tokens
 
 
-MAX_CHARS = 512  # of the uniform spelling, which is longer than the answer's
+MAX_CHARS = 512  # in the uniform spelling, which is longer than the answer
 MAX_DEPTH = 24  # of brackets and functions
 
 _WHOLE_PARTS = re.compile(r"(?:\{[0-9]+\}|[0-9])(?:\{[0-9]+\}|[0-9])")  # of a fraction
 _MINUS_ONE = (("^", "{", "-", "1", "}"), ("^", "-", "1"))
-_APPLIED = frozenset("fghFGHP")  # letters that are functions where a bracket follows
+_APPLIED = frozenset("fghFGHP")  # letters that are functions if a bracket follows
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _ENDS_OF_SUM = (")", "}", "]", "")
 _CONSTANTS = {"\\pi": arithmetic.PI, "e": arithmetic.E, "i": arithmetic.IMAGINARY_UNIT}
@@ -131,10 +134,10 @@ _CONSTANTS = {"\\pi": arithmetic.PI, "e": arithmetic.E, "i": arithmetic.IMAGINAR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedForm:
-    """An expression that was read."""
+    """A closed form that was read."""
 
-    value: Evaluate  # the number at a point; raises OutsideError where it has none
-    exact: int | None  # its remainder where it is rational: the same for the same function only
+    value: Evaluate  # computes the number at a point; raises OutsideError if it has none
+    exact: int | None  # remainder of a rational function: two are equal if their remainders are
     letters: frozenset[str]  # its variables
     is_complex: bool  # the imaginary unit occurs
     has_kinks: bool  # absolute values, roots, broken powers or inverse trigonometry occur
@@ -143,7 +146,7 @@ class ClosedForm:
 
 @lru_cache(maxsize=4096)
 def read_closed_form(text: str) -> ClosedForm | None:
-    """Read a text; None if it is no closed form."""
+    """Read a text in the uniform spelling; None if it is no closed form, or an ambiguous one."""
     if len(text) > MAX_CHARS:
         return None
     try:
@@ -163,7 +166,8 @@ def read_closed_form(text: str) -> ClosedForm | None:
 
 
 class _Reader:
-    """Recursive descent over tokens; every method reads a form and returns its value."""
+    """Recursive descent parser over tokens; every method reads one kind of expression and returns
+    its value."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -176,7 +180,8 @@ class _Reader:
         self._num_letters = 0  # read so far
 
     def sum(self) -> Value:
-        """Read [+-] product ([+-] product)*, as deep as brackets may go."""
+        """Read [+-] product ([+-] product)*. Raises OutsideError if brackets are nested too
+        deep."""
         self._deepen()
         value = self._signed(self._product)
         while self.tokens.next in ("+", "-"):
@@ -191,7 +196,8 @@ class _Reader:
         return read()
 
     def _product(self) -> Value:
-        """Read factors side by side or with signs between; after `/` come a factor and a sign."""
+        """Read factors, side by side or with signs between them. After `/` and a factor a sign must
+        follow, because `1/2x` is ambiguous."""
         value = self._factor()
         while not self._is_at_end_of_product():
             if self.tokens.skip("/"):
@@ -237,7 +243,7 @@ class _Reader:
     def _postfixed(self, value: Value) -> Value:
         while self.tokens.next in arithmetic.POSTFIXES:
             value = arithmetic.POSTFIXES[self.tokens.take()](value)
-            if self.tokens.last == "!" == self.tokens.next:  # 5!! is no (5!)!
+            if self.tokens.last == "!" == self.tokens.next:  # 5!! is not (5!)!
                 raise OutsideError
         return value
 
@@ -280,7 +286,7 @@ class _Reader:
         return value
 
     def _number(self, text: str) -> Value:
-        """Read a number, or a mixed one, such as `3\\frac{1}{2}`."""
+        """Read a number or a mixed number, such as `3\\frac{1}{2}`."""
         value = arithmetic.decimal(text)
         is_whole = text.isdigit() and self.tokens.next == "\\frac"
         if is_whole and _WHOLE_PARTS.match(self.tokens.ahead(6)):
@@ -298,7 +304,7 @@ class _Reader:
         return arithmetic.letter(name)
 
     def _argument(self) -> Value:
-        r"""Read the argument of a command or caret: a group or a token, of `\frac12` one digit."""
+        r"""Read the argument of a command or caret: a group or a token; in `\frac12` one digit."""
         is_exponent = self.tokens.last == "^"
         if self.tokens.next in ("{", "("):
             return self._until(_CLOSING[self.tokens.take()])
@@ -334,12 +340,13 @@ class _Reader:
         return self._powered(value) if is_bracketed else value
 
     def _bare_argument(self) -> Value:
-        r"""Read factors side by side up to a sign or function; not `\sin x/2`, `\sin x(y)`."""
+        r"""Read a function's argument without brackets: factors up to a sign or another function.
+        Raises OutsideError for the ambiguous `\sin x/2` and `\sin x(y)`."""
         value = self._factor()
         ends = ("*", "/", "(")
         while not (
             self._is_at_end_of_product()
-            or self._is_function()  # of a product of functions, the next one
+            or self._is_function()  # the next one in a product of functions
             or self.tokens.next in ends
         ):
             if self.tokens.is_digit_out_of_place():

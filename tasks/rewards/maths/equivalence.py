@@ -1,10 +1,11 @@
-"""Compare two mathematical expressions by math-verify. Runs inside a verify worker only.
+"""Compares two mathematical expressions with math-verify. Runs inside a verify worker only.
 
     gold, once --parse--> values far apart? --no--> math-verify: equal or different
                                         \--yes--> different
 
-It may hang and may allocate without bound: never call it in a process that matters. Its own time
-limits (SIGALRM, whole seconds) are off, because the parent's kill is the limit.
+math-verify may hang and may allocate memory without bound, so never call this module in a process
+that must survive. math-verify's own time limits (SIGALRM, whole seconds) are off: the parent
+process kills the worker instead.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from sympy.core.function import AppliedUndef
 
 # math-verify returns sympy objects and strings of many types, all untyped: hence list[object].
 
-# where two functions are compared: positive, of no special value
+# points at which two functions are compared: positive, no special values
 POINTS = Rational(13, 11), Rational(29, 17)
-FAR = 1e-5  # relative; math-verify takes values for equal that agree to six places
+FAR = 1e-5  # relative; math-verify calls values equal that agree to six places
 DIGITS = 20
-SAME_DIGITS = 40  # in which two numbers agree that are taken for one
-VAST = 10**15  # a number of this size, or one over it, may hide another one in a sum
+SAME_DIGITS = 40  # digits in which two equal numbers must agree
+VAST = 10**15  # next to a number of this size, or its reciprocal, a term of a sum may vanish
 VAST_POWER = 40
 _PRIME = re.compile(r"\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime(?![a-zA-Z]))")
 _PRIMED = re.compile(r"([A-Za-z])(?:_(?:\{([^{}]*)\}|([A-Za-z0-9])))?\s*('+)")
@@ -64,23 +65,23 @@ READING = (
 
 
 class TwoStageReader(latex2sympy2._Latex2Sympy):  # type: ignore[misc]  # untyped
-    """Reads LaTeX with the short look-ahead first, and only what that cannot read with the full
-    one.
+    """Parses LaTeX with ANTLR's short look-ahead (SLL) first, and with the full one (LL) only if
+    that fails.
 
-    By ANTLR's contract the short one gives the same tree or an error. The full one is not cached:
-    20 ms for an interval.
+    By ANTLR's contract the short look-ahead gives the same tree or an error. The full one is not
+    cached and takes 20 ms for an interval.
     """
 
     _mode = PredictionMode.SLL
 
     def create_parser(self, latex_str: str) -> Parser:
-        """The parser of a text, in the mode of the stage."""
+        """Create the parser of a text, in the mode of the present stage."""
         parser: Parser = super().create_parser(latex_str)
         parser._interp.predictionMode = self._mode
         return parser
 
     def parse(self, latex_str: str) -> object:
-        """The sympy object. Raises for what cannot be read."""
+        """Parse a text to a sympy object. Raises an exception if the text cannot be read."""
         try:
             return super().parse(latex_str)
         except Exception:  # the library raises Exception itself
@@ -89,19 +90,19 @@ class TwoStageReader(latex2sympy2._Latex2Sympy):  # type: ignore[misc]  # untype
 
 
 latex2sympy2._Latex2Sympy = TwoStageReader
-# By their solutions, all equations without real ones would be the same.
+# math-verify compares equations by their real solutions: all without any would be equal.
 grader.sympy_solve_and_compare = lambda *_: False
 by_digits = grader.sympy_numeric_eq
 
 
 def same_number(wanted: object, given: object, *rounding: int) -> bool:
-    """Compare two numbers: rational ones exactly, others by forty digits relative to their size, if
-    nothing in them is so large or small that it could vanish.
+    """True if two numbers are equal: rational ones exactly, others to forty digits relative to
+    their size. False if a term of a number may be so large or small that another one vanishes.
 
-    math-verify rounds to 15 digits and calls whatever is smaller zero.
+    Replaces math-verify's comparison, which rounds to 15 digits and takes smaller numbers for zero.
     """
     if any(isinstance(side, MatrixBase) or _is_percent(side) for side in (wanted, given)):
-        return bool(by_digits(wanted, given, *rounding))  # of a matrix's entries this asks again
+        return bool(by_digits(wanted, given, *rounding))  # calls this for the entries of a matrix
     first, second = (grader.safe_sympy_doit(side) for side in (wanted, given))
     if isinstance(first, Rational) and isinstance(second, Rational):
         return bool(first == second)
@@ -123,7 +124,8 @@ def _is_percent(side: object) -> bool:
 
 
 def _may_vanish(*sides: Expr) -> bool:
-    """True if factorials, large powers or numbers of many digits occur in an expression."""
+    """True if an expression has factorials, large powers or numbers of many digits, next to which a
+    term may vanish."""
     for side in sides:
         numbers = side.atoms(Rational)
         powers = (power.exp for power in side.atoms(Pow) if power.exp.is_number)
@@ -141,10 +143,10 @@ grader.sympy_numeric_eq = same_number
 
 @lru_cache(maxsize=4096)
 def compare(gold: str, answer: str) -> str:
-    """Compare gold and answer: "equal", "different", or "bad_gold" for a gold that is no
+    """Compare gold and answer; returns "equal", "different", or "bad_gold" if the gold is no
     expression."""
     wanted = _parsed(f"${gold}$")
-    if all(isinstance(reading, str) for reading in wanted):  # nothing but its characters
+    if all(isinstance(reading, str) for reading in wanted):  # only the text itself
         return "bad_gold"
     given = _parsed(f"\\boxed{{{answer}}}")
     if given and differ_in_value(wanted[0], given[0]):
@@ -154,28 +156,29 @@ def compare(gold: str, answer: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_gold(gold: str) -> tuple[object, ...]:
-    """Read a gold; empty if math-verify finds nothing but its characters."""
+    """math-verify's readings of a gold; empty if it finds no expression."""
     readings = tuple(_parsed(f"${gold}$"))
     return () if all(isinstance(reading, str) for reading in readings) else readings
 
 
 def _parsed(text: str) -> list[object]:
-    """math-verify's readings of a text that keep primes, divisors of letters and derivatives of
-    letters: math-verify drops primes, and sympy takes the others for 1, a product and 0."""
+    """math-verify's readings of a text. Primes, gcd and lcm of letters, and derivatives of letters
+    are replaced by letters of their own: math-verify would drop primes, and sympy would simplify
+    the others to 1, a product and 0."""
 
     def subscripted(match: re.Match[str]) -> str:
-        """`y_1''` as a letter of its own, the primes in its subscript."""
+        """Replace `y_1''` by a letter of its own, with the primes in its subscript."""
         return f"{match[1]}_{{{match[2] or match[3] or ''}prime{len(match[4])}}}"
 
     def divisor(match: re.Match[str]) -> str:
-        """`\\gcd(b, a)` as an unknown symmetric function."""
+        """Replace `\\gcd(b, a)` by an unknown function with its arguments in alphabetical order."""
         if not re.search("[A-Za-z]", match[2]):
             return match[0]
         arguments = ",".join(sorted(part.strip() for part in match[2].split(",")))
         return rf"\text{{{match[1]}}}({arguments})"
 
     def vanishes(part: Basic) -> bool:
-        """True for derivatives that sympy takes for 0."""
+        """True for derivatives that sympy simplifies to 0."""
         return isinstance(part, Derivative) and not part.expr.free_symbols & set(part.variables)
 
     primed = _PRIME.sub(lambda match: "'" * match[0].count("prime"), text)
@@ -189,11 +192,11 @@ def _parsed(text: str) -> list[object]:
 
 
 def differ_in_value(wanted: object, given: object) -> bool:
-    """True if two expressions in the same letters have values far apart: a proof that spares
-    math-verify the search for one.
+    """True if two expressions in the same letters have values far apart at one point, which proves
+    that they differ and saves math-verify's search.
 
-    Of equations with the same single letter on the left, the right sides are compared. False for
-    expressions that math-verify reads generously: single letters, percent, unknown functions.
+    For equations with the same single letter on the left, compares the right sides. False for
+    expressions that math-verify compares generously: single letters, percent, unknown functions.
     """
     if isinstance(wanted, Eq) and isinstance(given, Eq):
         name = wanted.lhs

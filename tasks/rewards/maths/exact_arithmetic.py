@@ -1,12 +1,12 @@
 r"""Exact arithmetic on rational functions of any size: numbers modulo a secret prime.
 
-    3^{2024} - 1 ─▶ its remainder; two expressions with one remainder are the same one
+    3^{2024} - 1 ─▶ its remainder; two expressions with the same remainder are equal
 
-Every process draws a prime of 256 bits and a number for each letter, and keeps them to itself.
-Integers that differ by less than 2^{2^{72}} have the same remainder with a chance below 2^-170,
-rational functions likewise: no digit is ever rounded away. Exponents and arguments of factorials
-must be known themselves: they are small whole numbers, kept beside the remainder. Whatever is not
-rational, or not within the bounds, has no exact value, None.
+Every process draws its own prime of 256 bits and a number for each letter, and reveals neither. Two
+different integers, less than 2^{2^{72}} apart, have the same remainder with a chance below 2^-170;
+rational functions likewise. No digit is ever rounded away. Exponents and arguments of factorials
+are needed as integers, so small integers are kept beside their remainder. An expression that is not
+rational, or not within the bounds, has no exact value: None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from random import SystemRandom
 from typing import NamedTuple
 
 PRIME_BITS = 256
-SMALL_BITS = 64  # of what may be an exponent
+SMALL_BITS = 64  # largest size of integers that are kept, which may be exponents
 MAX_FACTORIAL = 10_000  # argument; a millisecond
 
 _DRAW = SystemRandom()
@@ -26,10 +26,10 @@ _KEY = _DRAW.randbytes(32)
 
 
 class Exact(NamedTuple):
-    """A rational number or function."""
+    """The exact value of a rational number or function."""
 
     residue: int  # modulo the prime
-    small: int | None  # the number itself where it is whole and has few digits
+    small: int | None  # the number itself if it is an integer of at most SMALL_BITS bits
 
 
 def _is_prime(number: int) -> bool:
@@ -58,7 +58,7 @@ _MINUS_ONE = Exact(_PRIME - 1, -1)
 
 @lru_cache(maxsize=4096)
 def decimal(text: str) -> Exact:
-    """Read digits as a number."""
+    """The exact value of a decimal number, such as "12.5"."""
     whole, _, part = text.partition(".")
     number = int(whole + part or "0")
     shift = pow(10, -len(part), _PRIME) if part else 1
@@ -67,7 +67,7 @@ def decimal(text: str) -> Exact:
 
 @lru_cache(maxsize=4096)
 def letter(name: str) -> Exact:
-    """The value of a letter at the point of this process."""
+    """The exact value of a letter: the number that this process has drawn for it."""
     digest = blake2b(name.encode(), key=_KEY, digest_size=40).digest()
     return Exact(int.from_bytes(digest) % _PRIME, None)
 
@@ -94,7 +94,7 @@ def multiplied(first: Exact | None, second: Exact | None) -> Exact | None:
 
 
 def divided(first: Exact | None, second: Exact | None) -> Exact | None:
-    """The quotient of two values; None over zero."""
+    """The quotient of two values; None if the divisor is zero."""
     if first is None or second is None or second.residue == 0:
         return None
     small = None
@@ -104,7 +104,7 @@ def divided(first: Exact | None, second: Exact | None) -> Exact | None:
 
 
 def raised(base: Exact | None, exponent: Exact | None) -> Exact | None:
-    """The power with a whole exponent; None for other exponents."""
+    """The power of a value with a small integer exponent; None for any other exponent."""
     if base is None or exponent is None or (times := exponent.small) is None:
         return None
     if base.residue == 0 and times <= 0:
@@ -116,7 +116,7 @@ def raised(base: Exact | None, exponent: Exact | None) -> Exact | None:
 
 
 def chosen(top: Exact | None, low: Exact | None) -> Exact | None:
-    """A binomial coefficient of whole numbers."""
+    """The binomial coefficient of two integers, at most MAX_FACTORIAL; None for others."""
     if top is None or low is None or top.small is None or low.small is None:
         return None
     if not 0 <= low.small <= top.small <= MAX_FACTORIAL:
@@ -126,7 +126,7 @@ def chosen(top: Exact | None, low: Exact | None) -> Exact | None:
 
 
 def factorial(inside: Exact | None) -> Exact | None:
-    """The factorial of a whole number."""
+    """The factorial of an integer, at most MAX_FACTORIAL; None for others."""
     if inside is None or inside.small is None or not 0 <= inside.small <= MAX_FACTORIAL:
         return None
     return _factorial(inside.small)

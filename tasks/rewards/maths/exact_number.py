@@ -1,7 +1,7 @@
-r"""Read numbers exactly, in microseconds: decimals, fractions, powers of ten, percent signs.
+r"""Reads numbers exactly, in microseconds: decimals, fractions, powers of ten, percent signs.
 
-Also finds answers that deserve no symbolic check (`too_complex`, `is_unevaluated`, `is_undone`).
-Nothing here evaluates an expression.
+Also finds answers that need no symbolic check because they are wrong in any case (`too_complex`,
+`is_unevaluated`, `is_undone`). Nothing here evaluates an expression.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VALUE = re.compile(
     rf"|{_REPEATING}|(?P<number>{_DIGITS})(?:{_TIMES_TEN}|\s*/\s*(?P<over>[0-9]++))?)"
     r"(?P<percent>\s*\\?%)?"
 )
-_POWER_OF_TEN = re.compile(r"\A([-+]?)\s*10\s*\^")  # a number as it is written, no sum to be done
+_POWER_OF_TEN = re.compile(r"\A([-+]?)\s*10\s*\^")  # a notation of a number, no open computation
 _BRACED_PARTS = re.compile(r"\{\s*([0-9.]+)\s*\}\s*/\s*\{\s*([0-9.]+)\s*\}")
 _WRAPPERS = re.compile(r"(?<!\\)\\[()\[\]!]|(?<!\\)\$|\{,\}")
 _UNEVALUATED = re.compile(
@@ -53,7 +53,7 @@ _POWER_TOKEN = re.compile(r"\^|[{(]|[})]|-|[0-9.]+|\\[A-Za-z]+|\S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactNumber:
-    """A number as written; 42 and 42% differ."""
+    """A number as it is written; 42 and 42% differ."""
 
     value: Fraction  # exact
     percent: bool  # a percent sign follows
@@ -65,15 +65,15 @@ class ExactNumber:
 
 
 def plain(text: str) -> str:
-    r"""Text without dollar signs, math delimiters, outer spaces and a final full stop; `1{,}000`
-    becomes `1,000`."""
+    r"""Remove dollar signs, math delimiters, outer spaces and a final full stop from a text;
+    `1{,}000` becomes `1,000`."""
     text = " ".join(_WRAPPERS.sub(lambda match: "," if match[0] == "{,}" else "", text).split())
     return text if text.endswith("..") else text.removesuffix(".").strip()
 
 
 def exact_number(text: str) -> ExactNumber | None:
-    """Read the whole of a `plain` text as a number; None if it is anything else, longer than 256
-    characters, or divided by zero."""
+    """Read a whole text, as `plain` returns it, as a number. None if it is anything else, longer
+    than 256 characters, or a division by zero."""
     if len(text) > MAX_CHARS:
         return None
     text = _POWER_OF_TEN.sub(r"\g<1>1*10^", _BRACED_PARTS.sub(r"\1/\2", text))
@@ -90,13 +90,13 @@ def exact_number(text: str) -> ExactNumber | None:
 
 
 def amount(text: str) -> ExactNumber | None:
-    """Read an answer as a number, alone or with a unit; None if there is more to it."""
+    """Read an answer that is a number or a number with a unit; None for any other."""
     number = exact_number(text)
     return number if number is not None else exact_number(split_unit(text)[0])
 
 
 def _size_of(match: re.Match[str]) -> Fraction | None:
-    """The number without its sign; None if it is divided by zero."""
+    """The number without its sign; None if it is a division by zero."""
     if match["number"]:
         size = _fraction(match["number"].replace(",", ""), match["over"] or "1")
         power = match["power"] or match["power1"] or match["power2"]
@@ -123,19 +123,19 @@ def _fraction(top: str, low: str) -> Fraction | None:
 
 
 def is_unevaluated(text: str) -> bool:
-    r"""True if an answer to a number question still holds an operation (`6 \times 7`, `41+1`,
-    `1e9`): an echo, not a result."""
+    r"""True if an answer to a question for a number still contains an operation (`6 \times 7`,
+    `41+1`, `1e9`), so that it may repeat the question instead of giving the result."""
     return _UNEVALUATED.search(text) is not None
 
 
 def is_undone(text: str) -> bool:
-    r"""True if text still holds an integral, a sum, a product, a limit, a determinant, a binomial
-    or a factorial."""
+    r"""True if the text still contains an integral, a sum, a product, a limit, a determinant, a
+    binomial or a factorial."""
     return _UNDONE.search(text) is not None
 
 
 def too_complex(text: str) -> bool:
-    """True if text exceeds what an answer needs: length, nesting, towers of exponents."""
+    """True if the text exceeds a bound for answers: on length, nesting, or towers of exponents."""
     if len(text) > MAX_CHARS:
         return True
     depth = deepest = 0
@@ -146,8 +146,8 @@ def too_complex(text: str) -> bool:
 
 
 def _is_tower(text: str) -> bool:
-    """True if exponents stand three high, or two high over plain numbers, as 10^{10^{10}} does;
-    e^{x^2} and x^2 y^3 do not."""
+    """True if exponents are stacked three high, or two high over plain numbers as in 10^{10^{10}};
+    False for e^{x^2} and x^2 y^3."""
     opened: list[tuple[int, int]] = []  # floor and run to return to when a bracket closes
     floor = run = 0  # exponents around the current bracket, and stacked within it
     raised = over_number = False  # a caret was just read; its base is a number

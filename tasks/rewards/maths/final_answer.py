@@ -1,17 +1,17 @@
-r"""Find the answer that a response states: text in, the answer's characters out, whatever the gold.
+r"""Finds the answer that a response states: text in, the answer's text out, without the gold.
 
     response -> visible_text (first turn only) -> answer_tail (4,000 characters, NFKC)
-    -> behind </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last
+    -> after </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last
     "Answer:" line, else last "answer is", else last "#### 42"
 
-Every step is linear in the length of the response, whatever the model wrote. Values are read
-elsewhere (`exact_number`).
+Every step takes time linear in the length of the response, whatever the model wrote. Values are
+parsed elsewhere (`exact_number`).
 
-An answer is freed of what stands around it: emphasis, check marks, phrases, comments.
+Text around the answer is removed: emphasis, check marks, phrases, comments.
 
     "**x+1** ✓. I hope it is correct." -> "x+1"        "$42$, I think" -> "$42$"
 
-Only what is listed here is taken away, and only from the ends: the rest is the answer, whole.
+Only the patterns listed here are removed, and only at the ends; the rest is the answer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PLAIN_NUMBER = re.compile(r"[-+]?\\?\$?[0-9](?:[0-9,.]*[0-9])?")  # as most ans
 _PAIRS = ("**", "__", "*", "`")
 _QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"), ("<", ">"))
 _CLOSING = {")": "(", "]": "[", "}": "{", ">": "<", '"': '"', "”": "“"}
-# What ends with a full stop and no sentence: "sq. ft.", "p.m.", "Mr. Smith", the choice "B. 12".
+# Full stops that do not end a sentence: "sq. ft.", "p.m.", "Mr. Smith", the choice "B. 12".
 _ABBREVIATION = re.compile(
     r"\A\W*[A-Z]\Z"
     r"|(?<![A-Za-z])(?i:sq|cu|ft|yd|mi|oz|lbs?|hrs?|mins?|secs?"
@@ -70,7 +70,8 @@ _ASIDE = re.compile(
 
 
 def bare_answer(line: str) -> str:
-    """The answer that a line states: up to the end of its sentence, or to a comment."""
+    """The answer that a line states: its text up to the end of the sentence or to a comment,
+    without marks around it."""
     text = bare = unmarked(line)
     if _PLAIN_NUMBER.fullmatch(text):
         return text
@@ -86,7 +87,8 @@ def bare_answer(line: str) -> str:
 
 
 def unmarked(text: str) -> str:
-    """A text without marks around it."""
+    """Remove the marks around a text: blanks, emphasis, check marks, phrases such as "the answer
+    is", unpaired brackets and quotes."""
     if _PLAIN_NUMBER.fullmatch(text):
         return text
     before = ""
@@ -103,7 +105,7 @@ def unmarked(text: str) -> str:
 
 
 def _without_end(text: str) -> str:
-    """A text without marks, words and the full stop at its end; `a^*` keeps its own."""
+    """Remove marks, words and a full stop from the end of a text; `a^*` is not changed."""
     bare = text.rstrip(_END_SIGNS)
     if bare.endswith(".") and not bare.endswith(".."):
         bare = bare[:-1]
@@ -117,7 +119,7 @@ def _without_end(text: str) -> str:
 
 
 def _is_odd(text: str, closing: str) -> bool:
-    """True if a text closes a bracket or quote at its end that was opened before it began."""
+    """True if the bracket or quote that ends a text is closed there but not opened in the text."""
     opening = _CLOSING[closing]
     if text[-2:-1] == "\\":  # \} closes \{
         return text.count("\\" + closing) > text.count("\\" + opening)
@@ -129,7 +131,7 @@ def _is_odd(text: str, closing: str) -> bool:
 
 
 def _without_pair(text: str) -> str:
-    """A text without quotes or emphasis around the whole of it, or emphasis that is never ended."""
+    """Remove quotes around the whole text, or an emphasis mark at its start that is not closed."""
     if text[:1].isalnum():
         return text
     for opening, closing in _QUOTES:
@@ -145,9 +147,9 @@ def _without_pair(text: str) -> str:
 
 TAIL_CHARS = 4_000
 
-# Special tokens of the common chat templates, as text. An engine that decodes without special
-# tokens leaves the role name of a ChatML turn behind, glued to what came before ("Answer:
-# 8user\n"): the second pattern finds that.
+# Special tokens of common chat templates, as text. An engine that decodes without special tokens
+# leaves the role name of a ChatML turn attached to the text before it ("Answer: 8user\n"): the
+# second pattern finds that.
 _MARKER = re.compile(
     r"<(?:\|(?:im_start|im_end|endoftext|eot_id|start_header_id|end_header_id"
     r"|begin_of_text|user|assistant|system|end)\|>"
@@ -158,7 +160,7 @@ _BARE_ROLE = re.compile(
     rf"(?:{'|'.join(role + _GLUED % role for role in ('user', 'assistant', 'system'))})[ \t]*\n"
 )
 
-# NFKC would make plain letters of these.
+# NFKC would turn these into plain letters.
 _SETS = str.maketrans({
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
     "ℂ": r"\mathbb{C}",
@@ -172,8 +174,8 @@ _MARK = rf"(?:{TAG}|[*_`\"'”)\]}}]|[^\S\n])*+"  # that ends behind the word
 _OPEN = rf"(?:{TAG}|[*`}}]|_(?=[^\n]*_)|[^\S\n])*+"  # that begins behind the sign
 _NUMBER = r"(?:\\?\$)?(?:\\[dt]?frac|\.?[0-9])"
 _DISPLAYED = r"\$\$[^$]{1,600}\$\$|\\\[(?:(?!\\\])(?s:.)){1,600}\\\]"  # over several lines
-# What may stand between the word and any answer, and what between it and a number only: a dash,
-# or nothing but blanks, brackets and marks, behind which a sign is the number's.
+# Between the word "answer" and any answer: a colon or the like. Between the word and a number also
+# a dash, or only blanks, brackets and marks; a sign after these belongs to the number.
 _LINE = re.compile(
     rf"answers?(?:{_MARK}(?::=?|=|→|⇒){_OPEN}(?:\s*\n\s*[-–•*]\s+|\s*)"
     rf"|{_MARK}\n\s*(?={_DISPLAYED})"
@@ -195,20 +197,21 @@ _HASHES = re.compile(r"^####[ \t]*(?P<value>[-+]?\\?\$?\.?[0-9][0-9,./%]*)[ \t]*
 class FinalAnswer:
     """An answer as a response states it."""
 
-    text: str  # the characters, unjudged
+    text: str  # the answer's text, with marks and comments
     # from \boxed{} or <answer></answer>: the whole content is the answer; otherwise the text runs
     # to the end of its line
     boxed: bool
 
     @property
     def bare(self) -> str:
-        """The answer without marks around it; on a line also without comments."""
+        """The answer without marks around it; if it runs to the end of a line, also without
+        comments."""
         return unmarked(self.text) if self.boxed else bare_answer(self.text)
 
 
 def visible_text(text: str) -> str:
-    """The response up to the first template marker: a turn that the model writes for another
-    speaker is not its answer."""
+    """The response up to the first marker of a chat template: turns that the model wrote for other
+    speakers are left out."""
     marker = _MARKER.search(text)
     text = text[: marker.start()] if marker else text
     role = _BARE_ROLE.search(text)
@@ -216,13 +219,13 @@ def visible_text(text: str) -> str:
 
 
 def answer_tail(text: str) -> str:
-    """The last 4,000 visible characters, in compatibility normal form."""
+    """The last 4,000 visible characters, normalised by `fold`."""
     return fold(visible_text(text)[-TAIL_CHARS:])
 
 
 def fold(text: str) -> str:
-    """Normalise to NFKC with U+2212 as '-', except that an exponent or a vulgar fraction is never
-    glued to the digits before it."""
+    """Normalise to NFKC, with U+2212 as '-'. Exponents get '^', subscripts '_' and vulgar fractions
+    a blank before them, so that they do not join the digits before."""
     if text.isascii():
         return text
     spaced = ""
@@ -237,14 +240,15 @@ def fold(text: str) -> str:
 
 
 def _script(character: str) -> str:
-    """The sign that parts a character from the one before it: its script's, a blank, or none."""
+    """The sign to insert before a character: '^' for superscript, '_' for subscript, a blank for
+    fractions and circled digits, else empty."""
     decomposition = "" if character.isascii() else unicodedata.decomposition(character)
     signs = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
     return signs.get(decomposition.partition(" ")[0], "")
 
 
 def last_boxed(text: str) -> FinalAnswer | None:
-    r"""The content of the balanced \boxed{} that opens last, or the text behind a later \boxed
+    r"""The content of the balanced \boxed{} that opens last, or the text after a later \boxed
     without braces; None if there is neither."""
     opened: list[int | None] = []  # content start of an open \boxed{, None for a plain brace
     found: tuple[int, int] | None = None
@@ -264,8 +268,9 @@ def last_boxed(text: str) -> FinalAnswer | None:
 
 
 def find_answer(tail: str) -> FinalAnswer | None:
-    r"""The answer of a response, whatever its gold is: the last \boxed{}, else <answer></answer>,
-    else the last "Answer:" line, else the last "answer is" or "####"."""
+    r"""Find the answer in the tail of a response: the last \boxed{}, else the last
+    <answer></answer>, else the last "Answer:" line, else the last "answer is" or "####". None if
+    there is none."""
     for text in thought_last(tail):
         if (boxed := last_boxed(text)) is not None:
             return boxed
@@ -279,6 +284,6 @@ def find_answer(tail: str) -> FinalAnswer | None:
 
 
 def thought_last(text: str) -> tuple[str, ...]:
-    """Texts to search for an answer, in order: the text behind the last thought, then the whole
-    text; only the whole one if there is no thought."""
+    """Texts in which to search for an answer, in order: the text after the last </think>, then the
+    whole text. Only the whole text if there is no thought."""
     return tuple(dict.fromkeys((text.rpartition("</think>")[2], text)))

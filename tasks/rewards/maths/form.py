@@ -1,4 +1,5 @@
-r"""The shape of an answer as a record, and the few ways to make one that several readers share."""
+r"""The record `Form`, which describes the shape of an answer, and functions that several readers
+use to make one."""
 
 from __future__ import annotations
 
@@ -23,28 +24,29 @@ INFINITY = r"\infty"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """An answer or a part of one."""
+    """The shape of an answer, or of a part of one."""
 
-    kind: Kind  # what it is; "false" is a relation that does not hold
-    mark: str = ""  # what parts do not hold: a scalar's text, words, brackets, a sign of comparison
-    parts: tuple[Form, ...] = ()  # in their order
-    name: str = ""  # the letter or function whose value it is said to be, if any
+    kind: Kind  # kind of the shape; "false" is a relation that does not hold
+    mark: str = ""  # content that is no part: a scalar's text, words, brackets, a comparison sign
+    parts: tuple[Form, ...] = ()  # the parts in order
+    name: str = ""  # letter or function that the answer names as its value's, such as x in x = 5
 
 
 def scalar(text: str) -> Form:
-    """The form of an expression, which may turn out unreadable."""
+    """The form of a single expression, which is not parsed here."""
     return Form(kind="scalar", mark=" ".join(text.removeprefix("+").split()))
 
 
 def interval(brackets: str, low: Form, high: Form) -> Form:
-    """The form of an interval; open at infinity however it is written."""
+    """The form of an interval with these brackets, such as "[)". An end at infinity is always
+    open."""
     left = "(" if INFINITY in low.mark else brackets[0]
     right = ")" if INFINITY in high.mark else brackets[1]
     return Form(kind="interval", mark=left + right, parts=(low, high))
 
 
 def all_but(hole: Form) -> Form:
-    """The form of all real numbers but one."""
+    """The form of all real numbers except `hole`: a union of two intervals."""
     below = interval("()", scalar("-" + INFINITY), hole)
     return Form(kind="union", parts=(below, interval("()", hole, scalar(INFINITY))))
 
@@ -55,18 +57,19 @@ def all_numbers() -> Form:
 
 
 def as_interval(form: Form) -> Form:
-    """A pair `(1, 2)` as an interval, for places where only an interval makes sense."""
+    """Convert a pair `(1, 2)` to an interval, for places where only an interval makes sense; other
+    forms are returned unchanged."""
     is_pair = form.kind == "tuple" and len(form.parts) == 2
     return interval("()", *form.parts) if is_pair else form
 
 
 def tight(text: str) -> str:
-    """Text without blanks and outer brackets; words keep their blanks."""
+    """Remove blanks and outer brackets from a text; a text with words keeps them."""
     return text.strip() if "\\text" in text else peeled(re.sub(r"\s+", "", text))
 
 
 def has_letters(text: str) -> bool:
-    """True if text is an expression with variables."""
+    """True if the text is a closed form with at least one variable."""
     form = read_closed_form(text)
     return form is not None and bool(form.letters)
 
@@ -83,7 +86,8 @@ class _End(NamedTuple):
 
 
 def shared(parts: Sequence[Form]) -> Form | None:
-    """The intersection of ranges; None if a part is no range or has an end with a letter."""
+    """The intersection of ranges (intervals and unions). None if a part is no range, or if an end
+    has no real value, such as an end with a letter."""
     ranges = [part.parts if part.kind == "union" else (part,) for part in parts]
     common = [*ranges[0]]
     for others in ranges[1:]:
@@ -97,7 +101,8 @@ def shared(parts: Sequence[Form]) -> Form | None:
 
 
 def _meeting(first: Form, second: Form) -> Form | None:
-    """The intersection of two intervals, which may be an empty set; None if it is unknown."""
+    """The intersection of two intervals: an interval, a set of one point, or an empty set. None if
+    an end has no real value."""
     ends = [_ends(form) for form in (first, second)]
     if ends[0] is None or ends[1] is None:
         return None

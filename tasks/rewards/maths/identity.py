@@ -1,12 +1,12 @@
-r"""Compare closed forms as functions, and equations, at secret points.
+r"""Compares closed forms, as functions, and equations by their values at secret points.
 
     texts -> closed forms -> rational? one remainder (`exact_arithmetic`)
     -> numbers of 130 digits at points drawn anew in every process -> equal?
 
-Points are of both signs and random to 130 digits: analytic forms that differ agree at them with no
-chance worth a name. Forms with kinks are compared in every quadrant and far out, too. Numbers are
-compared to 84 digits relative to their size, so 10^{-34} is not 0. A point at which one side is no
-real number does not count, for `\ln x^2` is `2\ln x` wherever both are real.
+Points have both signs and are random to 130 digits, so the chance that two different analytic forms
+agree at them is negligible. Forms with kinks, such as `|x|`, are also compared in every quadrant
+and far from zero. Numbers are compared to 84 digits relative to their size, so 10^{-34} is not 0. A
+point at which one side is not real does not count: `\ln x^2` equals `2\ln x` where both are real.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from random import SystemRandom
 from tasks.rewards.maths.bounded_arithmetic import BITS, Number, OutsideError, context, is_real
 from tasks.rewards.maths.closed_form import ClosedForm, read_closed_form
 
-# Where letters at even and at odd places of the alphabet are drawn: small windows, so that a kink
-# at a simple number or multiple of pi lies in none, and every process sees the same sides of it.
-# Of sizes that neither vanish nor overflow in high powers.
+# Starts of the windows from which the values of letters are drawn, for letters at even and at odd
+# places of the expression's alphabet. The windows are small, so that no kink at a simple number or
+# multiple of pi lies in one, and every process draws on the same side of it. The numbers neither
+# vanish nor overflow in high powers.
 NEAR = ((0.567, 0.567), (1.021, 1.021), (-0.881, -0.881), (1.213, -1.213), (-1.213, 1.213))
-# In the other quadrants, of both signs: \arcsin(\sin x) is no x there.
+# Windows in the other quadrants, of both signs, where \arcsin(\sin x) differs from x.
 QUADRANTS = (
     (2.021, -3.753), (-2.021, 3.753), (3.753, 5.321), (-3.753, -5.321),
     (5.321, -2.021), (-5.321, 2.021),
 )  # fmt: skip
-# Times a size beyond most kinks: |x - 5| is no 5 - x there.
+# Windows far out, to be multiplied by a size beyond most kinks, where |x - 5| differs from 5 - x.
 FAR = ((8.0, -1.0), (-8.0, 1.0), (1.0, 8.0), (-1.0, -8.0))
-FAR_BITS = 17  # binary digits of that size at least
-MAX_FAR_BITS = 90  # and at most, for its square beside 1 to be no vanishing term
+FAR_BITS = 17  # smallest binary logarithm of that size
+MAX_FAR_BITS = 90  # largest one, so that 1 does not vanish beside its square
 WIDTH, STEP = 2.0**-8, 0.0131  # of a window; from one letter's to the next one's
-MIN_DIGITS = 6  # of a decimal that stands for another number
-MIN_REAL = 2  # points at which both sides are real that suffice
-TOLERANCE = context.ldexp(1, -280)  # relative; a sum keeps its terms to 2^-190, whatever follows
+MIN_DIGITS = 6  # of a decimal that approximates another number
+MIN_REAL = 2  # number of points with two real sides that is enough
+TOLERANCE = context.ldexp(1, -280)  # relative; terms of a sum count down to 2^-190
 
-Window = tuple[float, float]  # where it starts, of letters at even and at odd places
+Window = tuple[float, float]  # start for letters at even places, and at odd places
 
 _DRAW = SystemRandom()
 
 
 def same_function(gold: str, answer: str) -> bool | None:
-    """Compare two expressions wherever both are real; None if one cannot be read."""
+    """True if two expressions are equal wherever both are real; None if one cannot be read or no
+    point can be evaluated."""
     if gold == answer and read_closed_form(gold) is not None:
         return True
     wanted = read_closed_form(gold)
@@ -65,8 +67,8 @@ def same_function(gold: str, answer: str) -> bool | None:
 
 
 def same_equation(gold: tuple[str, str], answer: tuple[str, str], *, signed: bool) -> bool | None:
-    """Compare two equations: True if the differences of their sides are multiples, positive ones if
-    `signed`; None if it cannot be known."""
+    """True if two equations are equivalent: left minus right side of one is a constant multiple of
+    the other's, a positive one if `signed`. None if that cannot be decided."""
     wanted, given = (read_closed_form(f"({left})-({right})") for left, right in (gold, answer))
     if wanted is None or given is None:
         return None
@@ -83,13 +85,13 @@ def same_equation(gold: tuple[str, str], answer: tuple[str, str], *, signed: boo
 
 
 def close(left: Number, right: Number) -> bool:
-    """True if two numbers are the same but for rounding."""
+    """True if two numbers are equal up to rounding (TOLERANCE)."""
     difference = context.fabs(left - right)
     return bool(difference <= TOLERANCE * max(context.fabs(left), context.fabs(right)))
 
 
 def close_to_decimal(value: Number, decimal: str) -> bool:
-    """True if a decimal of six digits or more is the number, rounded or cut off."""
+    """True if a decimal of six digits or more is the number `value`, rounded or truncated."""
     places = len(decimal.partition(".")[2])
     digits = decimal.lstrip("-0.").replace(".", "")
     distance = context.fabs(value - context.mpf(decimal))
@@ -97,7 +99,7 @@ def close_to_decimal(value: Number, decimal: str) -> bool:
 
 
 def constant_value(text: str) -> Number | None:
-    """The real value of an expression; None if it has letters or cannot be read."""
+    """The value of an expression; None if it has letters, cannot be read, or is not real."""
     form = read_closed_form(text)
     if form is None or form.letters:
         return None
@@ -109,7 +111,8 @@ def constant_value(text: str) -> Number | None:
 
 
 def _pairs(wanted: ClosedForm, given: ClosedForm) -> Iterator[tuple[Number, Number]]:
-    """Both values at every point where both have one; at one point if there are no letters."""
+    """Yield both values at every point at which both can be evaluated; at a single point if there
+    are no letters."""
     letters = sorted(wanted.letters | given.letters)
     has_kinks = wanted.has_kinks or given.has_kinks
     reach = max(wanted.reach, given.reach)
@@ -122,8 +125,8 @@ def _pairs(wanted: ClosedForm, given: ClosedForm) -> Iterator[tuple[Number, Numb
 
 
 def _windows(reach: int | None) -> tuple[Window, ...]:
-    """Windows to compare in: near ones; for forms with kinks also the other quadrants, and beyond
-    constants of `reach` binary digits."""
+    """Windows to draw points from: near zero; for forms with kinks also the other quadrants, and
+    far out, beyond constants of `reach` binary digits. reach: None for forms without kinks."""
     if reach is None:
         return NEAR
     sizes = {FAR_BITS, min(max(2 * reach + 4, FAR_BITS), MAX_FAR_BITS)}
@@ -133,8 +136,7 @@ def _windows(reach: int | None) -> tuple[Window, ...]:
 
 @lru_cache(maxsize=4096)
 def _coordinate(place: int, starts: Window) -> Number:
-    """The number that stands for the letter at this place of the alphabet, drawn once in a
-    process."""
+    """The coordinate of the letter at this place, drawn from the window once per process."""
     start = starts[place % 2]
     distance = place * STEP + WIDTH * context.ldexp(_DRAW.getrandbits(BITS), -BITS)
     return context.mpf(start) + (distance if start > 0 else -distance)

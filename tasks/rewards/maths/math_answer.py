@@ -1,23 +1,24 @@
-r"""The mathematics rewards: 1 if the final answer equals the gold; and one that also pays for the
-worked lines before it.
+r"""The mathematics rewards: `math_answer` pays 1 if the final answer equals the gold, and
+`worked_answer` also pays for the worked lines before it.
 
     final answer -> both plain numbers? exact fractions, microseconds
-                 -> too complex, left undone? wrong
+                 -> too complex, or not evaluated? wrong
                  -> both of known forms? part by part, under a millisecond
-                 -> math-verify in a killable worker, for golds that nothing else reads
+                 -> math-verify in a killable worker, for golds that cannot be read otherwise
 
-The gold is a number (`42`, `-1/2`, `42%`) or a LaTeX expression without \boxed{}. A number question
-wants a number: by default an unevaluated `6 \times 7`, which may be an echo of the question, is
-wrong where math-verify would call it equal.
+The gold is a number (`42`, `-1/2`, `42%`) or a LaTeX expression without \boxed{}. If the gold is a
+number, the answer must be one, too: by default an unevaluated `6 \times 7`, which may only repeat
+the question, is wrong, although math-verify would call it equal.
 
 With worked lines (`worked_answer`):
 
     gold "3 + 5 = 8 / 8 + 2 = 10 / 10", response "3 + 5 = 8 / Answer: 8"
-    ─▶ the answer is wrong: 0, one line of two is there: 1/2 ─▶ 0 + (1 - answer_share) / 2
+    ─▶ the answer is wrong: 0; one of two lines is right: 1/2 ─▶ 0 + (1 - answer_share) / 2
 
-Where most answers to a long question are wrong, the answer alone teaches a policy nothing about the
-steps towards it; the lines do, from the first one on. A gold of a single line has no worked lines
-and is scored as by `math_answer`: so held-out questions can be scored by their answers.
+If most answers to a long question are wrong, rewards for answers alone teach a policy nothing about
+the steps towards them; rewards for lines do, from the first line on. A gold of a single line has no
+worked lines and is scored as by `math_answer`, so that held-out questions can be scored by their
+answers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from tasks.rewards.maths.final_answer import answer_tail, find_answer, fold, vis
 from tasks.rewards.maths.same_answer import ComparisonRules, is_readable, same_answer, same_number
 from tasks.rewards.verify_worker import VerifyWorker, without_value
 
-RECYCLE_CALLS = 10_000  # a fresh worker costs seconds: it reads everything for the first time
+RECYCLE_CALLS = 10_000  # large, as a fresh worker costs seconds: its caches are empty
 REHEARSED = (
     r"\frac{x}{2}",
     r"\left[-1, \sqrt{3}\right)",
@@ -68,15 +69,15 @@ REHEARSED = (
     "x^2y - e^{2x}",
 )
 _NAMED = re.compile(r"^\s*[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=")
-# Signs that an answer to an unreadable gold may have although the gold lacks them. Others may not
-# stand in it: math-verify reads past relations, and past signs that it does not know.
+# Signs that an answer to an unreadable gold may contain although the gold lacks them. Any other is
+# refused: math-verify ignores relations, and signs that it does not know.
 _HARMLESS = re.compile(
     r"[A-Za-z0-9\s+\-*/^_(){}\[\].,|!']|\\(?:[,;:! {}]|(?:[dt]?frac|sqrt|cdot|times|left|right"
     r"|pi|e|ln|log|exp|infty|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|int|sum|prod|lim|binom|text"
     r"|mathrm|operatorname|gcd|lcm|partial|prime|quad|d|mathbb|[lc]?dots)(?![A-Za-z]))"
 )
 _PART = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
-# Of golds: a missing value, and words that no answer has just so.
+# Unusable golds: a missing value, and words of a sentence, which no answer would repeat exactly.
 _MISSING = re.compile(r"nan|null|n/a|undefined", re.IGNORECASE)
 _RESPONSE = re.compile(
     r"</?answer>|^(?:the )?(?:final )?(?:answer|ans|result|solution)\b|[a-z]\. [A-Z]"
@@ -116,8 +117,8 @@ class MathAnswerConfig(BaseModel):
 
 
 class MathAnswer(ProcessReward):
-    """Compares final answers with `Prompt.gold`; the worker process starts with the first answer
-    that needs it, or with `warm`."""
+    """Compares final answers with `Prompt.gold`. The worker process of math-verify starts with the
+    first answer that needs it, or with `warm`."""
 
     name = "math_answer"
 
@@ -137,11 +138,12 @@ class MathAnswer(ProcessReward):
         super().__init__(self._worker)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """1 if the final answer equals the gold, else 0; INFRA if the gold is no answer."""
+        """Reward 1 if the final answer equals the gold, else 0; INFRA if the gold cannot be
+        read."""
         return self.judge(prompt.gold, generated.text)
 
     def check_gold(self, gold: str) -> None:
-        """Check a gold when a data set is read; ValueError if no answer can ever equal it."""
+        """Check a gold when a data set is read. Raises ValueError if no answer can equal it."""
         verdict = self.judge(gold, f"\\boxed{{{stated_gold(gold)}}}")
         reason = why_unusable(stated_gold(gold)) or verdict.detail
         if verdict.outcome is not Outcome.OK or reason != verdict.detail:
@@ -151,7 +153,8 @@ class MathAnswer(ProcessReward):
             )
 
     def judge(self, gold: str, text: str) -> Verdict:
-        """Judge a response's text; a text whose reading raises is wrong."""
+        """Compare the final answer in a response's text with the gold; if that raises an error, the
+        answer is wrong."""
         try:
             return self._judge(gold, text)
         except (RewardUnavailable, Interrupted):
@@ -172,7 +175,7 @@ class MathAnswer(ProcessReward):
         return self._judge_expression(wanted_text, answer)
 
     def _judge_expression(self, gold: str, answer: str) -> Verdict:
-        """Judge an answer that is no plain number, or whose gold is none."""
+        """Compare an answer with a gold if at least one of them is no plain number."""
         if too_complex(answer):
             return wrong("too_complex")
         if not answer.isprintable():
@@ -192,39 +195,41 @@ class MathAnswer(ProcessReward):
             return wrong("unequal")
         if (is_readable(gold) and not is_undone(answer)) or says_more(gold, answer):
             return wrong("unreadable")
-        if is_readable(gold) and is_readable(answer):  # out of bounds: nobody decides it by floats
+        if is_readable(gold) and is_readable(answer):  # out of bounds, so floats cannot decide
             return wrong("undecided")
         return self._verify(gold, answer)
 
     def _verify(self, gold: str, answer: str) -> Verdict:
-        """Have math-verify compare them, in the worker."""
+        """Have math-verify compare gold and answer, in the worker."""
         if not gold:
             return infra("bad_gold")
         self.num_verified += 1
         reply = self._worker.call(gold, answer)
         if reply.kind != "value":
             return without_value(reply)
-        if reply.value == "bad_gold":  # which may still be met by the same text
+        if reply.value == "bad_gold":  # an answer with the same text may still equal it
             is_gold = same_answer(gold, gold, self._rules)
             return wrong("unequal") if is_gold else infra("bad_gold")
         return right("verified") if reply.value == "equal" else wrong("unequal")
 
 
 def says_more(gold: str, answer: str) -> bool:
-    """True if an answer has signs that the gold lacks, those of known functions apart, or if either
-    has a double factorial, which math-verify takes for a factorial of a factorial."""
+    """True if an answer contains signs that the gold lacks, except signs of known functions. Also
+    True if either contains a double factorial, which math-verify reads as a factorial of a
+    factorial."""
     stated = _NAMED.sub("", answer, count=1)
     signs = set(_PART.findall(stated)) - set(_PART.findall(gold))
     return "!!" in gold + answer or not all(map(_HARMLESS.fullmatch, signs))
 
 
 def stated_gold(gold: str) -> str:
-    """The answer of a gold: of GSM8K's solutions the text behind `####`, else all of it."""
+    """The answer in a gold: the text after `####`, as in GSM8K's solutions, else the whole gold."""
     return gold.rpartition("####")[2]
 
 
 def why_unusable(gold: str) -> str:
-    """The reason why no answer meets a gold, although its own characters would; else empty."""
+    """Why a gold is unusable although its own text would equal it, such as a missing value; empty
+    if it is usable."""
     text = plain(fold(gold))
     if "\n" in gold.strip() and "\\begin" not in gold:
         return "it has several lines"
@@ -247,14 +252,15 @@ def why_unusable(gold: str) -> str:
 
 @lru_cache(maxsize=4096)
 def read_gold(gold: str) -> tuple[str, ExactNumber | None]:
-    """Read a gold: its plain form, and its value if it is a number. Cached, as golds repeat for
-    every response of a group."""
+    """Read a gold; returns its plain text, and its value if it is a number. Cached, as the
+    responses of a group share a gold."""
     text = plain(fold(stated_gold(gold)))
     return text, exact_number(text)
 
 
 class WorkedAnswerConfig(BaseModel):
-    """Compare the final answer, and the lines before it with those of the gold."""
+    """Compare the final answer with the gold's last line, and the lines before it with the gold's
+    other lines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -280,7 +286,7 @@ class WorkedAnswerConfig(BaseModel):
 
 
 class WorkedAnswer(MathAnswer):
-    """Scores against a gold whose last line is the answer and the others its working."""
+    """Scores against a gold whose last line is the answer and whose other lines are its working."""
 
     name = "worked_answer"
 
@@ -289,7 +295,8 @@ class WorkedAnswer(MathAnswer):
         self._answer_share = config.answer_share
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """Between 0 and 1, OK where the answer is right; INFRA if the gold ends in no answer."""
+        """Reward between 0 and 1 for answer and worked lines. OK if the answer is right; INFRA if
+        the gold's last line cannot be read."""
         *working, answer = prompt.gold.split("\n")
         verdict = self.judge(answer, generated.text)
         if not working or verdict.reward is None:
@@ -298,13 +305,14 @@ class WorkedAnswer(MathAnswer):
         return replace(verdict, reward=self._answer_share * verdict.reward + lines_share)
 
     def check_gold(self, gold: str) -> None:
-        """Check a gold's last line, the answer; ValueError if no answer can ever equal it."""
+        """Check a gold's last line, the answer. Raises ValueError if no answer can equal it."""
         super().check_gold(gold.split("\n")[-1])
 
 
 def worked_share(working: Sequence[str], text: str) -> float:
-    """Share of leading lines that a response has in common with the working, of the longer of both;
-    blank lines and lines from a stated answer on do not count."""
+    """Number of leading lines that response and working have in common, divided by the number of
+    lines of the longer one. In the response, blank lines and lines from the stated answer on do not
+    count."""
     wanted, written = (
         [" ".join(line.split()) for line in lines]
         for lines in (working, visible_text(text).split("\n"))

@@ -1,9 +1,9 @@
-r"""Convert mathematical text to the uniform spelling: `\dfrac12`, `π/3`, `\mathrm{~cm}`, `\$5`.
+r"""Converts mathematical text to the uniform spelling: `\dfrac12`, `π/3`, `\mathrm{~cm}`, `\$5`.
 
-    text -> characters -> currency -> commands -> words -> text with one name for each thing
+    text -> characters -> currency -> commands -> words -> text with one spelling per symbol
 
-Every rule is a line of a table, whatever an expression means. Text in the uniform spelling is split
-outside brackets, and outer brackets are peeled off.
+The rules are lines of tables and do not depend on what an expression means. Also splits text in the
+uniform spelling at signs outside brackets, and removes outer brackets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CURRENCIES = {
     r"\$": "dollars", "€": "euros", "£": "pounds", "¥": "yen", "₹": "rupees", r"\pounds": "pounds",
     r"\euro": "euros",
 }  # fmt: skip
-# A command to its one name; an empty one is dropped.
+# A command and its uniform spelling; empty if the command is dropped.
 COMMANDS = {
     "dfrac": r"\frac ", "tfrac": r"\frac ", "cfrac": r"\frac ", "dbinom": r"\binom ",
     "tbinom": r"\binom ", "cdot": "*",
@@ -63,7 +63,7 @@ NAMES = ("pi", "infty", "theta", "alpha", "beta", "gamma", "lambda", "degree")
 WORDS = {
     "infinity": r"\infty ", "asin": r"\arcsin ", "acos": r"\arccos ", "atan": r"\arctan ",
     "mod": r"\mod ",
-    # The rest would be letters side by side.
+    # The others would be read as letters side by side.
     **{word: rf"\text{{{word}}}" for word in ("yes", "no", "odd", "dne")},
 }  # fmt: skip
 SCALES = {
@@ -106,7 +106,7 @@ _PERCENT = re.compile(r"(?<=[0-9}\s])\s*(?:percent|per cent)(?![a-z])")
 
 
 def uniform(text: str) -> str:
-    """The text in the uniform spelling; at most a few times as long."""
+    """Convert a text to the uniform spelling; the result is at most a few times as long."""
     bold = _BOLD.fullmatch(text)
     text = bold[1] if bold else _BOLD_LABEL.sub(r"\1", text)
     if turned := _REVERSED.fullmatch(text):  # ]0,1[ as (0,1)
@@ -140,20 +140,23 @@ def uniform(text: str) -> str:
 
 
 def _scale(match: re.Match[str]) -> str:
-    """A power of ten in place of a word of scale; the rest of upright text stays upright."""
+    """Replacement for a number with a word of scale ("5 million"): the number times a power of ten.
+    Upright text that goes on after the word stays upright."""
     rest = "\\text{" if match[2] and not match[4] else ""
     return f"{match[1]}*10^{SCALES[match[3]]}{rest}"
 
 
 def _word(match: re.Match[str]) -> str:
-    """A name without its backslash; upright text stays as it is."""
+    """Replacement for the name of a function or constant that lacks its backslash; upright text
+    stays as it is."""
     if match[1] is None:
         return match[0]
     return WORDS.get(match[1].lower(), f"\\{match[1].lower()} ")
 
 
 def _text(match: re.Match[str]) -> str:
-    """The meaning of upright text: a function, a connective, a number; anything else stays text."""
+    """Replacement for upright text that is a function, a connective, or a number with a unit; any
+    other stays upright text."""
     content = match[1].strip(" .,;")
     if content in ("e", "i") or not re.search("[A-Za-z]", content):
         return content if content in ("e", "i") else match[1]
@@ -171,7 +174,8 @@ _OPENING = frozenset(("\\begin", "\\langle", "\\lfloor", "\\lceil", "\\{", "(", 
 
 
 def split_at(sign: re.Pattern[str], text: str) -> tuple[list[str], list[str]]:
-    """Split text at signs outside brackets: the stripped pieces, and the signs."""
+    """Split text at signs outside brackets; returns the stripped pieces, and the signs between
+    them."""
     if sign.search(text) is None:
         return [text.strip()], []
     depths = depths_of(text)
@@ -187,10 +191,10 @@ def split_at(sign: re.Pattern[str], text: str) -> tuple[list[str], list[str]]:
 
 
 def peeled(text: str) -> str:
-    """Text without outer braces, and without round brackets around a single thing."""
+    """Remove outer braces, and outer round brackets unless they contain a comma."""
     text = text.strip()
     while len(text) > 1 and (text[0], text[-1]) in (("{", "}"), ("(", ")")) and text[-2:] != "\\}":
-        depth = end = 0  # where the bracket that opens the text is closed
+        depth = end = 0  # end: where the text's first bracket is closed
         for match in _BRACKET.finditer(text):
             depth += 1 if match[0] in _OPENING else -1
             if depth <= 0:
@@ -203,7 +207,8 @@ def peeled(text: str) -> str:
 
 
 def depths_of(text: str) -> list[int]:
-    """Number of open brackets before each character; half-open intervals may mix their kinds."""
+    """Number of brackets that are open at each character. Any closing bracket closes any opening
+    one, because of half-open intervals."""
     depths = [0] * len(text)
     depth = place = 0
     for match in _BRACKET.finditer(text):

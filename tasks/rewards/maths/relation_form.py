@@ -1,9 +1,9 @@
-r"""Read relations: `x = 5` is 5 by the name of x, `1 \le x < 2` the interval [1,2) by that name.
+r"""Reads relations: `x = 5` is the value 5 named x, `1 \le x < 2` the interval [1,2) named x.
 
     sides and signs -> a named value, an interval, an equation or inequality, or "false"
 
-Of expressions that are all equal the last one is the answer: `6 \cdot 7 = 42`. Without letters,
-others make a relation that does not hold: `41 = 42`.
+If all sides are equal, the last one is the answer: `6 \cdot 7 = 42` is 42. If sides without letters
+differ, the relation is false: `41 = 42`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Read = Callable[[str], Form]
 LETTER = rf"(?:[A-Za-z]|{GREEK.pattern}(?![a-zA-Z]))(?:_(?:\{{[^{{}}]*\}}|[A-Za-z0-9]))?"
 SIGN = re.compile(r"=|<|>|\\(?:le|ge|ne|in|approx|equiv)(?![a-zA-Z])")
 
-# What only names the value on the other side, one way to write it a line.
+# Sides of an equation that only name the value on the other side, one pattern per line.
 _NAMES = (
     rf"{LETTER}'*(?:\^\{{-1\}})?(?:\([^()=]*\))?",  # x, a_7, f(2), f^{-1}(x)
     r"[a-zA-Z](?:\+[a-zA-Z])+",  # m+n
@@ -55,7 +55,7 @@ _CONGRUENCE = re.compile(
 
 
 def read_congruence(text: str, read: Read) -> Form | None:
-    r"""Read a congruence, such as `x \equiv 3 \pmod 5`."""
+    r"""Read a congruence, such as `x \equiv 3 \pmod 5`; None if the text is none."""
     match = _CONGRUENCE.fullmatch(text)
     if match is None:
         return None
@@ -65,7 +65,7 @@ def read_congruence(text: str, read: Read) -> Form | None:
 
 
 def read_relation(text: str, read: Read) -> Form | None:
-    """Read a text with signs of comparison outside brackets."""
+    """Read a text with comparison signs outside brackets; None if it has none."""
     sides, signs = split_at(SIGN, text)
     if not signs or not sides[-1]:
         return None
@@ -114,7 +114,7 @@ def _equality(sides: list[str], read: Read) -> Form:
 
 
 def _upwards(sides: list[str], signs: list[str]) -> tuple[list[str], list[str]]:
-    """A relation with its smallest side first."""
+    """Turn a relation with > or >= signs around, so that its smallest side comes first."""
     if set(signs) <= {">", r"\ge"}:
         return sides[::-1], [_FLIPPED[sign] for sign in reversed(signs)]
     return sides, signs

@@ -1,10 +1,10 @@
-r"""Compare two answers, in whatever form each is written.
+r"""Compares two answers that may be written in different forms.
 
     gold, answer -> uniform spelling -> forms -> part by part: numbers exactly, others as functions
 
-A form that no reader knows is undecided, None, unless both are written alike. One may say what the
-other leaves out: a name (`x = 5` for `5`), a unit (`12 cm` for `12`), the braces of a set. What
-both say must agree.
+If a form cannot be read, the result is None (undecided), unless both texts are identical. One
+answer may state what the other leaves out: a name (`x = 5` for `5`), a unit (`12 cm` for `12`), the
+braces of a set. Statements of both must agree.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from tasks.rewards.maths.notation import uniform
 from tasks.rewards.maths.units import split_unit
 
 UNORDERED = frozenset(("set", "list", "union", "both", "either"))
-MAX_PARTS = 24  # of what has no order: every part may have to be compared with every other
+MAX_PARTS = 24  # of an unordered form: every part may have to be compared with every other
 _LABEL = re.compile("[A-J]")  # of a choice
 _ROUNDED = re.compile(r"-?[0-9]*\.[0-9]{6,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRules:
-    """Rules for what counts as the same."""
+    """Rules by which two answers count as equal."""
 
-    percent_is_hundredth: bool  # 50% is 0.5; otherwise both must have the sign or neither
-    number_wants_number: bool  # for a number, an expression to be worked out is wrong
+    percent_is_hundredth: bool  # 50% equals 0.5; otherwise both must have the sign or neither
+    number_wants_number: bool  # an unevaluated expression is wrong if the gold is a number
 
 
 def same_answer(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
-    """Compare two answers in `plain` form; None if they cannot be compared here."""
+    """Compare two answers, both texts from `plain`: True if equal, None if undecided."""
     return _same(_read(gold), _read(answer), rules)
 
 
 @lru_cache(maxsize=4096)
 def is_readable(gold: str) -> bool:
-    """True if a gold has a form that is read, so that an answer without a form is wrong."""
+    """True if all parts of a gold can be read; then an answer that cannot be read is wrong."""
     return _is_known(_read(gold))
 
 
@@ -100,7 +100,8 @@ def _same(
 
 
 def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | None:
-    """Compare a choice with another, or with a letter or a text: either of its own will do."""
+    """Compare a choice (letter and text) with another choice, or with a letter or a text alone:
+    either part may match."""
     if gold.kind == answer.kind and gold.mark != answer.mark:
         return False
     if answer.kind != "choice":
@@ -112,7 +113,8 @@ def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | Non
 
 
 def _across_kinds(gold: Form, answer: Form) -> bool | None:
-    """Compare forms of two kinds: different, unless one is an expression that cannot be read."""
+    """Compare forms of different kinds: False, or None if one is an expression that cannot be read.
+    Words equal a scalar or letters if both are the same single word."""
     if {gold.kind, answer.kind} in ({"words", "scalar"}, {"words", "letters"}):
         return gold.mark.isalpha() and gold.mark.casefold() == answer.mark.casefold()
     for side in (gold, answer):
@@ -130,7 +132,8 @@ def _names_agree(gold: str, answer: str) -> bool:
 
 
 def _as_equations(gold: Form, answer: Form) -> tuple[Form, Form] | None:
-    """Both forms as equations, where one is an equation: `y = 2x + 1` against `y - 2x = 1`."""
+    """Convert both forms to equations if one is an equation, as for `y = 2x + 1` and `y - 2x = 1`;
+    else None."""
     kinds = [gold.kind, answer.kind]
     if kinds == ["scalar", "scalar"] and _names_agree(gold.name, answer.name):
         return None
@@ -148,7 +151,7 @@ def _equation_of(form: Form) -> Form | None:
 
 
 def _alike(gold: Form, answer: Form) -> tuple[Form, Form]:
-    """Convert both forms to a common kind, where there is one: a list and a set become sets."""
+    """Convert both forms to a common kind if there is one: a list and a set become sets."""
     kinds = (gold.kind, answer.kind)
     if kinds in (("set", "list"), ("list", "set")):
         return replace(gold, kind="set"), replace(answer, kind="set")
@@ -172,13 +175,14 @@ def _as_tuple(form: Form) -> Form:
 
 
 def _only_element(form: Form, other: Form) -> Form:
-    r"""The 5 of `\{5\}`, if the other form is a single expression."""
+    r"""The element 5 of a set `\{5\}` if the other form is a single expression; else the form."""
     is_one = form.kind == "set" and len(form.parts) == 1 and other.kind == "scalar"
     return form.parts[0] if is_one else form
 
 
 def _by_names(form: Form) -> Form:
-    """A list of named values, such as `y = 2, x = 1`, as the tuple (1, 2)."""
+    """Convert a list of named values, such as `y = 2, x = 1`, to a tuple in the order of the names:
+    (1, 2)."""
     if form.kind != "list" or len({part.name for part in form.parts} - {""}) < len(form.parts):
         return form
     in_order = sorted(form.parts, key=lambda part: part.name)
@@ -204,7 +208,7 @@ def _same_parts(
 def _same_unordered(
     gold: Sequence[Form], answer: Sequence[Form], rules: ComparisonRules
 ) -> bool | None:
-    """True if every part has a counterpart of its own."""
+    """True if each part of the gold equals a different part of the answer."""
     if len(gold) != len(answer):
         return False
     if len(gold) > MAX_PARTS:
@@ -262,5 +266,5 @@ def _same_scalar(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
 
 
 def same_number(gold: ExactNumber, answer: ExactNumber, rules: ComparisonRules) -> bool:
-    """True if two numbers are equal, by the rule for percent signs."""
+    """True if two numbers are equal under the rule for percent signs."""
     return gold.amount == answer.amount if rules.percent_is_hundredth else gold == answer

@@ -1,8 +1,8 @@
-r"""Units of amounts: `12 \text{ cm}`, `12 cm`, `60\degree`, `12 apples`.
+r"""Splits amounts from their units: `12 \text{ cm}`, `12 cm`, `60\degree`, `12 apples`.
 
-A unit is a known measure or a plural. Words before it may say of what kind (`12 red apples`), and
-words after it for each of what (`12 apples per day`). Any other word is no unit, because it may
-change the amount: `12 doubled`. Nor is a bare letter: `5t` is five times t.
+A unit is a known measure or a plural. Words before it may describe it (`12 red apples`), and a rate
+may follow it (`12 apples per day`). Any other word is no unit, because it may change the amount:
+`12 doubled`. A bare letter is no unit either: `5t` is five times t.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORT = (
     "hrs", "min", "mins", "sec", "secs", "mph", "kph", "Hz", "kHz", "MHz", "GHz", "kW", "kJ", "mA",
     "inch", "USD", "deg", "rad",
 )  # fmt: skip
-# What is counted or measured, where it is no plural in -s.
+# Words for units and counted things that need not be plurals in -s.
 MEASURES = frozenset(word for line in (
     *ALIASES, *ALIASES.values(), *SHORT,
     "in sq cu dm pm hz khz mhz ghz kw mw kwh kj ev mev kpa pa atm mol cal kcal bit byte",
@@ -40,7 +40,7 @@ MEASURES = frozenset(word for line in (
     "feet foot teeth mice geese fish sheep deer dice cattle way time point piece item step",
     "apple book ball coin card pen page marble seat ticket game room box bag hour",
 ) for word in line.lower().replace("/", " ").split())  # fmt: skip
-# Words that make another amount of the one before them.
+# Words that change the amount before them.
 NOT_UNITS = frozenset(word for line in (
     *SCALES, *(f"{scale}s" for scale in SCALES),
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen",
@@ -55,9 +55,9 @@ NOT_UNITS = frozenset(word for line in (
     "double doubles triple triples twice doubled tripled halved rounded about roughly",
     "approximately approx nearly almost around circa barely exceeds under beyond",
 ) for word in line.split())  # fmt: skip
-LETTERS = frozenset("mgshlLVAWJNKCF")  # that are units where they stand upright, as in \text{ m}
+LETTERS = frozenset("mgshlLVAWJNKCF")  # single letters that are units if upright, as in \text{ m}
 MAX_WORDS = 4
-MAX_SHORT = 2  # letters of a word that must be known
+MAX_SHORT = 2  # words of at most so many letters must be known units
 
 _NAMES = {name: unit for unit, names in ALIASES.items() for name in names.split()}
 _WORD = rf"(?<![A-Za-z\\])(?:{'|'.join(SHORT)}|per|(?<=per )[a-z]{{3}}|[A-Za-z]{{4,}})(?![A-Za-z])"
@@ -79,7 +79,8 @@ _FACTORS = re.compile(r"[/*]|(?<![a-z])per(?![a-z])")
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    """Split text in the uniform spelling into an amount and its unit, None without one."""
+    """Split text in the uniform spelling into an amount and its unit. Without a unit, returns the
+    text and None."""
     for start in _STARTS.finditer(text):
         amount, rest = text[: start.start()].strip(), text[start.start() :]
         if start[0] == "\\degree" and _OF_ANGLES.search(amount):
@@ -94,7 +95,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
 
 
 def _canonical(unit: str) -> str | None:
-    """The canonical name of a unit, None for words that are no unit."""
+    """The canonical name of a unit; None for words that are no unit."""
     unit = _TEXT.sub(lambda match: f" {match[1]} ", unit).replace("\\degree", "degree")
     if not _READABLE.fullmatch(unit) or not _is_unit(unit):
         return None
@@ -105,7 +106,7 @@ def _canonical(unit: str) -> str | None:
 
 
 def _named(factor: str) -> str:
-    """The canonical name of a factor: `sqft` and `feet^2` are ft^2."""
+    """The canonical name of one factor of a unit: `sqft` and `feet^2` are ft^2."""
     if factor in _NAMES:
         return _NAMES[factor]
     power = _POWER.fullmatch(factor)
@@ -116,12 +117,13 @@ def _named(factor: str) -> str:
 
 
 def changes_amount(word: str) -> bool:
-    """True if a word makes another amount of the one before it, as in `12 doubled`."""
+    """True if a word changes the amount before it, as in `12 doubled`."""
     return word.lower() in NOT_UNITS or _FRACTION.fullmatch(word.lower()) is not None
 
 
 def _is_unit(unit: str) -> bool:
-    """True if every factor ends with something counted, and no word changes the amount."""
+    """True if every factor of the text ends with a word that can be counted or measured, and no
+    word changes the amount."""
     words = [re.findall("[A-Za-z]+", factor) for factor in _FACTORS.split(unit)]
     if sum(map(len, words)) > MAX_WORDS or not all(words):
         return False

@@ -11,9 +11,9 @@ A second look executes some programs that were killed early once more:
     decided round ─▶ its early killed programs
     ─▶ one thread, a sandbox of the lowest priority ─▶ anchors for later rounds
 
-No verdict waits for a second look. Second looks occupy no reward worker, and use only idle processor
-time. On a machine without idle time a slow correct program does not finish, and its limit stays the
-same. `adaptive_timeout` chooses the programs.
+No verdict waits for a second look. Second looks occupy no reward worker, and use only idle
+processor time. On a machine without idle time a slow correct program does not finish, and its limit
+stays the same. `adaptive_timeout` chooses the programs.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ class SecondLooks:
     """Executes early killed programs a second time, one at a time, for one configuration."""
 
     def __init__(self, config: CodeTestsConfig, times: MeasuredTimes, max_waiting: int) -> None:
-        """max_waiting: number of programs that may wait or run at a time; further ones get no second
-        look. Raises ValueError if the machine does not allow the isolation."""
+        """max_waiting: number of programs that may wait or run at a time; further ones get no
+        second look. Raises ValueError if the machine does not allow the isolation."""
         self.config = config
         self._times = times
         self._max_waiting = max_waiting

@@ -1,5 +1,5 @@
-"""Tests the sandbox on this machine before its first use: if one of the escapes works, the isolation
-is refused.
+"""Tests the sandbox on this machine before its first use: if one attempt to escape succeeds, the
+isolation is refused.
 
 Each attempt is the simplest of its kind; the escape tests of the test suite have the cunning ones.
 """
