@@ -57,8 +57,8 @@ class WorkerOutput:
         return ()
 
     def forget(self) -> None:
-        """Start anew at the end of the log: `last_lines` leaves out the lines of earlier
-        processes."""
+        """Leave out the present lines from now on: `last_lines` returns those of the next process
+        alone."""
         with suppress(OSError):
             self._begins = self.path.stat().st_size
 
@@ -200,7 +200,7 @@ def nanny_of(
         "nthreads": spec.num_threads,
         "resources": dict(spec.resources),
         "env": spec.environment | python_path(),
-        "host": LOOPBACK,  # whoever joins from elsewhere talks to the scheduler alone
+        "host": LOOPBACK,  # workers on other machines talk to the scheduler alone
         "dashboard": False,
         "memory_limit": 0,
         "local_directory": str(scratch),

@@ -72,7 +72,8 @@ class ProcessReward(ABC):
 
     @property
     def interrupt(self) -> Interrupt:
-        """Set from another thread to end a verdict that nobody needs; cleared before the next."""
+        """The interrupt of the running call: another thread sets it if the verdict is no longer
+        needed, and clears it before the next call."""
         return self._process.interrupt
 
     def warm(self) -> None:

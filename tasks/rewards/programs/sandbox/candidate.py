@@ -54,7 +54,7 @@ def run_program(
             cpu_s=CPU_S,
         )
         filter_calls.install()
-    except BaseException as error:  # a half-built wall must not run a program
+    except BaseException as error:  # a process that is not fully confined must not run a program
         write_message(replies, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         os._exit(1)
     try:
