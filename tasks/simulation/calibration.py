@@ -6,13 +6,13 @@
                                                          ──▶ `PlainMachine`
 
 A response of n tokens takes n decode steps of `step_s + step_s_per_sequence x others ^ exponent`
-each, and the prefill that its engine does meanwhile, of a prompt once where the engine keeps
-prefixes: linear in the three constants, which are those of least squares over all responses, for
-every exponent of a list, of which the one that fits best stays. How many others there were comes
-from the engine's own record, every interval weighted by the steps that fit into it, which takes a
-few rounds because the weights depend on the constants. Leaves out preemption, the length of
-contexts, and what a first step costs beyond others (compilation, caches): it is left out of the
-fit.
+each, and the prefill that its engine does meanwhile (once per prompt where the engine keeps
+prefixes). This is linear in the three constants, which are fitted by least squares over all
+responses, once for each exponent of a list; the exponent with the smallest error is kept. The
+number of other sequences comes from the engine's own record, each interval weighted by the steps
+that fit into it. The weights depend on the constants, so the fit is repeated a few times. The first
+step of the run is not fitted, because it also pays for compilation and cold caches. Leaves out
+preemption and the length of contexts.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tasks.simulation.recorded import RecordedRun, RecordedStep
 
 LEARNER_STAGES = ("train", "update", "publish")
 ROUNDS = 8  # of weighting: the constants no longer change in their fourth digit
-# of the others of a batch; a processor's matrix products are the better used the larger it is
+# of the number of other sequences: a CPU's matrix products are used better in larger batches
 EXPONENTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePace:
-    """The cost of decoding and prefilling on a replica."""
+    """Fitted seconds of decoding and prefilling on a replica."""
 
     step_s: float  # of a decode step of one sequence
     step_s_per_sequence: float  # that the first further sequence adds
@@ -55,7 +55,7 @@ class EnginePace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """A response on its engine."""
+    """Times and token counts of one response on its engine."""
 
     begins_s: float  # its submission
     decodes_s: float  # its first token
@@ -65,7 +65,8 @@ class Decoded:
 
 
 def calibrated(run: RecordedRun) -> PlainMachine:
-    """Fit the machine that recorded the run. ValueError where the record cannot tell it."""
+    """Fit a `PlainMachine` to a recorded run. Raises ValueError if the record does not determine
+    its constants."""
     steps = counted(run)
     placed = parse_role_map(run.config["cluster"]["roles"])
     num_devices = len({*placed["rollout"], *placed["learner"]})
@@ -110,20 +111,20 @@ def _batching(engine: Mapping[str, Any]) -> tuple[int, bool]:  # Any: parsed JSO
 
 
 def pace_of(run: RecordedRun) -> EnginePace:
-    """Fit the cost of decoding and prefilling on a run's engines."""
+    """Fit the seconds of decoding and prefilling on a run's engines."""
     _, shares_prompts = _batching(run.config["engine"])
     pace = engine_pace(busy_periods(counted(run), shares_prompts))
     return replace(pace, shares_prompts=shares_prompts)
 
 
 def counted(run: RecordedRun) -> Sequence[RecordedStep]:
-    """The steps that are counted: all but the first, unless there is only one."""
+    """Returns the steps that are fitted: all but the first, or the first if it is the only one."""
     return run.steps[1:] or run.steps
 
 
 def engine_pace(periods: Sequence[Sequence[Decoded]]) -> EnginePace:
-    """The constants of a replica from what it decoded, each period together. ValueError for
-    nothing."""
+    """Fit the constants of a replica to the responses of its busy periods. Raises ValueError if no
+    period has a response."""
     if not any(periods):
         raise ValueError("a pace needs responses that ended by themselves, got none")
     fits = [_fit(exponent, periods) for exponent in EXPONENTS]
@@ -131,8 +132,9 @@ def engine_pace(periods: Sequence[Sequence[Decoded]]) -> EnginePace:
 
 
 def busy_periods(steps: Sequence[RecordedStep], shares_prompts: bool) -> list[list[Decoded]]:
-    """What every engine decoded in every step; aborted responses count as long as they were there.
-    shares_prompts: whether only the first response of a prompt has its tokens to prefill."""
+    """Returns the responses of every engine in every step; an aborted response counts up to its
+    abort. shares_prompts: whether only the first response to a prompt prefills the prompt's tokens.
+    """
     return [
         _decoded([row for row in step.rows if _is_of(engine, row)], shares_prompts)
         for step in steps
@@ -141,20 +143,21 @@ def busy_periods(steps: Sequence[RecordedStep], shares_prompts: bool) -> list[li
 
 
 def engines_of(steps: Sequence[RecordedStep]) -> list[str]:
-    """Names of the engines that generated."""
+    """Returns the sorted names of the engines that generated in these steps."""
     return sorted({row.response.generated.engine for step in steps for row in step.rows})
 
 
 def decode_drift(pace: EnginePace, steps: Sequence[RecordedStep]) -> float:
-    """Seconds that the responses of these steps took, over those that the pace predicts in the
-    company they had: how much slower the machine decoded than when the pace was recorded."""
+    """Returns how much slower the machine decoded in these steps than when the pace was recorded:
+    the measured seconds of all responses over the seconds that the pace predicts for the same
+    batches."""
     periods = busy_periods(steps, pace.shares_prompts)
     return float(_seconds(periods).sum() / _told(pace, periods).sum())
 
 
 def train_s_per_token(steps: Sequence[RecordedStep]) -> float:
-    """Seconds of one rank for a token that it computed. Prompts that are shared are computed once,
-    groups without a gradient as a rule not at all, so trained tokens would not tell."""
+    """Returns the seconds that one rank takes per computed token. Trained tokens would be the wrong
+    measure: a shared prompt is computed once, a group without a gradient usually not at all."""
     busy_s, computed = (
         sum(_values(steps, figure)) for figure in ("train/busy_s", "train/tokens_computed")
     )
@@ -162,8 +165,8 @@ def train_s_per_token(steps: Sequence[RecordedStep]) -> float:
 
 
 def _overheads_s(run: RecordedRun) -> list[float]:
-    """Orchestration of every step, as far as it added to the run: where steps overlap one waits
-    for its turn while others train, which is none."""
+    """Returns the orchestration seconds of every step that lengthened the run. Where steps overlap,
+    the wait of a step for its turn while others train is not counted."""
     added = seconds_added([step.commit for step in run.steps])
     stages = zip(*(_values(run.steps, f"time/{name}_s") for name in LEARNER_STAGES), strict=True)
     overheads = _values(run.steps, "time/orchestration_s")
@@ -174,12 +177,14 @@ def _overheads_s(run: RecordedRun) -> list[float]:
 
 
 def typical(steps: Sequence[RecordedStep], figure: str) -> float:
-    """The median of a figure of steps. ValueError where one has none."""
+    """Returns the median of a figure over the steps. Raises ValueError if a step lacks the
+    figure."""
     return median(_values(steps, figure))
 
 
 def _values(steps: Sequence[RecordedStep], figure: str) -> list[float]:
-    """A figure of every step. ValueError where another version wrote a step without it."""
+    """Returns a figure of every step. Raises ValueError if another version wrote a step without
+    it."""
     for step in steps:
         if figure not in step.metrics:
             raise ValueError(
@@ -195,7 +200,7 @@ def _is_of(engine: str, row: ResponseRow) -> bool:
 
 
 def _decoded(rows: Sequence[ResponseRow], shares_prompts: bool) -> list[Decoded]:
-    """Of one engine in one step."""
+    """Returns the responses of one engine in one step, in the order of submission."""
     prefilled: set[str] = set()
     found: list[Decoded] = []
     for row in sorted(rows, key=lambda row: row.response.generated.submitted_s):
@@ -215,7 +220,7 @@ def _decoded(rows: Sequence[ResponseRow], shares_prompts: bool) -> list[Decoded]
 
 
 def _fit(exponent: float, periods: Sequence[Sequence[Decoded]]) -> tuple[float, EnginePace]:
-    """The pace of least squares with this exponent, and their sum before it."""
+    """Least-squares fit for one exponent; returns (sum of squared errors, pace)."""
     seconds = _seconds(periods)
     constants = np.array([1.0, 0.0, 0.0])
     for _ in range(ROUNDS):
@@ -233,14 +238,14 @@ def _fit(exponent: float, periods: Sequence[Sequence[Decoded]]) -> tuple[float, 
 
 
 def _told(pace: EnginePace, periods: Sequence[Sequence[Decoded]]) -> Floats:
-    """Seconds of every sequence, by the pace."""
+    """Returns the seconds that the pace predicts for every response."""
     constants = np.array([pace.step_s, pace.step_s_per_sequence, pace.prefill_s_per_token])
     told: Floats = _rows(periods, constants, pace.sequence_exponent) @ constants
     return told
 
 
 def _seconds(periods: Sequence[Sequence[Decoded]]) -> Floats:
-    """Of every sequence, as recorded."""
+    """Returns the recorded seconds of every response."""
     return np.array([one.ends_s - one.begins_s for period in periods for one in period])
 
 
@@ -251,8 +256,8 @@ def _rows(periods: Sequence[Sequence[Decoded]], constants: Floats, exponent: flo
 def _work(
     period: Sequence[Decoded], pace: Floats, exponent: float
 ) -> list[tuple[float, float, float]]:
-    """Of every sequence: its steps, the others of each to the exponent, and the prompt tokens that
-    its engine prefilled while it was there."""
+    """Returns one row for every response: its decode steps, the sum over them of the number of
+    other sequences to the exponent, and the prompt tokens that its engine prefilled meanwhile."""
     changes = sorted({when for one in period for when in (one.decodes_s, one.ends_s)})
     others = _others(period, changes) ** exponent
     step_s = np.maximum(1e-9, pace[0] + pace[1] * others)
@@ -276,7 +281,7 @@ def _work(
 
 
 def _others(period: Sequence[Decoded], changes: Sequence[float]) -> Floats:
-    """How many sequences decode beside another one, between neighbouring changes."""
+    """Returns how many sequences decode beside another one, between neighbouring changes."""
     counts = np.zeros(len(changes))
     for one in period:
         counts[bisect.bisect_left(changes, one.decodes_s)] += 1
@@ -285,8 +290,8 @@ def _others(period: Sequence[Decoded], changes: Sequence[float]) -> Floats:
 
 
 def _least_squares(rows: Floats, seconds: Floats) -> Floats:
-    """The solution without negative parts: what would be negative is 0, and the rest solved
-    again."""
+    """Least-squares solution without negative constants: a negative one is set to 0 and the others
+    are solved again."""
     kept = list(range(rows.shape[1]))
     while True:
         solution = np.zeros(rows.shape[1])

@@ -1,8 +1,8 @@
-"""Random numbers by name: the same for the same names whenever and wherever they are asked for, at
-about two microseconds each.
+"""Random numbers by name: the same seed and names give the same number in every process and order,
+in about two microseconds each.
 
-`tasks.scheduling.prompt_stream` names seeds; a generator for each of a million responses would take
-a minute.
+`tasks.scheduling.prompt_stream` derives seeds by name for generators; making one generator for each
+of a million responses would take a minute.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def alike(shared: float, own: float, correlation: float) -> float:
 
 
 def normal_score(share: float) -> float:
-    """The number below which this share of the standard normal law lies."""
+    """Returns the number below which this share of the standard normal law lies."""
     return _NORMAL.inv_cdf(share)

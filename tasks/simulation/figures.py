@@ -1,4 +1,5 @@
-"""What a simulated run comes to: a step's parts, its tokens, its bubbles; means over a run."""
+"""The figures of a simulated run: parts, tokens and bubbles of each step, and means over the
+run."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ IDLE = "idle"  # the part in which nothing works
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedGroup:
-    """A prompt, and the responses that it is trained on."""
+    """Token counts of a trained prompt and of its trained responses."""
 
     prompt_tokens: int
     response_tokens: tuple[int, ...]  # sampled tokens of each
@@ -39,7 +40,7 @@ class TrainedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedStep:
-    """A step in figures."""
+    """The figures of one step."""
 
     step: int  # from 1
     kind: str  # of its round, as its policy names it
@@ -99,7 +100,7 @@ class PlayedStep:
 
     @property
     def free_s(self) -> float:
-        """Seconds that are only spent on going over from generating to training."""
+        """Seconds in which devices do nothing but switch from generating to training."""
         return self.parts_s["free"]
 
     @property
@@ -132,27 +133,27 @@ class PlayedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedRun:
-    """A run in figures."""
+    """The figures of a run, step by step."""
 
     steps: tuple[PlayedStep, ...]
     period_steps: int  # after which a run in steady state has trained as much as it launched
 
     @property
     def planned(self) -> PlayedRun:
-        """The run without the steps that trained what was left."""
+        """The run without its drain steps, which train the groups that the planned steps left."""
         return self._of(step for step in self.steps if not step.is_drain)
 
     def after(self, num_steps: int) -> PlayedRun:
-        """The run without its first steps."""
+        """Returns the run without its first num_steps steps."""
         return self._of(self.steps[num_steps:])
 
     def of_kind(self, kind: str) -> PlayedRun:
-        """The steps whose rounds are of this kind."""
+        """Returns the steps whose rounds are of this kind."""
         return self._of(step for step in self.steps if step.kind == kind)
 
     def periods(self, skipped: int = 1) -> PlayedRun:
-        """The planned steps of whole periods, without the first ones. ValueError if there are
-        none."""
+        """Returns the planned steps of whole periods, without the first `skipped` periods. Raises
+        ValueError if no period is left."""
         planned = self.planned.steps
         num_periods = len(planned) // self.period_steps
         if num_periods <= skipped:
@@ -175,7 +176,7 @@ class PlayedRun:
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens in trained groups, a second."""
+        """Sampled tokens of trained groups per second."""
         return self.total("tokens_trained") / self.total("step_s")
 
     def rows(self) -> list[dict[str, str | int | float]]:
@@ -188,7 +189,7 @@ class PlayedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A round that was played, without its responses."""
+    """Plan, report and token counts of a played round, without its responses."""
 
     plan: RoundPlan
     report: RolloutReport
@@ -208,7 +209,7 @@ class StepWindow:
 
 
 def trained_groups(groups: Iterable[Group]) -> tuple[TrainedGroup, ...]:
-    """The lengths of accepted groups."""
+    """Returns the prompt and response lengths of accepted groups."""
     return tuple(
         TrainedGroup(
             prompt_tokens=len(group.prompt.token_ids),
@@ -219,7 +220,7 @@ def trained_groups(groups: Iterable[Group]) -> tuple[TrainedGroup, ...]:
 
 
 def played_step(record: RoundRecord, training: SimulatedTraining, window: StepWindow) -> PlayedStep:
-    """The figures of a step."""
+    """Compute the figures of a step."""
     plan, report, spans = record.plan, record.report, window.spans
     parts = {part for share in training.split for part, _ in share.parts}
     assert parts == set(report.accepted), "what is accepted is trained, and nothing else"
@@ -257,8 +258,8 @@ def played_step(record: RoundRecord, training: SimulatedTraining, window: StepWi
 
 
 def left_share(spans: Sequence[Span]) -> float:
-    """Share of a rollout that is left when the first device goes over to training; 0 without a
-    rollout, or where none does."""
+    """Returns the share of the rollout's duration that is left when the first device switches to
+    training; 0 without a rollout, or if no device switches."""
     rollout = [span for span in spans if span.kind == "rollout"]
     if not rollout:
         return 0.0
@@ -276,7 +277,7 @@ def _parts_s(spans: Sequence[Span], start_s: float, end_s: float) -> dict[str, f
 
 
 def reward_spans(scores: Iterable[Score]) -> tuple[Span, ...]:
-    """Spans of scoring, of the verdicts that came in time."""
+    """Returns the spans in which at least one of these scores was being computed."""
     busy = union((score.started_s, score.finished_s) for score in scores)
     return tuple(
         Span(device="host", actor="rewards", kind="reward", start_s=start_s, end_s=end_s)

@@ -1,4 +1,4 @@
-"""What devices can do: one table of constants, each with its source (`SOURCES`).
+"""The speeds and sizes of devices: one table of constants, each with its source (`SOURCES`).
 
 A data sheet gives a rate, `reaches` the share of it that the work at hand gets. Four numbers were
 calibrated on a published figure each, `host_s`, `host_s_per_sequence`, `process_s` and `eager_s`;
@@ -44,7 +44,7 @@ class Device:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """Bytes of memory that a kernel reads."""
+        """Bytes a second that a kernel reads from memory."""
         return self.memory_bytes_per_s * self.reaches.memory
 
     @property
@@ -59,7 +59,7 @@ class Device:
 
     @property
     def cache_bytes(self) -> float:
-        """Memory that weights and KV cache of an engine may take."""
+        """Bytes of memory that weights and KV cache of an engine may take."""
         return self.memory_bytes * self.reaches.cache
 
     def link_bytes_per_s(self, is_one_host: bool) -> float:

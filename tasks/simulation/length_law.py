@@ -56,13 +56,14 @@ class LengthLaw:
         return normal_score(1 - self.endless_share) if self.endless_share else math.inf
 
     def tokens(self, score: float) -> float:
-        """The length of a response with this normal score; infinite if it never ends."""
+        """Returns the length of a response with this normal score; infinite if it never ends."""
         if score > self.endless_score:
             return math.inf
         body, tail = min(score, P75_SCORE), max(score - P75_SCORE, 0.0)
         return self.median_tokens * math.exp(self.body_sigma * body + self.tail_sigma * tail)
 
     def score(self, hardness: float, seed: int, prompt_id: str, index: int, noise: int) -> float:
-        """The normal score of a response to a prompt whose own is `hardness`."""
+        """Returns the normal score of a response to a prompt whose own normal score is
+        `hardness`."""
         own = normal(seed, "response", prompt_id, index, noise)
         return alike(hardness, own, self.prompt_share)

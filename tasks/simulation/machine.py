@@ -1,4 +1,4 @@
-"""A cluster with a model on it: what its devices take for what (`steps` plays rounds on it).
+"""A cluster with a model on it: the seconds of each kind of work (`steps` plays rounds on it).
 
 Rollout and training are colocated, as in RollPacker: engines and learner take turns on the same
 devices, whose hosts keep the states of the side that sleeps, and engines of every size are kept
@@ -45,12 +45,12 @@ class TrainingCost:
 
     @property
     def num_passes(self) -> int:
-        """The work done with a token, in forward passes."""
+        """Work per token, in units of one forward pass."""
         return UPDATE_PASSES + LOGPROB_PASSES * self.num_logprob_models
 
     @property
     def group_size(self) -> int:
-        """Devices that work on a micro-batch."""
+        """Number of devices that work on a micro-batch together."""
         return self.tensor * self.pipeline * self.context
 
 
@@ -65,8 +65,8 @@ ROLLPACKER: Mapping[str, TrainingCost] = {
 def device_s_per_token(
     model: ModelShape, device: Device, training: TrainingCost, context_tokens: float
 ) -> float:
-    """Device-seconds of a token with so many before it: a step of so many tokens takes as many
-    times as long, divided by the devices."""
+    """Returns the device-seconds to train a token that has context_tokens before it. A step takes
+    these seconds times its tokens, divided by the number of devices."""
     passes = training.num_passes
     flops = model.flops_per_token + model.flops_per_token_pair * context_tokens
     arithmetic_s = passes * flops / device.training_flops
@@ -105,7 +105,7 @@ class Machine:
     context_tokens: float = 1_000  # before a trained token, on average over tokens
 
     def roofline(self, size: int) -> Roofline:
-        """The times of a replica of this size."""
+        """Returns the roofline of a replica of this tensor-parallel size."""
         return Roofline(
             model=self.model,
             device=self.device,
@@ -114,16 +114,16 @@ class Machine:
         )
 
     def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
-        """Tensor-parallel sizes that so many of its devices and the model's heads allow, and in
-        which its weights fit."""
+        """Returns the tensor-parallel sizes, up to `largest`, that num_devices and the model's
+        heads allow and in which the weights fit."""
         heads, kv_heads = self.model.num_heads, self.model.num_kv_heads
         devices = range(num_devices)
         possible = possible_sizes(devices, self.devices_per_host, heads, kv_heads, largest)
         return tuple(size for size in possible if self.roofline(size).fits)
 
     def engine(self, size: int) -> SimulatedEngineConfig:
-        """Speed and room of a replica over so many devices. ValueError when the weights do not
-        fit."""
+        """Returns speed and KV capacity of a replica over `size` devices. Raises ValueError if the
+        weights do not fit."""
         roofline = self.roofline(size)
         per_sequence_s = roofline.sequence_s + roofline.exchange_s_per_token
         return SimulatedEngineConfig(
@@ -144,7 +144,7 @@ class Machine:
         )
 
     def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
-        """The profile that calibration would measure of replicas of these sizes."""
+        """Returns the profile that calibration would measure on replicas of these sizes."""
         return ThroughputProfile(
             model=self.model.name,
             device=self.device.name,
@@ -157,9 +157,9 @@ class Machine:
         return device_s_per_token(self.model, self.device, self.training, self.context_tokens)
 
     def update_s(self) -> float:
-        """Seconds from complete gradients to new weights: gradients are summed to the owners of
-        their parameters, whose states come from the host and go back, and the new weights go to
-        all."""
+        """Seconds from complete gradients to new weights. Gradients are summed at the owners of
+        their parameters, optimizer states are copied from the host and back, and all devices get
+        the new weights."""
         own = self.model.parameters / self.num_devices
         states_s = 2 * own * OPTIMIZER_BYTES / self.device.copy_bytes_per_s
         adam_s = own * (2 * OPTIMIZER_BYTES + GRADIENT_BYTES) / self.device.read_bytes_per_s
@@ -167,22 +167,22 @@ class Machine:
         return states_s + adam_s + sent / self._link_bytes_per_s
 
     def publish_s(self) -> float:
-        """Seconds from new weights to engines that generate with them: the learner's states make
-        room, every device is sent the weights once, the engines wake."""
+        """Seconds from new weights to engines that generate with them: the learner's states leave
+        the devices, every device receives the weights once, and the engines wake."""
         leaves = (GRADIENT_BYTES + BF16_BYTES) * self._learner_parameters
         room_s = leaves / self.device.copy_bytes_per_s
         return room_s + self.model.weight_bytes / self._link_bytes_per_s + WAKE_S
 
     def relayout_s(self, old: int, new: int) -> float:
-        """Seconds in which the engines go over to another tensor-parallel size: the weights of the
-        other ones come from the host."""
+        """Seconds in which the engines switch to another tensor-parallel size; the weights of the
+        new engines come from the host. 0 if the size stays."""
         if old == new:
             return 0.0
         weights = self.model.weight_bytes / new
         return SLEEP_S + WAKE_S + weights / self.device.copy_bytes_per_s
 
     def free_s(self) -> float:
-        """Seconds in which a device goes over from generating to training: the learner's weights
+        """Seconds in which a device switches from generating to training; the learner's weights
         come from the host."""
         weights = BF16_BYTES * self._learner_parameters
         return SLEEP_S + weights / self.device.copy_bytes_per_s

@@ -4,10 +4,11 @@
        └──▶ round s + 1 goes on with what round s left on the engines
 
 `play_overlapped` plays the rounds of any policy over any learner; `play_overlapped_steps` plays a
-`SimulatedRun` with whole steps. A step lasts from the publication before its own to its own, so
-that the steps of a run make up its time. With the stream trainer a step trains its groups as they
-are accepted, once it is its turn. Verdicts that a round takes over from the one before it begin
-again, but for recorded ones. Driver and policies are the real ones.
+`SimulatedRun` with whole steps. A step lasts from the publication before it to its own publication,
+so that the durations of the steps sum to that of the run. With the stream trainer a step trains
+groups as they are accepted, once all earlier steps are trained. Scoring that is unfinished when a
+round closes begins again in the next round; a recorded verdict keeps its time. Driver and policies
+are the real ones.
 """
 
 from __future__ import annotations
@@ -54,37 +55,39 @@ from tasks.simulation.trained_round import (
 
 
 def blank_weights(version: int) -> WeightsRef:
-    """Weights of a simulated engine, which has none."""
+    """Returns a reference to weights without data: a simulated engine holds none."""
     return WeightsRef(version=version, path="", digest="")
 
 
 class OverlappedLearner(Protocol):
-    """Trains one step after the other while rounds go on, and publishes what it made."""
+    """Trains one step after the other while rounds go on, and publishes the weights of each
+    step."""
 
     @property
     def version(self) -> int:
-        """The newest version that every engine has."""
+        """The newest weight version that every engine has loaded."""
         ...
 
     async def accept(self, step: int, group: Group) -> None:
-        """Take a group that this step trains."""
+        """Add an accepted group to the training of this step."""
         ...
 
     def train(self, step: int) -> None:
-        """Train this step, whose groups are all there, after those before it."""
+        """Start the training of this step, whose groups are complete, after all earlier steps."""
         ...
 
     async def idle(self) -> None:
-        """Wait until everything is trained and published."""
+        """Wait until every started step is trained and published."""
         ...
 
     async def published(self, wait_s: float) -> list[int]:
-        """Versions published since the last call (`Publications`)."""
+        """Returns the versions published since the last call; waits at most wait_s for one
+        (`Publications`)."""
         ...
 
 
 class SimulatedLearner:
-    """Trains one step after the other, each for train_s, and publishes what it made."""
+    """An `OverlappedLearner` that takes train_s for each step."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class SimulatedLearner:
         at_update: Running = Running.INTERRUPT,
         weights: Callable[[int], WeightsRef] = blank_weights,
     ) -> None:
-        """weights: of a version."""
+        """weights: returns the reference to a version's weights."""
         self.version = 0
         self.drained_s = 0.0  # of the engine that took longest, summed over the loads
         self.busy_s = 0.0
@@ -105,20 +108,21 @@ class SimulatedLearner:
         self._training: list[asyncio.Task[None]] = []
 
     async def accept(self, step: int, group: Group) -> None:
-        """Every step takes the same time."""
+        """Ignore the group: every step takes the same time."""
 
     def train(self, step: int) -> None:
-        """Train this step after those before it."""
+        """Start the training of this step after all earlier steps."""
         before = self._training[-1] if self._training else None
         self._training.append(asyncio.create_task(self._train(step, before)))
 
     async def idle(self) -> None:
-        """Wait until everything is trained and published."""
+        """Wait until every started step is trained and published."""
         if self._training:
             await self._training[-1]
 
     async def published(self, wait_s: float) -> list[int]:
-        """Versions published since the last call (`Publications`)."""
+        """Returns the versions published since the last call; waits at most wait_s for one
+        (`Publications`)."""
         return await self._news.take(wait_s)
 
     async def _train(self, step: int, before: asyncio.Task[None] | None) -> None:
@@ -140,7 +144,7 @@ class SimulatedLearner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlappedRun:
-    """A run whose rounds may overlap, over any learner."""
+    """A run whose rounds may overlap training: policy, engines, learner and rewards."""
 
     policy: Policy
     batch: BatchConfig
@@ -155,14 +159,14 @@ class OverlappedRun:
     is_shuffled: bool = True  # whether the rows are asked in an order drawn by the seed
     leaves_running: bool = True
     watch: Watch = field(default=lambda plan, scheduler: scheduler)  # looks at the decisions
-    # tells a round of the engines that join it, one for each round
+    # returns the elastic workers that may join a round; called once per round
     elastic_workers: Callable[[], ElasticWorkers | None] = lambda: None
     balancing: BalancingConfig = field(default_factory=BalancingConfig)
 
 
 async def play_overlapped(run: OverlappedRun) -> AsyncIterator[SimulatedRound]:
-    """Play the rounds of a run, each begun when the one before it closes; under a policy that
-    overlaps nothing, when that one is trained."""
+    """Play the rounds of a run. Each round begins when the one before it closes; under a policy
+    without overlap, when the step of that round is trained and published."""
     overlaps = run.policy.algebra(run.batch).overlaps
     state, before = QueueState(), None
     loop = asyncio.get_running_loop()
@@ -187,7 +191,7 @@ async def play_overlapped(run: OverlappedRun) -> AsyncIterator[SimulatedRound]:
 
 
 def turn_of(run: OverlappedRun, state: QueueState, step: int) -> PlanningInputs:
-    """The inputs from which the policy plans the round of this step."""
+    """Returns the inputs from which the policy plans the round of this step."""
     return PlanningInputs(
         state=state,
         batch=run.batch,
@@ -200,7 +204,7 @@ def turn_of(run: OverlappedRun, state: QueueState, step: int) -> PlanningInputs:
 
 
 def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
-    """The inputs of a round over the run's engines, with nothing recorded."""
+    """Returns the inputs of a round over the run's engines, without responses of earlier rounds."""
     scheduler = run.watch(plan, run.policy.scheduler(plan))
     inputs = round_inputs(
         plan,
@@ -221,13 +225,13 @@ def inputs_of(run: OverlappedRun, plan: RoundPlan) -> RoundInputs:
 
 
 def oldest_version(generated: Generated) -> int:
-    """The version that sampled the first token of a response."""
+    """Returns the oldest weight version that sampled a token of the response."""
     return min(span.version for span in generated.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """A step as the learner trained it."""
+    """A trained step: its gradients, its update and publication."""
 
     training: SimulatedTraining
     spans: Sequence[Span]  # of its update and publication
@@ -235,7 +239,7 @@ class TrainedStep:
 
 
 class RankLearner:
-    """Trains the groups of one step after the other on its ranks (`OverlappedLearner`)."""
+    """An `OverlappedLearner` that trains the groups of each step on simulated ranks."""
 
     def __init__(self, run: SimulatedRun, cluster: Cluster) -> None:
         self.version = 0
@@ -306,7 +310,8 @@ class RankLearner:
 
 
 async def play_overlapped_steps(run: SimulatedRun) -> tuple[PlayedStep, ...]:
-    """Play the steps of a run. ValueError where engines would have to give way to training."""
+    """Play the steps of a run whose rounds overlap training. Raises ValueError if devices both
+    generate and train, or if the planner may rebuild engines."""
     if run.placement.is_colocated or run.planner.enabled:
         raise ValueError(
             "steps that overlap need devices that train alone and engines that are never rebuilt,"

@@ -1,5 +1,5 @@
-"""A machine and a workload that are given in numbers: for closed forms, and for experiments that
-look at one effect."""
+"""A machine and a workload whose speeds and lengths are given as numbers, for comparison with
+closed forms and for experiments that look at one effect."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class PlainMachine:
     """Devices with given speeds; the defaults resemble a 7B model on large GPUs.
 
-    A replica of size t has the memory of t devices less one copy of the weights; a decode step
-    takes the time to read its share of the weights, and more for the exchange the more devices
-    there are (`MachineCosts`).
+    A replica of size t has the memory of t devices minus one copy of the weights. A decode step
+    takes the time to read each device's share of the weights, plus an exchange that grows with t
+    (`MachineCosts`).
     """
 
     num_devices: int = 8

@@ -1,4 +1,4 @@
-"""The machine and the work of a simulated step, as the step asks for them.
+"""What a simulated step needs to know of its machine and its work.
 
     GradientWork   tokens that a learner rank computes for the groups that it is given
     MachineCosts   seconds that a cluster with a model on it takes for each kind of work
@@ -26,7 +26,7 @@ class GradientWork:
     """The cost of accepted groups for a learner rank."""
 
     flat_costs: bool  # whether groups without a gradient are computed, too: see `balance`
-    num_tokens: Callable[[Sequence[GroupPart]], int]  # that the parts of a call are
+    num_tokens: Callable[[Sequence[GroupPart]], int]  # computed for the parts of one call
 
 
 def every_token(parts: Sequence[GroupPart]) -> int:
@@ -47,19 +47,20 @@ class MachineCosts(Protocol):
 
     @property
     def devices_per_host(self) -> int:
-        """Devices of a host; no replica spans two hosts."""
+        """Devices of one host; no replica spans two hosts."""
         ...
 
     def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
-        """Tensor-parallel sizes that so many of its devices and the model's heads allow."""
+        """Returns the tensor-parallel sizes, up to `largest`, that num_devices and the model's
+        heads allow."""
         ...
 
     def engine(self, size: int) -> SimulatedEngineConfig:
-        """Speed and room of a replica over so many devices."""
+        """Returns speed and KV capacity of a replica over `size` devices."""
         ...
 
     def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
-        """The profile that calibration would measure of replicas of these sizes."""
+        """Returns the profile that calibration would measure on replicas of these sizes."""
         ...
 
     def train_s_per_token(self) -> float:
@@ -76,11 +77,11 @@ class MachineCosts(Protocol):
         ...
 
     def relayout_s(self, old: int, new: int) -> float:
-        """Seconds in which the engines are rebuilt with another tensor-parallel size."""
+        """Seconds in which the engines are rebuilt from the old to the new tensor-parallel size."""
         ...
 
     def free_s(self) -> float:
-        """Seconds in which a device goes over from generating to training."""
+        """Seconds in which a device switches from generating to training."""
         ...
 
 
@@ -93,25 +94,25 @@ class RunWork(Protocol):
         ...
 
     def domains(self, num_rows: int) -> Sequence[str]:
-        """The domain of every row of a data set of so many."""
+        """Returns the domain of every row of a data set of num_rows rows."""
         ...
 
     def prompt_tokens(self, prompt_id: str) -> int:
-        """The length of a prompt."""
+        """Returns the length of a prompt in tokens."""
         ...
 
     def question(self, prompt_id: str) -> tuple[int, ...]:
-        """The tokens of a prompt."""
+        """Returns the tokens of a prompt."""
         ...
 
     def writer(self, step: int, seed: int) -> Lengths:
-        """The lengths of the responses of a step."""
+        """Returns the lengths of the responses of a step."""
         ...
 
     def feed(self, machine: Any, seed: int) -> ScoreFeed:  # Any: what its judge runs on
-        """The reward stage of a run."""
+        """Returns the reward stage of a run."""
         ...
 
     def gradients(self, seed: int) -> GradientWork:
-        """The cost of the run's groups for the learner."""
+        """Returns the cost of the run's groups for the learner."""
         ...

@@ -3,14 +3,14 @@
     responses/, steps/, manifest of a run's store ──▶ RecordedRun ──▶ RecordedWork, `calibration`
     row of a simulated data set ──▶ the prompt at that place; behind the last one any of them, drawn
 
-A recorded response has its recorded length, verdict and seconds of scoring again. What was not
-recorded (other indices, other seeds, further prompts) is drawn from the recorded responses of its
-prompt. A learner computes once the tokens that recorded sequences begin with alike, and groups of
-equal rewards only where the recorded one did. A response that the bound or an abort cut is only
-known to be at least so long: where it may go on, it goes on by an exponential law whose mean is
-that of all lengths above the median, cut ones counted as they are (the estimate of largest
-likelihood under censoring). Leaves out that a call with more tokens than a row computes shared
-ones once a row, and histories that a chat template wrote anew.
+A replayed response has its recorded length, verdict and seconds of scoring. What was not recorded
+(other indices, other seeds, further prompts) is drawn from the recorded responses of its prompt.
+The simulated learner computes a shared prefix of recorded sequences once, and groups of equal
+rewards only if the recorded learner did. A response that the bound or an abort cut is only known to
+be at least so long. Where it may go on, its further length is drawn from an exponential law. The
+mean of that law is estimated from all lengths above the median (maximum likelihood under
+censoring). Leaves out that a call with more tokens than one row computes shared tokens once per
+row, and histories that a chat template rendered anew.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tasks.simulation.workloads import row_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """A committed step."""
+    """A committed step of a recorded run."""
 
     commit: StepCommit
     rows: tuple[ResponseRow, ...]  # its responses
@@ -54,7 +54,8 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run that has committed steps. ValueError without any."""
+    """Configuration and committed steps of a recorded run. Raises ValueError without a committed
+    step."""
 
     config: Mapping[str, Any]  # the effective configuration; Any: JSON values
     steps: tuple[RecordedStep, ...]
@@ -70,12 +71,12 @@ class RecordedRun:
 
     @property
     def longest_tokens(self) -> int:
-        """Bound on a response."""
+        """Bound on the tokens of a response."""
         return int(self.config["sampling"]["max_response_tokens"])
 
 
 def read_run(store: Store) -> RecordedRun:
-    """The committed steps of the run in this store. ValueError when there is none."""
+    """Read the committed steps of the run in this store. Raises ValueError if there are none."""
     journal = Journal(store)
     return RecordedRun(
         config=read_manifest(store).config,
@@ -87,8 +88,8 @@ def read_run(store: Store) -> RecordedRun:
 
 
 class PrefixTree:
-    """Named sequences in the order of their tokens: then the tokens that two of them begin with
-    alike are the least that neighbours between them share."""
+    """Named token sequences in lexicographic order. In this order two sequences share as many first
+    tokens as the least that any two neighbours between them share."""
 
     def __init__(self, sequences: Mapping[str, tuple[int, ...]]) -> None:
         order = sorted(sequences, key=sequences.__getitem__)
@@ -99,8 +100,9 @@ class PrefixTree:
         self._shared = np.array([0, *shared, 0])  # of each and the one before it
 
     def num_nodes(self, taken: Iterable[tuple[str, int]]) -> int:
-        """Nodes of the tree of these sequences, each a name and how many of its tokens are taken.
-        One that is taken twice stands for two that are as alike as it and its likest neighbour."""
+        """Count the nodes of the prefix tree of these sequences, each given as its name and how
+        many of its tokens are taken. A sequence that is taken twice stands for two that share as
+        many tokens as it shares with its closest neighbour."""
         ordered = sorted((self._ranks[name], length) for name, length in taken)
         nodes = sum(length for _, length in ordered)
         for (before, length), (after, other) in pairwise(ordered):
@@ -130,8 +132,8 @@ class RecordedPrompt:
     responses: Mapping[int, RecordedResponse]
 
     def response(self, index: int, seed: int, prompt_id: str) -> RecordedResponse:
-        """The recorded response, with seed 0, or one of its siblings: its length, its verdict and
-        its seconds of scoring are of the same one."""
+        """Returns the recorded response of this index with seed 0, else a drawn response to the
+        same prompt. Length, verdict and seconds of scoring belong to that one response."""
         if index in self.responses and not seed:
             return self.responses[index]
         siblings = list(self.responses.values())
@@ -149,47 +151,50 @@ class RecordedWork:
     flat_costs: bool  # whether the learner computed groups without a gradient
 
     def domains(self, num_rows: int) -> tuple[str, ...]:
-        """The domain of every row of a data set of so many."""
+        """Returns the domain of each of the first num_rows rows."""
         return tuple(self._at(row).domain for row in range(num_rows))
 
     def prompt_tokens(self, prompt_id: str) -> int:
-        """The length of a prompt."""
+        """Returns the length of a prompt in tokens."""
         return len(self.question(prompt_id))
 
     def question(self, prompt_id: str) -> tuple[int, ...]:
-        """The prompt's tokens as they were asked: groups are dealt to ranks by what their questions
-        begin with."""
+        """Returns the recorded tokens of a prompt: groups are dealt to ranks by the first tokens of
+        their prompts."""
         return self._at(row_of(prompt_id)).token_ids
 
     def writer(self, step: int, seed: int) -> RecordedLengths:
-        """The lengths of the responses, in whatever step they are asked for; 0 is the recorded
-        seed."""
+        """Returns the lengths of the responses, which are the same in every step. seed: 0 gives the
+        recorded lengths."""
         return RecordedLengths(self, seed)
 
     def feed(self, machine: Any, seed: int) -> RecordedFeed:  # Any: it was scored there
-        """Verdicts after the recorded seconds, which have the waiting for workers in them."""
+        """Returns a feed whose verdicts come after the recorded seconds, which include the wait for
+        workers."""
         return RecordedFeed(self, seed)
 
     def gradients(self, seed: int) -> GradientWork:
-        """The cost of groups for a learner like the recorded one."""
+        """Returns the cost of groups for a learner like the recorded one."""
         return GradientWork(
             flat_costs=self.flat_costs, num_tokens=partial(self._computed_tokens, seed)
         )
 
     def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
-        """From a response's last token to its verdict; the mean of its siblings' where it has
-        none, and of all where they have none."""
+        """Returns the seconds from a response's last token to its verdict. Without a recorded
+        verdict: the mean over the prompt's responses, and if they have none, over all responses."""
         prompt = self._at(row_of(prompt_id))
         told = prompt.response(index, seed, prompt_id).scored_s
         return told if told is not None else _mean_scored_s([prompt], _mean_scored_s(self.prompts))
 
     def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
-        """The recorded reward; 0 where only the bound that is played cuts the response."""
+        """Returns the recorded reward; 0 if the simulated bound cuts a response that was not cut in
+        the record."""
         told = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
         return told.reward if told.is_cut or not is_cut else 0.0
 
     def num_tokens(self, prompt_id: str, index: int, seed: int, noise: int) -> int:
-        """The length of a response, up to one token more than the bound, which cuts it."""
+        """Returns the length of a response in tokens, at most one more than the bound: such a
+        response is cut."""
         response = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
         length = float(response.num_tokens)
         if response.is_cut:
@@ -206,8 +211,9 @@ class RecordedWork:
         )
 
     def _taken(self, generated: Generated, seed: int) -> tuple[str, int]:
-        """Which sequence a response stands for, and how many of its tokens are computed: more or
-        fewer than recorded where the simulated one is longer or shorter."""
+        """Returns the name of the recorded sequence that a response stands for, and how many of its
+        tokens are computed: more or fewer than recorded where the simulated response is longer or
+        shorter."""
         prompt = self._at(row_of(generated.prompt_id))
         told = prompt.response(generated.index, seed, generated.prompt_id)
         return told.name, self.tree.lengths[told.name] + generated.num_sampled - told.num_tokens
@@ -220,7 +226,7 @@ class RecordedWork:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLengths:
-    """Lengths of responses, as a writer asks for them."""
+    """Response lengths of a recorded workload under one seed (`Lengths`)."""
 
     work: RecordedWork
     seed: int
@@ -230,8 +236,8 @@ class RecordedLengths:
 
 
 def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
-    """Make a workload of a recorded run; with another bound on responses, if it is given.
-    ValueError for a run whose responses are not there."""
+    """Make a workload of a recorded run. longest_tokens: another bound on responses; 0 keeps the
+    recorded bound. Raises ValueError if the responses of the run are gone."""
     rows: dict[str, list[ResponseRow]] = {}
     for row in run.rows:
         rows.setdefault(row.prompt.prompt_id, []).append(row)
@@ -260,8 +266,9 @@ def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
 
 
 def resampled(work: RecordedWork, draw: int) -> RecordedWork:
-    """Draw as many of its prompts anew, with replacement: played with another seed than 0, whose
-    responses are drawn from a prompt's own, it is a bootstrap sample of what was recorded."""
+    """Draw as many prompts as the workload has, with replacement. Played with a seed other than 0,
+    which also draws the responses of each prompt, the result is a bootstrap sample of the record.
+    """
     num_prompts = len(work.prompts)
     places = (int(uniform(draw, "resampled", place) * num_prompts) for place in range(num_prompts))
     prompts = tuple(work.prompts[place] for place in places)
@@ -270,9 +277,10 @@ def resampled(work: RecordedWork, draw: int) -> RecordedWork:
 
 
 def mean_excess(responses: Sequence[RecordedResponse]) -> float:
-    """Expected further tokens of a response that is longer than the median: all tokens above it by
-    the number of responses that are known to have ended there. Where half of them or more were cut
-    at the bound, nothing is above: all tokens then, by all that ended."""
+    """Expected further tokens of a response that is longer than the median: the tokens above the
+    median, over the number of those responses that ended by themselves. If half of the responses or
+    more were cut at the bound, none is longer than the median; then all tokens over all ended
+    responses."""
     middle = median(response.num_tokens for response in responses)
     above = [response for response in responses if response.num_tokens > middle]
     if not above:
@@ -282,7 +290,7 @@ def mean_excess(responses: Sequence[RecordedResponse]) -> float:
 
 
 def _furthest(rows: Sequence[ResponseRow]) -> dict[int, ResponseRow]:
-    """A prompt's responses by index: of several records the one that came furthest counts."""
+    """Returns a prompt's responses by index; of several records of one response, the longest."""
     longest: dict[int, ResponseRow] = {}
     for row in rows:
         generated = row.response.generated
@@ -293,7 +301,7 @@ def _furthest(rows: Sequence[ResponseRow]) -> dict[int, ResponseRow]:
 
 
 def _prompt(rows: Mapping[int, ResponseRow], began_s: Mapping[int, float]) -> RecordedPrompt:
-    """began_s: when each step did."""
+    """Make the recorded prompt of these rows. began_s: the start of each step."""
     prompt = next(iter(rows.values())).prompt
     return RecordedPrompt(
         domain=prompt.domain,
@@ -320,8 +328,9 @@ def _response(row: ResponseRow, began_s: float) -> RecordedResponse:
 
 
 def _scored_s(response: Response, began_s: float) -> float | None:
-    """From its last token to its verdict. Of one that ended before its step began, and was scored
-    in that, the scoring alone: what lay between two rounds or two attempts is no wait for it."""
+    """Returns the seconds from the last token to the verdict. If the response ended before its step
+    began and was scored in that step, only the seconds of scoring: the time between two rounds or
+    two attempts is no wait for the verdict."""
     score, ended_s = response.score, response.generated.finished_s
     if score is None:
         return None

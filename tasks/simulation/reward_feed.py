@@ -32,24 +32,25 @@ from tasks.simulation.reward_queue import (
 
 
 class ScoredWork(Protocol):
-    """A workload as its reward stage sees it."""
+    """What a reward stage needs of a workload: prompt lengths, scoring times, correctness."""
 
     def prompt_tokens(self, prompt_id: str) -> int:
-        """The length of a prompt."""
+        """Returns the length of a prompt in tokens."""
         ...
 
     def reward_of(self, prompt_id: str) -> RewardTimes:
-        """The stage that scores its responses."""
+        """Returns the scoring times (of a rule, a program or a judge) of this prompt's
+        responses."""
         ...
 
     def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
-        """True if a response that ends by itself is right."""
+        """True if this response is right, provided that no bound on tokens cuts it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correctness:
-    """The share of answers that are right."""
+    """The law by which answers are right: a share of them, correlated within a prompt."""
 
     share: float = 0.5  # of the answers that end by themselves
     prompt_share: float = 0.5  # correlation of two answers to a prompt, before they are counted
@@ -62,7 +63,7 @@ class Correctness:
 
 
 class QueuedFeed:
-    """Scores the responses of a run with its reward workers."""
+    """A `ScoreFeed` whose verdicts wait in the queue of the run's reward workers."""
 
     def __init__(self, work: ScoredWork, workers: RewardWorkers, seed: int) -> None:
         self._scored_work = work
@@ -74,7 +75,7 @@ class QueuedFeed:
 
     @property
     def load(self) -> RewardLoad:
-        """The work of its reward workers so far."""
+        """Busy and waiting seconds of the reward workers so far."""
         return self._queue.load
 
     async def publish(self, generated: Sequence[Generated]) -> None:
@@ -124,7 +125,7 @@ class QueuedFeed:
 
 
 def score_of(work: Work, answer: AnswerToScore) -> Score:
-    """The verdict on an answer."""
+    """Returns the score of an answer: TIMEOUT if a test case was killed, else OK or WRONG."""
     is_killed = any(case.verdict is CaseVerdict.TIMEOUT for case in work.cases)
     is_right = answer.is_right and not is_killed
     verdict = Outcome.OK if is_right else Outcome.WRONG
@@ -155,19 +156,20 @@ def _given_up(answer: AnswerToScore, now_s: float) -> Score:
 
 
 class ScoredRecord(Protocol):
-    """Recorded verdicts and their seconds."""
+    """Recorded rewards, and the seconds that scoring took."""
 
     def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
-        """The reward of a response. is_cut: whether the bound on tokens ends it."""
+        """Returns the reward of a response. is_cut: whether the bound on tokens ends the
+        response."""
         ...
 
     def scored_s(self, prompt_id: str, index: int, seed: int) -> float:
-        """Seconds from its last token to its verdict."""
+        """Returns the seconds from a response's last token to its verdict."""
         ...
 
 
 class RecordedFeed:
-    """A `ScoreFeed` on the event loop's clock."""
+    """A `ScoreFeed` whose verdicts come after the recorded seconds, on the event loop's clock."""
 
     def __init__(self, record: ScoredRecord, seed: int) -> None:
         self._record = record
@@ -205,17 +207,18 @@ class RecordedFeed:
 
 
 class RoundFeed:
-    """A `ScoreFeed` that tells each round of its own responses alone. Verdicts on responses of one
-    name come in the order in which those were published."""
+    """A `ScoreFeed` around that of a whole run: each round gets the verdicts on its own responses
+    only. Verdicts on responses of one name come in the order in which the responses were published.
+    """
 
     def __init__(self, feed: ScoreFeed) -> None:
         self._feed = feed
-        self._awaited: Counter[str] = Counter()  # published by this round, not told
-        self._stale: Counter[str] = Counter()  # published by earlier ones, not told
+        self._awaited: Counter[str] = Counter()  # published by this round, verdict outstanding
+        self._stale: Counter[str] = Counter()  # published by earlier rounds, verdict outstanding
         self._attempt = 0  # of this round, whoever asked for what it publishes
 
     def open_round(self) -> None:
-        """Begin a round: drop verdicts on responses that the round before published."""
+        """Begin a round: from now on drop verdicts on responses that earlier rounds published."""
         self._stale.update(self._awaited)
         self._awaited.clear()
         self._attempt += 1

@@ -41,25 +41,26 @@ class AnswerToScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTimes:
-    """A rule that reads the answer."""
+    """Scoring times of a rule that reads the answer."""
 
     median_s: float = 0.05
     sigma: float = 1.0  # of the logarithm
     limit_s: float = 2.0  # the longest that it may take
 
     def seconds(self, answer: AnswerToScore, seed: int) -> float:
-        """Seconds until the verdict."""
+        """Returns the seconds until the verdict on this answer."""
         spread = self.sigma * normal(seed, "rule", answer.prompt_id, answer.index)
         return min(self.limit_s, self.median_s * math.exp(spread))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTimes:
-    """A program that is executed against a question's tests, one after the other.
+    """Scoring times of a program that is run against a question's tests, one after the other.
 
-    With the defaults 95 % of the programs are done after 30 s, the others run into that limit
-    (RollPacker, Figure 7a). A question's cases are taken to run equally long, so that one of them
-    stands for all. What the bound cut is no whole program and fails at once.
+    With the defaults 95 % of the programs end within 30 s and the others run into that limit
+    (RollPacker, Figure 7a). The test cases of a question are assumed to take equally long, so that
+    one of them stands for all. A response that the bound on tokens cut is no whole program and
+    fails at once.
     """
 
     median_s: float = 1.5  # of a program that passes all cases
@@ -70,7 +71,8 @@ class ProgramTimes:
     timeout: AdaptiveTimeoutConfig = field(default_factory=AdaptiveTimeoutConfig)
 
     def case(self, answer: AnswerToScore, seed: int, book: MeasuredTimes) -> CaseResult:
-        """The test case that decides, under the limit that the measured times give now."""
+        """Returns the result of the deciding test case, under the limit that the measured times
+        give now."""
         key = f"{answer.prompt_id}/case"
         (limit,) = book.limits(self.timeout, (key,))
         needs_s = self._needs_s(answer, seed) / self.num_cases
@@ -81,8 +83,8 @@ class ProgramTimes:
         return CaseResult(key=key, verdict=verdict, wall_s=min(needs_s, limit), limit_s=limit)
 
     def seconds(self, case: CaseResult) -> float:
-        """Seconds until the verdict: of all cases, or the first one if that is killed, as
-        `CaseRunner` goes on behind a wrong answer and not behind a killed one."""
+        """Returns the seconds until the verdict: those of all cases, or of the first case alone if
+        it is killed. `CaseRunner` goes on after a wrong case, but not after a killed one."""
         return case.wall_s * (1 if case.verdict is CaseVerdict.TIMEOUT else self.num_cases)
 
     def _needs_s(self, answer: AnswerToScore, seed: int) -> float:
@@ -101,7 +103,8 @@ class ProgramTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTimes:
-    """A judge that reads prompt and answer and says one token, so that it only prefills.
+    """Scoring times of a judge that reads prompt and answer and samples one token: it only
+    prefills.
 
     `resident`: all layers lie on its device. `pipelined`: as many layers as the arithmetic hides
     are copied from host memory while others compute (RollPacker 4.3; the number is that of the
@@ -118,11 +121,11 @@ class JudgeTimes:
     compute_share: float = 1.0  # of the device's arithmetic that it gets beside a rollout
 
     def tokens(self, answer: AnswerToScore) -> int:
-        """Tokens that the judge reads for an answer."""
+        """Returns the tokens that the judge reads for an answer."""
         return answer.num_tokens + self.frame_tokens
 
     def seconds(self, num_tokens: int) -> float:
-        """Seconds of a forward pass."""
+        """Returns the seconds of a forward pass over num_tokens."""
         tflops = self.compute_share * self.streaming.compute_tflops
         compute_s = 2 * self.parameters * num_tokens / (tflops * 1e12)
         copy_s = 2 * self.parameters / (self.streaming.link_gb_per_s * 1e9)
@@ -148,7 +151,7 @@ class RewardWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """A worker that is busy, with one answer or a judge's batch."""
+    """The work of a busy worker: one answer, or a judge's batch of answers."""
 
     kind: str
     times: RewardTimes
@@ -160,7 +163,7 @@ class Work:
 
 @dataclass(slots=True)
 class RewardLoad:
-    """The work of a queue so far."""
+    """Busy and waiting seconds of a queue so far."""
 
     busy_s: dict[str, float] = field(default_factory=dict)  # of workers, by kind of times
     waited_s: float = 0.0  # of all answers, before they were begun
@@ -168,10 +171,10 @@ class RewardLoad:
 
 
 class RewardQueue:
-    """A queue of answers, first come, first served within a kind."""
+    """Answers that wait for reward workers; first come, first served within a kind."""
 
     def __init__(self, workers: RewardWorkers, book: MeasuredTimes, seed: int) -> None:
-        """`book`: the run's, which outlives its steps."""
+        """book: the measured times of the whole run, which outlive its steps."""
         self.load = RewardLoad()
         self._workers = workers
         self._book = book
@@ -182,14 +185,15 @@ class RewardQueue:
         self._works: dict[Work, None] = {}  # that go on, in the order in which they began
 
     def offer(self, answer: AnswerToScore, times: RewardTimes, now_s: float) -> list[Work]:
-        """Add an answer; returns the works that begin with it."""
+        """Queue an answer; returns the works that begin now."""
         kind = type(times).__name__
         assert self._times.setdefault(kind, times) == times, f"two sorts of {kind} in a run"
         self._backlog.setdefault(kind, deque()).append((answer, now_s))
         return list(self._begin(now_s))
 
     def end(self, work: Work, now_s: float) -> list[Work]:
-        """End a work and learn its limits; returns the works that begin instead."""
+        """Finish a work and record its measured times; returns the works that begin on the freed
+        worker."""
         self._running[work.kind] -= 1
         del self._works[work]
         if isinstance(work.times, ProgramTimes):
@@ -197,8 +201,8 @@ class RewardQueue:
         return list(self._begin(now_s))
 
     def give_up(self) -> tuple[AnswerToScore, ...]:
-        """Nobody needs any of the verdicts that are not reached: their answers, in the order in
-        which their verdicts would be waited for. Workers are free again."""
+        """Drop all answers that have no verdict, and free the workers. Returns these answers: those
+        in work first, then the waiting ones."""
         running = (answer for work in self._works for answer in work.answers)
         waiting = (answer for backlog in self._backlog.values() for answer, _ in backlog)
         unneeded = (*running, *waiting)
@@ -248,7 +252,8 @@ class RewardQueue:
         )
 
     def _take(self, kind: str, now_s: float) -> tuple[AnswerToScore, ...]:
-        """The first that waits, and for a judge those behind it that fit its pass."""
+        """Take the first waiting answer, and for a judge also the next ones that fit into its
+        pass."""
         times, waiting = self._times[kind], self._backlog[kind]
         taken = [waiting.popleft()]
         if isinstance(times, JudgeTimes):

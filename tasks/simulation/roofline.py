@@ -24,7 +24,7 @@ ACTIVATION_BYTES = 4e9  # of a device, that an engine keeps for the largest step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A model on a replica of `size` devices."""
+    """Seconds and bytes of a model on a replica of `size` devices."""
 
     model: ModelShape
     device: Device
@@ -32,8 +32,8 @@ class Roofline:
     is_one_host: bool = True  # whether its devices reach each other without the network
 
     def step_s(self, num_sequences: int, kv_tokens: float, prefill_tokens: float = 0) -> float:
-        """Seconds of a step that decodes so many sequences, of which the cache holds so many
-        tokens, and prefills so many others."""
+        """Returns the seconds of an engine step. It decodes num_sequences, whose KV cache holds
+        kv_tokens in all, and prefills prefill_tokens."""
         num_tokens = num_sequences + prefill_tokens
         return (
             self.fixed_s
@@ -45,8 +45,8 @@ class Roofline:
 
     @property
     def fixed_s(self) -> float:
-        """Seconds of a step, whatever is in it: the engine's processes, launches, the latency of
-        exchanges."""
+        """Seconds that every step takes, whatever its batch: the engine's processes, kernel
+        launches, the latency of exchanges."""
         layers = self.model.num_layers
         launches_s = layers * KERNELS_PER_LAYER * self.device.launch_s
         alone_s = self.device.host_s + launches_s
@@ -89,18 +89,19 @@ class Roofline:
 
     @property
     def attention_share(self) -> float:
-        """Arithmetic of attending to one earlier token over that of a token's matrix products."""
+        """Arithmetic of attending to one earlier token, over the arithmetic of a token's matrix
+        products."""
         return self.model.flops_per_token_pair / self.model.flops_per_token
 
     @property
     def prefill_s_per_token(self) -> float:
-        """Seconds of a prompt token in a long chunk."""
+        """Seconds to prefill one prompt token within a long chunk."""
         return self.matrix_s_per_token + self.exchange_s_per_token
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """KV bytes of a token on each device: key-value heads are shared out, or repeated when
-        there are fewer of them than devices."""
+        """KV bytes of a token on each device. Key-value heads are divided among the devices, or
+        repeated when there are fewer heads than devices."""
         return self.model.kv_bytes_per_token / min(self.size, self.model.num_kv_heads)
 
     @property
@@ -117,16 +118,16 @@ class Roofline:
 
     @property
     def fits(self) -> bool:
-        """True if the devices hold the weights and a token."""
+        """True if the devices hold the weights and the KV cache of at least one token."""
         return self._room_bytes >= self.kv_bytes_per_token
 
     @property
     def _room_bytes(self) -> float:
-        """Of each device, for the KV cache."""
+        """Bytes of each device that are left for the KV cache."""
         weights = self.model.weight_bytes / self.size
         return self.device.cache_bytes - weights - self._activation_bytes
 
     @property
     def _activation_bytes(self) -> float:
-        """Least of what is usual and a tenth of a small device."""
+        """Bytes of each device for activations: the usual amount, or a tenth of a small device."""
         return min(ACTIVATION_BYTES, 0.1 * self.device.cache_bytes)

@@ -17,7 +17,7 @@ NORMED = ("qwen3",)  # model types that normalise every query and key head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A model as its config.json has it."""
+    """The sizes of a model, as in its config.json."""
 
     name: str
     num_layers: int
@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Parameters of a layer that a token is multiplied with."""
+        """Parameters of the matrix products of one layer."""
         queries = self.num_heads * self.head_size
         keys = self.num_kv_heads * self.head_size
         attention = self.hidden_size * (2 * queries + 2 * keys)
@@ -65,8 +65,8 @@ class ModelShape:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters that a token is multiplied with: the layers' and the head's, of the embedding
-        only one row is read."""
+        """Parameters of the matrix products of all layers and the head. The embedding is left out:
+        a token reads only one row of it."""
         return self.num_layers * self.layer_matrix_parameters + self._embedding_parameters
 
     @property
@@ -94,13 +94,14 @@ class ModelShape:
 
     @property
     def flops_per_token(self) -> int:
-        """Of a token's forward pass, without attention: a multiplication and an addition for each
-        parameter."""
+        """FLOPs of a token's forward pass without attention: a multiplication and an addition for
+        each parameter."""
         return 2 * self.matrix_parameters
 
     @property
     def flops_per_token_pair(self) -> int:
-        """Of a token that attends to another one: its scores and its values, in all layers."""
+        """FLOPs of a token that attends to another one: its scores and its values, in all
+        layers."""
         return 4 * self.num_layers * self.num_heads * self.head_size
 
     @property

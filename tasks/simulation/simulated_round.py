@@ -1,9 +1,9 @@
-"""Rounds on simulated replicas: what every experiment and test on a virtual clock plays them with.
+"""Plays rounds on simulated replicas, for every experiment and test on a virtual clock.
 
     next_plan(state, step) ──▶ plan ──▶ play ──▶ result ──▶ state after it ──▶ next_plan ...
 
 The driver, its router and the policies are the real ones; engines, prompts and verdicts are made
-up. Leaves out who plans, what a round is measured by, and any training.
+up. Leaves out the planning, the figures of a round, and all training.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ async def play_rounds(next_plan: NextPlan, play: Play) -> AsyncIterator[Simulate
 
 
 def make_engines(num_engines: int, config: SimulatedEngineConfig) -> list[SimulatedEngine]:
-    """Replicas named engine-0, engine-1, ..."""
+    """Make replicas named engine-0, engine-1, ..."""
     return [SimulatedEngine(f"engine-{place}", config) for place in range(num_engines)]
 
 
 def blank_prompts(refs: Iterable[PromptRef], num_tokens: int = PROMPT_TOKENS) -> dict[str, Prompt]:
-    """Prompts by id that have a length and say nothing."""
+    """Returns prompts by id, each of num_tokens placeholder tokens and without text."""
     return {
         ref.prompt_id: Prompt(
             prompt_id=ref.prompt_id,
@@ -79,7 +79,8 @@ def round_inputs(
     max_response_tokens: int,
     **others: Any,  # Any: fields of RoundInputs
 ) -> RoundInputs:
-    """The inputs of a round over these engines; `others` are fields unlike those of most rounds."""
+    """Returns the inputs of a round over these engines. others: fields of `RoundInputs` that differ
+    from the defaults here."""
     inputs = RoundInputs(
         plan=plan,
         versions=plan.versions,
@@ -98,13 +99,13 @@ def round_inputs(
 
 
 async def load_version(engines: Sequence[Engine], version: int) -> None:
-    """Have every engine sample with this version from now on."""
+    """Load weights of this version into every engine."""
     for engine in engines:
         await engine.load_weights(WeightsRef(version=version, path="", digest=""), probes=())
 
 
 def _forget(generated: Sequence[Generated]) -> None:
-    """Nobody looks at single responses."""
+    """Ignore the responses: nothing reads single ones here."""
 
 
 async def _train(group: Group) -> None:

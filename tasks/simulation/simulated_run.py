@@ -1,5 +1,5 @@
-"""What a simulated run consists of: machine, workload, policy, and who does what. `steps` plays
-it."""
+"""The parts of a simulated run: machine, workload, policy, and the role of each device. `steps`
+plays it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.cluster import Placement
 from tasks.simulation.protocols import MachineCosts, RunWork
 
-NUM_ROWS = 16_384  # of a data set of which no run here sees the end
+NUM_ROWS = 16_384  # of a data set, so many that no run here reaches its end
 
 Prompts = Mapping[str, Prompt]
 Watch = Callable[[RoundPlan, RoundScheduler], RoundScheduler]
@@ -48,16 +48,16 @@ class SimulatedRun:
     devices_per_rank: int = 1  # that train together, as tensor-parallel learners do
     seed: int = 0
     num_rows: int = NUM_ROWS  # of the data set, unless a round asks for more
-    watch: Watch = _unwatched  # looks at what the scheduler of a round hears and decides
+    watch: Watch = _unwatched  # may wrap a scheduler to observe its events and decisions
 
     @property
     def overlaps(self) -> bool:
-        """True if a round begins while the step before it trains."""
+        """True if a round begins while the step of the round before it trains."""
         return self.policy.algebra(self.batch).overlaps
 
     @property
     def domains(self) -> Sequence[str]:
-        """The domains of the rows of its data set."""
+        """The domain of every row of the data set."""
         rounds = self.policy.algebra(self.batch).rounds
         most = 2 * max(shape.launch_prompts for shape in rounds)
         return self.work.domains(max(self.num_rows, most))
@@ -74,7 +74,7 @@ class SimulatedRun:
 
     @property
     def layouts(self) -> LayoutPlanner:
-        """The planner of the engines' sizes."""
+        """A new planner of the engines' tensor-parallel sizes."""
         num_devices = len(self.placement.rollout)
         sizes = self.machine.sizes(num_devices, self.planner.max_tensor_parallel_size)
         return LayoutPlanner(
@@ -87,7 +87,7 @@ class SimulatedRun:
 
 
 def prompts_of(work: RunWork, refs: Iterable[PromptRef]) -> dict[str, Prompt]:
-    """Prompts by id."""
+    """Returns the workload's prompts for these references, by prompt id."""
     return {
         ref.prompt_id: Prompt(
             prompt_id=ref.prompt_id,

@@ -5,11 +5,11 @@
     run = SimulatedRun(machine=..., work=..., policy=..., batch=..., num_steps=40)
     played = play(run)
 
-What decides is what decides in a real run: the policy and its schedulers, the driver and its
+All decisions are made by the parts of a real run: the policy and its schedulers, the driver and its
 router, the stream trainer, the dealing of groups, the parallelism planner, the queue of prompts.
-Engines, rewards, learners, updates and publications take the time that the machine and the work say
-(`protocols`) and compute nothing. When rewards begin is the policy's (`reward_timing`).
-Deterministic by seed. Leaves out workers that come and go, and processes.
+Engines, rewards, learners, updates and publications compute nothing and take the seconds that
+machine and work give (`protocols`). The policy decides when rewards begin (`reward_timing`).
+Deterministic by seed. Leaves out elastic workers and processes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ __all__ = ["SimulatedRun", "play"]
 
 
 def play(run: SimulatedRun) -> PlayedRun:
-    """Play the run to its end, on a clock of its own. ValueError for steps that
-    overlap on devices that they would have to share."""
+    """Play the run to its end on a virtual clock of its own. Raises ValueError for steps that
+    overlap on devices which rollout and training would have to share."""
     return run_virtual(_play(run))
 
 
@@ -64,7 +64,7 @@ class _Player:
         self._layouts = run.layouts
         self._planner = PlannerState()
         self._state = QueueState()
-        self._carried: tuple[Response, ...] = ()  # by the last round, to be gone on with
+        self._carried: tuple[Response, ...] = ()  # by the last round, to be continued
         self._history: deque[tuple[int, ...]] = deque(maxlen=HISTORY_ROUNDS)
         self._clock = asyncio.get_running_loop().time
 
@@ -116,8 +116,8 @@ class _Player:
         return played_step(record, trained.training, window)
 
     async def _arrange(self, plan: RoundPlan, prompts: Prompts) -> tuple[Span, ...]:
-        """Bring the engines into the layout of a round; what that took, nothing for the first ones
-        of the run."""
+        """Rebuild the engines for the layout of a round. Returns the spans of that, none if the
+        size stays."""
         old, size = self._cluster.size, self._size(plan, prompts)
         if size == old:
             return ()
@@ -128,7 +128,7 @@ class _Player:
         return spans_on(devices, "engines", "wake", start_s, self._clock())
 
     def _size(self, plan: RoundPlan, prompts: Prompts) -> int:
-        """Of the engines of a round."""
+        """Returns the tensor-parallel size of the engines of a round."""
         if not (self._run.planner.enabled and plan.layout):
             return self._cluster.size or self._run.tensor_parallel_size
         shape = self._run.policy.algebra(self._run.batch).shape_of(plan.layout)
@@ -155,7 +155,7 @@ class _Player:
         )
 
     def _remember(self, plan: RoundPlan, report: RolloutReport, prompts: Prompts) -> None:
-        """What the next steps are planned from."""
+        """Update the state from which the next steps are planned."""
         self._state = finish_round(self._state, plan, report)
         self._history.append(report.held_tokens)
         if not (self._run.planner.enabled and plan.layout):
@@ -172,5 +172,5 @@ class _Player:
 
 
 def mean_tokens(prompts: Prompts) -> int:
-    """Mean tokens of a round's prompts."""
+    """Returns the mean length of a round's prompts in tokens."""
     return sum(len(prompt.token_ids) for prompt in prompts.values()) // len(prompts)

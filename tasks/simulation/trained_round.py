@@ -34,12 +34,13 @@ ROW_TOKENS = 16_384  # of a full learner row
 
 @dataclass(slots=True)
 class SimulatedRank:
-    """A learner rank that takes time by the token that it computes (`GradientRank`)."""
+    """A learner rank that takes a fixed time per computed token and computes nothing
+    (`GradientRank`)."""
 
     name: str
     devices: Sequence[str]  # that compute together
     s_per_token: float
-    spans: list[Span]  # where it notes what it did
+    spans: list[Span]  # the rank appends its work here
     num_tokens: Callable[[Sequence[GroupPart]], int] = every_token  # that it computes
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
@@ -68,7 +69,7 @@ class SimulatedTraining:
 def ranks_of(
     cluster: Cluster, machine: MachineCosts, work: GradientWork, spans: list[Span]
 ) -> list[SimulatedRank]:
-    """The learner ranks of a cluster; they note their work among the spans."""
+    """Make the learner ranks of a cluster; the ranks append their work to `spans`."""
     return [
         SimulatedRank(
             name, devices, machine.train_s_per_token() / len(devices), spans, work.num_tokens
@@ -115,7 +116,7 @@ class RoundRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundWithGradients:
-    """A round whose gradients are there."""
+    """The result of a round whose gradients are complete."""
 
     result: RoundResult
     readings: Sequence[EngineStats]  # of the engines, when it was over
@@ -123,7 +124,7 @@ class RoundWithGradients:
 
 
 class TrainedRound:
-    """Plays one round, and its training."""
+    """Plays one round and trains its groups."""
 
     def __init__(self, rules: RoundRules, cluster: Cluster) -> None:
         self._rules, self._cluster = rules, cluster
@@ -187,7 +188,7 @@ class TrainedRound:
         )
 
     async def _stop(self, engines: Sequence[str] | set[str]) -> None:
-        """Have the devices of these engines go over to training."""
+        """Switch the devices of these engines from generating to training."""
         self._freed.update(engines)
         start_s, free_s = self._clock(), self._rules.machine.free_s()
         if not (engines and free_s):

@@ -1,19 +1,19 @@
-"""What a simulated run is asked, how long its answers get, and how long their verdicts take.
+"""The prompts of a simulated run, the lengths of its answers, and the seconds of their verdicts.
 
     Workload ──▶ domains(rows), prompt_tokens(id)          the data set
              ──▶ writer(step, seed).tokens(id, index, noise)   lengths of responses
              ──▶ feed(machine, seed)                           verdicts (`reward_feed`)
 
 Everything is a function of names and seeds. The published workloads are a uniform mix of
-mathematics, programs and questions for a judge (RollPacker, section 6.1), with P75 of 755 to 1,100
-tokens, the longest 25 to 32 times the median, and bounds of 8k, 16k and 32k tokens. With medians of
-520 to 620 tokens that longest is the bound of 16k itself, so how long responses would get without a
-bound is not published. That tail (a slope of 1.3 above P75) and the likeness of a prompt's
-responses (0.25) are calibrated on the rollout seconds of Figure 11 at 8k, mathematics with a factor
-on prompts or on responses. Programs are as long as mathematics: then short rounds bring the longest
-of 16k down by up to 8.9 times, as Figure 4a has it; which domain has the lower P75 is not
-published, so that it is the third's. The medians of the domains and the prompts' lengths are our
-choice. The bound cuts the law and does not stretch it.
+mathematics, programs and questions for a judge (RollPacker, section 6.1): P75 of 755 to 1,100
+tokens, the longest response 25 to 32 times the median, bounds of 8k, 16k and 32k tokens. With
+medians of 520 to 620 tokens that longest response is the bound of 16k itself, so the lengths
+without a bound are not published. The tail (a slope of 1.3 above P75) and the correlation of a
+prompt's responses (0.25) are calibrated on the rollout seconds of Figure 11 at 8k, mathematics with
+a factor on prompts or on responses. Programs get the lengths of mathematics: then short rounds
+shorten the longest response of 16k by up to 8.9 times, as in Figure 4a. Which domain has the lower
+P75 is not published; here the judge's questions have it. The medians of the domains and the
+prompts' lengths are our choice. The bound cuts the law and does not stretch it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ PROMPT_SIGMA = 0.4  # of the logarithm of a prompt's length
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """Questions of one kind."""
+    """One kind of questions: its share of the data set, its answers' lengths and its scoring
+    times."""
 
     name: str
     share: float  # of the data set's rows
@@ -70,15 +71,15 @@ class Workload:
             raise ValueError(f"the shares of a workload's domains must sum to 1, got {total:g}")
 
     def domains(self, num_rows: int) -> tuple[str, ...]:
-        """The domain of every row of the data set, as `draw_prompts` takes them."""
+        """Returns the domain of every row of the data set, as `draw_prompts` takes them."""
         return tuple(self._part_of_row(row).name for row in range(num_rows))
 
     def part_of(self, prompt_id: str) -> Domain:
-        """The domain of a prompt."""
+        """Returns the domain of a prompt."""
         return self._part_of_row(row_of(prompt_id))
 
     def prompt_tokens(self, prompt_id: str) -> int:
-        """The length of a prompt."""
+        """Returns the length of a prompt in tokens."""
         spread = math.exp(PROMPT_SIGMA * normal(0, "prompt", row_of(prompt_id)))
         return max(1, min(LONGEST_PROMPT, round(self.part_of(prompt_id).prompt_tokens * spread)))
 
@@ -86,23 +87,24 @@ class Workload:
         return blank_question(prompt_id, self.prompt_tokens(prompt_id))
 
     def writer(self, step: int, seed: int) -> Lengths:
-        """The lengths of the responses of a step."""
+        """Returns the lengths of the responses of a step."""
         return DrawnLengths(self, {part.name: part.lengths for part in self.parts}, seed)
 
     def feed(self, machine: Any, seed: int) -> QueuedFeed:  # Any: its rewards have their own
-        """The reward stage of a run."""
+        """Returns a feed that scores the run's responses with the workload's reward workers."""
         return QueuedFeed(self, self.workers, seed)
 
     def gradients(self, seed: int) -> GradientWork:
-        """The cost of questions that have nothing in common, where every group is computed."""
+        """Returns the cost of groups if no two questions share tokens and every group is
+        computed."""
         return EVERY_TOKEN
 
     def reward_of(self, prompt_id: str) -> RewardTimes:
-        """The stage that scores the responses to a prompt."""
+        """Returns the scoring times of the responses to a prompt."""
         return self.part_of(prompt_id).reward
 
     def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
-        """True if a response that ends by itself is right."""
+        """True if this response is right, provided that no bound on tokens cuts it."""
         return self.correctness.is_right(seed, prompt_id, index)
 
     def _part_of_row(self, row: int) -> Domain:
@@ -115,7 +117,7 @@ class Workload:
 
 
 class DrawnLengths:
-    """The lengths of one step, each drawn by its response's name."""
+    """Response lengths, each drawn by the name of its response (`Lengths`)."""
 
     def __init__(self, workload: Workload, laws: Mapping[str, LengthLaw], seed: int) -> None:
         self._workload = workload
@@ -124,7 +126,8 @@ class DrawnLengths:
         self._prompts: dict[str, tuple[LengthLaw, float]] = {}  # law and hardness of a prompt
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response, up to one token more than the bound, which cuts it."""
+        """Returns the length of a response in tokens, at most one more than the bound: such a
+        response is cut."""
         law, hardness = self._prompt(prompt_id)
         length = law.tokens(law.score(hardness, self._seed, prompt_id, index, noise))
         return max(1, round(min(length, self._workload.longest_tokens + 1)))
@@ -139,12 +142,12 @@ class DrawnLengths:
 
 
 def row_of(prompt_id: str) -> int:
-    """The row of the data set in a prompt's id, which has the epoch before it."""
+    """Returns the data set row in a prompt id, where it follows the epoch and a slash."""
     return int(prompt_id.rpartition("/")[2])
 
 
 def blank_question(prompt_id: str, num_tokens: int) -> tuple[int, ...]:
-    """A question that holds only its row, so that no two begin alike."""
+    """Returns a question that encodes only its row, so that no two questions begin alike."""
     return (FIRST_TOKEN + row_of(prompt_id), *(1,) * (num_tokens - 1))
 
 
@@ -170,12 +173,12 @@ JUDGE = Domain(
 
 
 def mixed(*parts: Domain) -> tuple[Domain, ...]:
-    """Domains with equal shares."""
+    """Returns these domains with equal shares."""
     return tuple(replace(part, share=1 / len(parts)) for part in parts)
 
 
 def without_tail(part: Domain) -> Domain:
-    """The domain with lengths that differ by little, where no scheduler can gain."""
+    """Returns the domain with nearly equal response lengths, where no scheduler can gain."""
     lengths = replace(
         part.lengths,
         p75_tokens=1.1 * part.lengths.median_tokens,
@@ -203,7 +206,7 @@ WORKLOADS: Mapping[str, Callable[[int], Workload]] = {
 
 
 def workload(name: str, longest_tokens: int) -> Workload:
-    """A workload by name. ValueError for a name that there is not."""
+    """Returns a workload by name. Raises ValueError for an unknown name."""
     if name not in WORKLOADS:
         raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}, got {name!r}")
     return WORKLOADS[name](longest_tokens)
