@@ -22,10 +22,10 @@ from tasks.environments.transition import Transition as Transition
 
 
 class Environment(Protocol):
-    """One episode at a time."""
+    """An environment, which plays one episode at a time."""
 
     def reset(self, seed: int) -> str:
-        """Begin an episode; the first observation."""
+        """Begin an episode; returns the first observation."""
         ...
 
     def step(self, text: str) -> Transition:
@@ -35,18 +35,18 @@ class Environment(Protocol):
 
 
 class RequestedProgram(NamedTuple):
-    """A program that a model asks to have run."""
+    """A program that the model asks to run."""
 
     text: str  # in Python
     limit_s: float  # wall seconds that it may take
-    max_chars: int  # of what it says that the model reads
+    max_chars: int  # of its output that the model reads
 
 
 class Recipe(Protocol):
-    """Builds an environment in its process; pickles."""
+    """Builds an environment inside its process. A recipe pickles."""
 
     def build(self) -> Environment:
-        """A new environment. ValueError, with the cure, for one that cannot be made."""
+        """Make a new environment. Raises ValueError, with the cure, if it cannot be made."""
         ...
 
 
@@ -62,35 +62,37 @@ class EnvironmentSettings(BaseModel):
 
     @property
     def interpreter(self) -> str:
-        """Absolute path of the Python that its processes run with; empty: the run's own."""
+        """Absolute path of the Python that the environment's processes run with; empty: the run's
+        own."""
         return ""
 
     @property
     def source(self) -> str:
-        """The user's file that its processes import; empty where there is none."""
+        """Path of the user's file that the environment's processes import; empty if there is
+        none."""
         return ""
 
     def recipe(self) -> Recipe:
-        """The recipe that its processes build it from."""
+        """Returns the recipe from which a process builds the environment."""
         return self
 
     def head(self) -> tuple[Message, ...]:
-        """The chat before the first observation: the rules, and episodes played as examples. The
-        first message is the system's."""
+        """Returns the chat before the first observation: the rules, and episodes played as
+        examples. The first message is the system's."""
         raise NotImplementedError
 
     def program_in(self, text: str) -> RequestedProgram | None:
-        """The program that an action asks to have run, None without one. An environment never runs
-        it itself: it takes the turn, and the program's output becomes the observation."""
+        """Returns the program that an action asks to run, None without one. The environment takes
+        the turn but never runs the program; the program's output becomes the observation."""
         return None
 
     def build(self) -> Environment:
-        """A new environment. ValueError, with the cure, for one that cannot be made."""
+        """Make a new environment. Raises ValueError, with the cure, if it cannot be made."""
         raise NotImplementedError
 
 
 class EnvironmentFailed(RuntimeError):
-    """The environment raised, died or did not answer in time: never the model's fault."""
+    """Raised if the environment raised, died or did not answer in time: never the model's fault."""
 
     def __init__(self, ending: Ending, detail: str) -> None:
         self.detail = printable_line(detail)  # the reason in a few words, printable ASCII
@@ -99,46 +101,47 @@ class EnvironmentFailed(RuntimeError):
 
 
 class EnvironmentLost(EnvironmentFailed):
-    """The worker of the environment is gone, by no fault of the environment: the episode may go on
-    in another one, which the next `reset` of the episode begins elsewhere."""
+    """Raised if the worker that held the environment is gone, which is not the environment's fault.
+    The episode may go on at another worker after another `reset`."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(Ending.CRASHED, detail)
 
 
 class EnvironmentProcesses(Protocol):
-    """The processes in which environments step. An episode has one of its own from `reset` to
-    `end`, by the episode's id."""
+    """The processes in which environments step. Each episode, named by its id, has a process of its
+    own from `reset` to `end`."""
 
     async def warm(self) -> None:
-        """Start all that no episode should wait for; returns at once where that is done. Raises
-        ValueError, with the cure, where this machine cannot host environments."""
+        """Start what every episode needs, such as fork servers, before the first one; returns at
+        once when that is done. Raises ValueError, with the cure, if this machine cannot host
+        environments."""
         ...
 
     async def reset(
         self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
     ) -> str | None:
-        """Begin an episode, in a process that is free or started for it; the first observation.
-        Raises EnvironmentFailed, EnvironmentLost where another reset may succeed, and ValueError,
-        with the cure, for an environment that cannot work.
+        """Begin an episode in a free or a new process; returns the first observation. Raises
+        EnvironmentFailed, EnvironmentLost if another reset may succeed, and ValueError, with the
+        cure, for an environment that cannot work.
 
-        state: a snapshot from which the episode is to go on; None says that it does.
+        state: a snapshot from which the episode should go on. Returns None if it does.
         """
         ...
 
     async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn. Raises EnvironmentFailed; the episode is over then. Raises EnvironmentLost;
-        it may go on after a reset."""
+        """Take a turn. Raises EnvironmentFailed, which ends the episode, or EnvironmentLost, after
+        which the episode may go on with another reset."""
         ...
 
     def snapshot(self, episode_id: str) -> bytes:
-        """The episode's environment after its last step, pickled, for the reset of any process;
-        empty where it does not pickle, or is too large."""
+        """Returns the episode's environment after its last step, pickled, for `reset` in any
+        process; empty if it does not pickle or is too large."""
         ...
 
     async def end(self, episode_id: str) -> None:
-        """End an episode: its process is free again, or killed if it is in a call. Harmless for an
-        episode that is unknown or over."""
+        """End an episode: its process becomes free, or is killed if it is in a call. Does nothing
+        for an episode that is unknown or over."""
         ...
 
     def close(self) -> None:
@@ -151,8 +154,8 @@ EMPTY_HEAD = (Message(role="system", content=""),)
 
 
 def head_messages(rules: str, turns: Iterable[tuple[str, str]]) -> tuple[Message, ...]:
-    """The rules as the system's turn, then every observation as the user's turn and the action that
-    answers it as the assistant's."""
+    """Returns the rules as the system's turn, then every observation as the user's turn and the
+    action that answers it as the assistant's."""
     messages = [Message(role="system", content=rules)]
     for observation, action in turns:
         messages.append(Message(role="user", content=observation))

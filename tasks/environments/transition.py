@@ -18,5 +18,5 @@ class Transition(NamedTuple):
 
 
 class Unusable(ValueError):
-    """Trying again cannot help this environment: something is missing, or its configuration is
-    wrong. The sentence has the cure."""
+    """Raised for an environment that can never work: something is missing, or its configuration is
+    wrong. The message has the cure."""

@@ -1,5 +1,5 @@
-"""A process in a group of its own that its parent talks to over a socket: its start, behind walls
-if wanted, and the end of the process and all that it started.
+"""Starts a process, behind walls if wanted, in a process group of its own and with a socket to its
+parent; ends it together with all processes that it started.
 
 Leaves out the messages between the two (`frames`), and the command line of the walls (`isolation`).
 """
@@ -34,9 +34,9 @@ class ChildProcess:
     stream: socket.socket
 
     def kill(self) -> None:
-        """End it, whatever it started, stopped or not, and whatever is left in its group.
+        """Kill the process, all that it started (stopped processes too) and the rest of its group.
 
-        Nothing that was open to it stays open here.
+        Closes the parent's socket and pipe to the process.
         """
         self.stream.close()
         started = self._tree()  # before its end makes orphans of them
@@ -50,11 +50,12 @@ class ChildProcess:
             self.popen.stderr.close()
 
     def is_stopped(self) -> bool:
-        """True if a signal has stopped it, or a process that it started: it cannot answer."""
+        """True if a signal has stopped the process or one that it started, so that it cannot
+        answer."""
         return any(_status(process) in STOPPED for process in self._tree())
 
     def _tree(self) -> list[psutil.Process]:
-        """The process and all that it started, nothing if it has ended."""
+        """Returns the process and all that it started; empty if the process has ended."""
         try:
             first = psutil.Process(self.popen.pid)
             return [first, *first.children(recursive=True)]
@@ -71,11 +72,12 @@ def start_child(
     inherits: Collection[int] = (),
     umask: int = -1,
 ) -> ChildProcess:
-    """Start `command(descriptor of the child's end)` with this environment only. OSError if it
-    cannot be started.
+    """Start `command(descriptor of the child's end)` with this environment only. Raises OSError if
+    that fails.
 
-    `is_silent`: standard output is dropped and standard error is a pipe; otherwise both are the
-    parent's. `inherits`: descriptors beside the child's end. `umask`: -1 is the parent's.
+    is_silent: standard output is dropped and standard error is a pipe; otherwise both are the
+    parent's. inherits: descriptors that the child keeps besides its end of the socket. umask: -1 is
+    the parent's.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -110,7 +112,7 @@ Command = Callable[[int, UserMap | None], Sequence[str]]  # the child's end of t
 
 
 class NotStarted(Exception):
-    """A process could not be started, or was not ready in time; nothing is left of it."""
+    """Raised if a process could not be started or was not ready in time; nothing is left of it."""
 
 
 def start_walled(
@@ -122,9 +124,8 @@ def start_walled(
     interrupt: Interrupt,
 ) -> ChildProcess:
     """Start a process behind walls and await its greeting, {"ready"} or {"unavailable": why}.
-
-    NotStarted with the reason, Interrupted once that is set. env: all that the process gets.
-    """
+    Raises NotStarted with the reason, and Interrupted once `interrupt` is set. env: the whole
+    environment of the process."""
     try:
         process = _spawn(command, isolation, env, limit_s, interrupt)
     except OSError as error:
@@ -162,7 +163,8 @@ def _spawn(
 
 
 def _problem(process: ChildProcess, limit_s: float, interrupt: Interrupt) -> str:
-    """The reason why the process is not ready and was ended, empty when it is ready."""
+    """Returns why the process is not ready; empty when it is ready. A process that is not is
+    killed."""
     try:
         interrupt.wait(process.stream.fileno(), limit_s)
         greeting = receive_frame(process.stream, time.monotonic() + GRACE_S)

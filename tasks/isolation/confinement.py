@@ -48,8 +48,9 @@ Fork = Callable[[], int]  # as `os.fork`
 
 
 def confine_fork_server(readable: Sequence[str], *, has_network: bool = False) -> Fork:
-    """Confine this process and all that it forks, by Landlock where readable paths are given;
-    returns how to fork. OSError if the kernel refuses any of it. has_network: TCP is left to it."""
+    """Confine this process and all that it forks: by Landlock if readable paths are given, else
+    within namespaces. Returns the function that forks. has_network: TCP stays allowed. Raises
+    OSError if the kernel refuses any of it."""
     if not readable:
         settle()
         return forking_apart()
@@ -59,8 +60,8 @@ def confine_fork_server(readable: Sequence[str], *, has_network: bool = False) -
 
 
 def settle() -> None:
-    """Close what bubblewrap's set-up left open, and be nobody. OSError if the kernel refuses any of
-    it."""
+    """Close what bubblewrap's set-up left open, and become nobody. Raises OSError if the kernel
+    refuses any of it."""
     Path(NAMESPACE_LIMIT).write_text("0")
     _checked(_LIBC.umount2(NAMESPACE_LIMIT.encode(), 0), "take the setting away")
     flags = REMOUNT_READ_ONLY | (os.statvfs(DEVICE).f_flag & MOUNT_FLAGS)
@@ -69,8 +70,8 @@ def settle() -> None:
 
 
 def become_nobody(capabilities: int = 0) -> None:
-    """Become an unprivileged user for good, with these capabilities alone, if the process is
-    root's."""
+    """Become the user nobody for good if the process is root's; then keep these capabilities
+    alone."""
     if os.getuid() == 0:
         _checked(_LIBC.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "keep capabilities")
         os.setgroups([])
@@ -80,14 +81,15 @@ def become_nobody(capabilities: int = 0) -> None:
 
 
 def set_capabilities(capabilities: int) -> None:
-    """Give up all other capabilities. OSError if the process does not have these."""
+    """Give up all capabilities but these. Raises OSError if the process does not have these."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)(capabilities, capabilities)  # effective, permitted
     _checked(_LIBC.capset(header, sets), "change capabilities")
 
 
 def forking_apart() -> Fork:
-    """Like `os.fork`, but the child is alone in a pid namespace and can name no other process."""
+    """Returns a function like `os.fork` whose child is alone in a pid namespace and can name no
+    other process."""
     own = os.pidfd_open(os.getpid())
 
     def fork() -> int:
@@ -117,13 +119,13 @@ class PathRule(ctypes.Structure):
 
 
 def abi() -> int:
-    """The kernel's version of Landlock, 0 without it."""
+    """Returns the kernel's version of Landlock, 0 without Landlock."""
     return max(0, int(_LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG)))
 
 
 def restrict_to_reading(paths: Sequence[str], *, has_network: bool = False) -> None:
-    """Let this process and its children only read, and only beneath these paths, from here on.
-    OSError without Landlock. `has_network`: TCP is left to them."""
+    """Let this process and its children only read from now on, and only beneath these paths.
+    has_network: TCP stays allowed. Raises OSError without Landlock."""
     version = abi()
     if version < 1:
         raise OSError(0, "the kernel has no Landlock")
@@ -159,8 +161,8 @@ def _checked(result: int, what: str) -> int:
 
 
 def confine(tmp_bytes: int) -> None:
-    """Take a private /tmp, no capabilities, a group of its own, and an end with the fork server's.
-    OSError if the kernel refuses any of it."""
+    """Confine this process: a private /tmp of tmp_bytes (0: none), no capabilities, a session of
+    its own, and death with the fork server. Raises OSError if the kernel refuses any of it."""
     _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     os.setsid()
     if tmp_bytes:
@@ -174,8 +176,7 @@ def confine(tmp_bytes: int) -> None:
 
 
 def connect(streams: Sequence[int]) -> None:
-    """Put these descriptors at the places 0, 1, ..., and close everything else, the control socket
-    above all."""
+    """Move these descriptors to 0, 1, ..., and close all others, above all the control socket."""
     first = max(*streams, len(streams)) + 1
     for place, descriptor in enumerate(streams):
         os.dup2(descriptor, first + place)
@@ -185,8 +186,8 @@ def connect(streams: Sequence[int]) -> None:
 
 
 def limit(*, memory_bytes: int, file_bytes: int, num_files: int, cpu_s: int) -> None:
-    """Bound address space, the longest file, open files and processor time; neither core dumps nor
-    locked memory. The kernel holds the process to it."""
+    """Bound this process's address space, longest file, open files and processor seconds, and
+    forbid core dumps and locked memory. The kernel enforces the bounds."""
     limits = {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_STACK: STACK_BYTES,

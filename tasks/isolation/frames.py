@@ -1,8 +1,8 @@
 """Messages between a process behind walls and its parent: a length, then as many bytes.
 
-Over sockets the messages are JSON, not pickle: a worker's words are never code to the parent. ASCII
-escapes carry lone surrogates unharmed. Between descriptors they are bytes. Runs also inside:
-standard library only.
+Over sockets the messages are JSON, not pickle, so that the parent never executes what a worker
+sends. ASCII escapes carry lone surrogates unharmed. Between descriptors they are bytes. Runs also
+inside: standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRACE_S = 5.0  # for the report of the end of a killed process, or the rest of a
 
 
 def framed(body: bytes) -> bytes:
-    """A message as it goes over the stream."""
+    """Returns the message with its length in front, as it is sent."""
     return LENGTH.pack(len(body)) + body
 
 
@@ -58,16 +58,16 @@ def _read_bytes(descriptor: int, count: int) -> bytes | None:
 def send_frame(
     stream: socket.socket, message: dict[str, Json], deadline_s: float | None = None
 ) -> None:
-    """Write one message; TimeoutError past the deadline (monotonic seconds), ConnectionError if the
-    peer is gone."""
+    """Send one message. Raises TimeoutError past the deadline (monotonic seconds), and
+    ConnectionError if the peer is gone."""
     body = json.dumps(message).encode("ascii")
     stream.settimeout(_remaining(deadline_s))
     stream.sendall(framed(body))
 
 
 def receive_frame(stream: socket.socket, deadline_s: float | None = None) -> dict[str, Json]:
-    """Read one message; TimeoutError past the deadline, ConnectionError if the peer is gone or
-    sends anything but a JSON object of at most MAX_FRAME_BYTES."""
+    """Receive one message. Raises TimeoutError past the deadline, and ConnectionError if the peer
+    is gone or sends anything but a JSON object of at most MAX_FRAME_BYTES."""
     body = receive_bytes(stream, MAX_FRAME_BYTES, deadline_s)
     try:
         message = json.loads(body)
@@ -79,7 +79,7 @@ def receive_frame(stream: socket.socket, deadline_s: float | None = None) -> dic
 
 
 def receive_bytes(stream: socket.socket, max_bytes: int, deadline_s: float | None = None) -> bytes:
-    """Read one message as bytes; errors as `receive_frame`."""
+    """Receive one message as bytes; raises as `receive_frame`."""
     (length,) = LENGTH.unpack(_receive(stream, LENGTH.size, deadline_s))
     if length > max_bytes:
         raise ConnectionError(f"a frame of {length} bytes, at most {max_bytes} are allowed")

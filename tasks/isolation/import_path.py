@@ -2,8 +2,8 @@
 Runs also in the processes of rewards: standard library only.
 
 A file may import the modules beside it, at any time, and a module may lie in the working directory.
-They are looked for after all others, so that none of them takes the place of a package, and not by
-`sys.path`, which processes behind walls read.
+Such modules are searched after all others, so that none of them replaces a package, and without a
+change to `sys.path`, which processes behind walls read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class Beside:
-    """Finds the modules that lie in some directories."""
+    """Finds modules in the directories of imported files."""
 
     def __init__(self) -> None:
         self._directories: list[str] = []
@@ -48,8 +48,8 @@ FORM = "'package.module:name' or 'path/to/file.py:name'"
 
 
 def absolute(path: str) -> str:
-    """A file's path that holds in the working directory of whatever process, without ~; the paths
-    of modules stay as they are."""
+    """Returns the import path with an absolute file path, ~ expanded, so that it holds in any
+    working directory. An import path of a module is returned unchanged."""
     module_path, _, name = path.rpartition(":")
     if not module_path.endswith(".py"):
         return path
@@ -57,8 +57,8 @@ def absolute(path: str) -> str:
 
 
 def find(path: str) -> Any:  # Any: whatever the user's module has there
-    """The object at an import path. LookupError if the module has no such name, ValueError if this
-    is no import path, and whatever the module raises while it is imported."""
+    """Import and return the object at an import path. Raises LookupError if the module has no such
+    name, ValueError if the path has not the form of one, and whatever the module itself raises."""
     module_path, _, name = path.rpartition(":")
     if not (module_path and name):
         raise ValueError(f"an import path must have a ':' before the name, got {path!r}")
@@ -71,7 +71,8 @@ def find(path: str) -> Any:  # Any: whatever the user's module has there
 
 
 def load(path: str) -> Any:  # Any: likewise
-    """The object at an import path. ValueError, with the cure, if it cannot be had."""
+    """Import and return the object at an import path. Raises ValueError, with the cure, if that
+    fails."""
     try:
         return find(path)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -83,22 +84,22 @@ def load(path: str) -> Any:  # Any: likewise
 
 
 def file_of(path: str) -> str:
-    """The file in which the object at an import path is made; empty where that is none. ValueError
-    as `load`."""
+    """Returns the file of the module that defines the object at an import path; empty if it has no
+    file. Raises ValueError as `load`."""
     made_in = sys.modules.get(getattr(load(path), "__module__", ""))
     return str(getattr(made_in, "__file__", None) or "")
 
 
 def _module(name: str) -> ModuleType:
-    """A module that may lie in the working directory, behind all others: no file there stands in
-    for a module of Python's, of a library's or of these sources."""
+    """Import a module that may lie in the working directory. That is searched last: no file there
+    replaces a module of Python, of a library or of these sources."""
     _beside.add(os.getcwd())
     return importlib.import_module(name)
 
 
 def _file_module(path: Path) -> ModuleType:
-    """The file as a module, imported once a process: a class that is there twice cannot be
-    pickled. Its name is its own, so that it shadows no other module."""
+    """Import a file as a module, once per process: a class that exists twice cannot be pickled. The
+    module gets a name of its own, so that it shadows no other module."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     place = str(path.resolve())
@@ -110,7 +111,7 @@ def _file_module(path: Path) -> ModuleType:
 
 
 def _import(name: str, place: str) -> None:
-    """The file at this place as the module of this name."""
+    """Import the file at this place as the module of this name."""
     spec = importlib.util.spec_from_file_location(name, place)
     assert spec is not None
     assert spec.loader is not None

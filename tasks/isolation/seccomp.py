@@ -1,9 +1,9 @@
 """The system calls that a process behind walls may make. Runs inside: standard library only.
 
 A list of what CPython and its library need of the kernel to compute, to keep the time and to use
-files; everything else is refused, what a later kernel brings included. So no process or thread is
-started, no other process signalled, stopped or slowed, and no network or kernel interface reached,
-however the kernel spells it. Namespaces, limits and mounts refuse the rest.
+files; everything else is refused, including calls that later kernels add. So no process or thread
+is started, no other process signalled, stopped or slowed, and no network or kernel interface
+reached, however the kernel spells it. Namespaces, limits and mounts refuse the rest.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class FilterProgram(ctypes.Structure):
 
 
 def allowed_calls(machine: str, *, has_files: bool, has_network: bool = False) -> dict[str, int]:
-    """Numbers of the calls that pass with any argument. ValueError for an unknown machine."""
+    """Returns the numbers of the calls that pass with any argument. Raises ValueError for an
+    unknown machine."""
     files = _ALLOWED_WITH_FILES if has_files else ""
     network = _ALLOWED_WITH_NETWORK if has_network else ""
     return _numbers(_ALLOWED + files + network, machine)
@@ -100,7 +101,8 @@ def _numbers(table: str, machine: str) -> dict[str, int]:
 
 
 def assemble(machine: str, *, has_files: bool, has_network: bool = False) -> bytes:
-    """The filter as BPF instructions: foreign architectures die, what is on no list is refused."""
+    """Assemble the filter as BPF instructions. A call of a foreign architecture kills the process;
+    a call that is on no list is refused."""
     allowed = allowed_calls(machine, has_files=has_files, has_network=has_network)
     bounded = f"{_BOUNDED} {_SOCKET}" if has_network else _BOUNDED
     verdicts = _verdicts(set(allowed.values()))
@@ -117,7 +119,8 @@ def assemble(machine: str, *, has_files: bool, has_network: bool = False) -> byt
 
 
 def _verdicts(allowed: set[int]) -> list[tuple[int, int]]:
-    """The numbers from which on another verdict holds, and which; the first is 0."""
+    """Returns the call numbers from which on another verdict holds, each with its verdict; the
+    first number is 0."""
     found: list[tuple[int, int]] = []
     for number in range(max(*allowed, FIRST_PROBED) + 2):
         refused = REFUSE | (errno.ENOSYS if number >= FIRST_PROBED else errno.EPERM)
@@ -128,7 +131,8 @@ def _verdicts(allowed: set[int]) -> list[tuple[int, int]]:
 
 
 def _tree(verdicts: list[tuple[int, int]]) -> list[Instruction]:
-    """Search by halves: at every installation the kernel tries each number, so length costs."""
+    """Build a binary search. At every installation the kernel tries each number, so length
+    costs."""
     if len(verdicts) == 1:
         return [(RETURN, 0, 0, verdicts[0][1])]
     lower, upper = verdicts[: len(verdicts) // 2], verdicts[len(verdicts) // 2 :]
@@ -142,18 +146,18 @@ def _lower(argument: int) -> Instruction:
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
-    """Pass with one of these values, an `int`; the end of a check."""
+    """Allow the call if this argument, an `int`, is one of these values; the end of a check."""
     jumps = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [_lower(argument), *jumps, *_REFUSE_OR_ALLOW]
 
 
 def _without(argument: int, bits: int) -> list[Instruction]:
-    """Pass without any of these bits; the end of a check."""
+    """Allow the call if this argument has none of these bits; the end of a check."""
     return [_lower(argument), (ANY_BIT, 0, 1, bits), *_REFUSE_OR_ALLOW]
 
 
 def _null(argument: int) -> list[Instruction]:
-    """Pass with a null pointer, both words of it; the end of a check."""
+    """Allow the call if this argument is a null pointer in both words; the end of a check."""
     upper = (LOAD, 0, 0, ARGUMENTS + 8 * argument + 4)
     return [_lower(argument), (EQUAL, 0, 2, 0), upper, (EQUAL, 1, 0, 0), *_REFUSE_OR_ALLOW]
 
@@ -184,7 +188,8 @@ class SystemCallFilter:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def install(self) -> None:
-        """From here on for this process, for ever. OSError if the kernel refuses it."""
+        """Install the filter in this process; it stays until the process ends. Raises OSError if
+        the kernel refuses it."""
         if self._libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or self._libc.prctl(
             PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(self._program), 0, 0
         ):

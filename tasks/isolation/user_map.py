@@ -23,9 +23,10 @@ MAP = f"0 0 1\n{NOBODY} {NOBODY} 1\n"  # inside, outside, how many
 
 
 def is_needed(uid: int, own_map: str) -> bool:
-    """True if this user is root, by the kernel's map of our own users.
+    """True if the user of this run is the machine's root. own_map: the kernel's uid_map of this
+    process.
 
-    Who is called root in a user namespace of one user is that other user, and owns no more.
+    A root inside a user namespace of a single user is that other user outside, and needs no map.
     """
     _, outside, *counts = own_map.split()
     is_other_user = counts == ["1"] and outside != "0"
@@ -33,10 +34,11 @@ def is_needed(uid: int, own_map: str) -> bool:
 
 
 class UserMap:
-    """Two pipes to one bubblewrap, which reports its process and waits for the map of users."""
+    """Two pipes to one bubblewrap: one reports its process, on the other it waits for the user
+    map."""
 
     def __init__(self) -> None:
-        """OSError without descriptors."""
+        """Open the pipes. Raises OSError if no descriptors are left."""
         self._told, self._tell = os.pipe()
         self._wait, self._go_on = os.pipe()
 
@@ -57,17 +59,18 @@ class UserMap:
         return self._tell, self._wait
 
     def grant(self, hangs_up: int, limit_s: float, interrupt: Interrupt) -> None:
-        """Let the bubblewrap that was started go on as both users.
+        """Write the map for the started bubblewrap and let it go on as both users.
 
-        One that has ended, or whose other descriptor here `hangs_up`, is left alone: it has its own
-        words. PermissionError if the users are not ours to give, Interrupted once that is set.
+        If bubblewrap has ended, or its other descriptor `hangs_up` here, nothing is done: it
+        reports its own error. Raises PermissionError if the run may not give the users,
+        TimeoutError after limit_s, and Interrupted once `interrupt` is set.
         """
         self._close(self._tell, self._wait)
         self._tell = self._wait = -1
         told = self._read(hangs_up, time.monotonic() + limit_s, interrupt)
         try:
             process = int(json.loads(told)["child-pid"])
-        except (ValueError, KeyError):  # it ended before it had told all
+        except (ValueError, KeyError):  # it ended before its report was complete
             return
         try:
             _write(process)

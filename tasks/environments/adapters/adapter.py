@@ -16,7 +16,7 @@ ImportPath = Annotated[Location, AfterValidator(absolute)]
 
 
 class ProtocolError(TypeError):
-    """An environment breaks the protocol: its fault, never the model's."""
+    """Raised if an environment breaks the protocol: the environment's fault, never the model's."""
 
 
 class AdapterConfig(EnvironmentSettings):

@@ -1,8 +1,8 @@
 """A user's own environment, by import path: a class with `reset(seed)` and `step(text)`.
 
 `reset` returns the first observation, `step` the five values (observation, reward, terminated,
-truncated, info), as gymnasium has them; a `Transition` will do. `rules` and `examples` of the class
-are what a model reads first, unless the configuration says it.
+truncated, info), as gymnasium has them; a `Transition` will do. The model first reads the `rules`
+and `examples` of the class, unless the configuration has its own.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class CustomEnvironmentConfig(AdapterConfig):
     )
 
     def head(self) -> tuple[Message, ...]:
-        """The head of the configuration, else of the class. ValueError if the class cannot be
-        imported or its examples are no pairs of texts."""
+        """Returns the head of the configuration, else of the class. Raises ValueError if the class
+        cannot be imported or its examples are no pairs of texts."""
         of_class = load(self.path)
         rules = self.rules or str(getattr(of_class, "rules", ""))
         turns = self.examples or getattr(of_class, "examples", ())
@@ -56,8 +56,8 @@ class CustomEnvironmentConfig(AdapterConfig):
 
 
 class CustomEnvironment:
-    """Keeps a user's object to the protocol. It pickles if the object does, also into a process
-    that has not imported the class yet."""
+    """Wraps a user's object and checks its answers against the protocol. It pickles if the object
+    does, also into a process that has not imported the class yet."""
 
     def __init__(self, config: CustomEnvironmentConfig) -> None:
         self._config = config

@@ -2,9 +2,10 @@
 
     observation ──render──▶ text        text ──actions──▶ action
 
-gymnasium's observations are numbers and arrays and its actions numbers: what they are called is the
-user's to say. Text that names no action leaves the environment as it is and is answered by the
-names; it uses up a turn. The package is imported when an environment is made, not before.
+gymnasium's observations are numbers and arrays and its actions numbers; the user's configuration
+gives them names. Text that names no action leaves the environment as it is, is answered with the
+names of the actions, and uses up a turn. The package is imported when an environment is made, not
+before.
 """
 
 from __future__ import annotations

@@ -58,8 +58,9 @@ class HttpConfig(AdapterConfig, TokenPlace):
     timeout_s: DerivedSeconds = 60.0  # for an answer of the server
 
     def recipe(self) -> HttpRecipe:
-        """With the server's token: behind walls are neither its variable nor its file. ValueError
-        where it cannot be had."""
+        """Returns a recipe that contains the server's token, because processes behind walls see
+        neither its environment variable nor its file. Raises ValueError if the token cannot be
+        read."""
         return HttpRecipe(self, self.authorization())
 
     def build(self) -> Environment:
@@ -73,7 +74,8 @@ class HttpRecipe(NamedTuple):
     authorization: dict[str, str]
 
     def build(self) -> Environment:
-        """An environment without its token, for its pickles are kept."""
+        """Make the environment. It does not hold the token itself, because its pickles are
+        stored."""
         _authorizations[self.config.url] = self.authorization
         kind = GemEnvironment if self.config.shape == "gem" else OpenEnvEnvironment
         return kind(self.config)
@@ -84,7 +86,7 @@ _authorizations: dict[str, dict[str, str]] = {}
 
 
 class HttpEnvironment(ABC):
-    """One episode at a server. A copy by pickle goes on with the same episode there."""
+    """One episode at a server. An unpickled copy goes on with the same episode there."""
 
     def __init__(self, config: HttpConfig) -> None:
         self._config = config
@@ -182,7 +184,8 @@ class GemEnvironment(HttpEnvironment):
 
 
 def post(config: HttpConfig, call: str, body: Mapping[str, Json]) -> Json:
-    """The server's answer, a JSON object. RuntimeError if there is none."""
+    """Send a call to the server; returns its answer, a JSON object. Raises RuntimeError without
+    one."""
     place = f"{config.url.rstrip('/')}/{call}"
     request = urllib.request.Request(
         place, json.dumps(body).encode(), {"Content-Type": "application/json"}

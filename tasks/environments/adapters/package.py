@@ -20,7 +20,8 @@ from tasks.environments.processes.blocking import BlockingEnvironment
 
 
 def _absolute(path: str) -> str:
-    """Links stay: a virtual environment is known by its own."""
+    """Returns the absolute path with its links: a virtual environment is recognised by its own
+    link."""
     return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
@@ -53,7 +54,8 @@ class PackageConfig(AdapterConfig):
         )
 
     def build(self) -> Environment:
-        """In a process of its own: this one may not have the package."""
+        """Make the environment in a process of its own, because this process may not have the
+        package."""
         return BlockingEnvironment(self)
 
 

@@ -3,8 +3,8 @@ only.
 
     package there? ─▶ recent enough? ─▶ id known? ─▶ made once ─▶ ( seeded, made anew ─▶ turns )*
 
-A fault of one of these is raised once, as `Unusable`. The packages draw from the random
-sources that a whole process shares: they are seeded before every game, and a process has one game.
+A check that fails raises `Unusable`. The packages draw from the random sources that a whole process
+shares: they are seeded before every game, and a process has one game.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MAX_DETAIL_CHARS = 200  # of a value of `info`
 
 
 class PackageGame(ABC):
-    """One game at a time, made anew for every episode: a game may keep something over its reset."""
+    """Plays one game at a time. The game is made anew for every episode, because a game may keep
+    state over its reset."""
 
     package: ClassVar[str]  # what is imported
     distribution: ClassVar[str]  # what is installed
@@ -36,7 +37,7 @@ class PackageGame(ABC):
     def __init__(
         self, game_id: str, kwargs: Mapping[str, Any], max_turns: int
     ) -> None:  # Any: the game's own keyword arguments
-        """Unusable if there can be no such game."""
+        """Check the package and the id, and make the game once. Raises Unusable if that fails."""
         self._id, self._kwargs, self._max_turns = game_id, dict(kwargs), max_turns
         self._check_version()
         self._registry = self._imported()
@@ -57,11 +58,11 @@ class PackageGame(ABC):
 
     @abstractmethod
     def begin(self, game: Any, seed: int) -> str:  # Any: of the package
-        """The first observation of a new game."""
+        """Reset a new game; returns its first observation."""
 
     @abstractmethod
     def act(self, game: Any, text: str) -> Transition:  # Any: likewise
-        """Take a turn, without the bound of turns."""
+        """Take a turn, regardless of the bound on turns."""
 
     def _make(self, seed: int) -> Any:  # Any: of the package
         _seed(seed % (1 << 32))
@@ -73,7 +74,7 @@ class PackageGame(ABC):
             raise self.unusable("make", error) from error
 
     def unusable(self, verb: str, error: Exception) -> Unusable:
-        """This game cannot be made, or cannot be played."""
+        """Returns the error for a game that cannot be made or played."""
         return Unusable(
             f"{self.package} must be able to {verb} {self._id!r} with kwargs {self._kwargs}, it"
             f" says {type(error).__name__}: {str(error)[:300]}; correct id or kwargs, or give it"
@@ -167,7 +168,7 @@ class GemGame(PackageGame):
 def observation_text(
     observation: Any, info: Mapping[str, Any]
 ) -> Any:  # Any: checked where it is read
-    """The observation as GEM's own wrapper puts it together."""
+    """Returns the observation with its suffix, as GEM's own wrapper puts it together."""
     if not info.get(SUFFIX):
         return observation
     return f"{observation}{'' if observation.endswith(chr(10)) else chr(10)}{info[SUFFIX]}"
@@ -242,7 +243,7 @@ class _Bound:
 
 
 def messages_of(game: Any) -> list[str]:  # Any: of the package
-    """The messages since the last call, without those of the player."""
+    """Returns the messages since the last call, without the player's own."""
     while "env" in vars(game):  # a wrapper
         game = game.env
     player, messages = game.get_observation()
@@ -264,5 +265,5 @@ class PackageRecipe:
     max_turns: int
 
     def build(self) -> PackageGame:
-        """The game. Unusable, with the cure, if there can be none."""
+        """Make the game. Raises Unusable, with the cure, if that is impossible."""
         return GAMES[self.package](self.id, self.kwargs, self.max_turns)

@@ -1,7 +1,7 @@
 """Plays episodes for the conformance suite: every call is timed, and every answer held against the
 protocol.
 
-`Broken` is raised for what breaks it; a rule that was tried is in `tried`.
+A call that breaks the protocol raises `Broken`; `tried` has the rules that were checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConformanceRule(StrEnum):
 
 
 class Broken(Exception):
-    """A rule that does not hold."""
+    """Raised for a rule that does not hold."""
 
     def __init__(self, rule: ConformanceRule, why: str) -> None:
         super().__init__(why)
@@ -43,7 +43,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One rule."""
+    """The verdict on one rule."""
 
     rule: ConformanceRule
     verdict: Verdict
@@ -83,12 +83,13 @@ class PlayedEpisode:
 
 
 class Playing:
-    """Resets and steps environments."""
+    """Resets and steps environments, times every call and checks every answer."""
 
     def __init__(
         self, clock: Callable[[], float], observe: Callable[[str, Transition], Transition]
     ) -> None:
-        """`observe`: what the model reads after this text, of what the environment answered."""
+        """observe: returns the transition as the model reads it, from the action's text and the
+        environment's answer."""
         self._clock, self._observe = clock, observe
         self.tried: set[ConformanceRule] = set()
         self.resets_s: list[float] = []
@@ -101,7 +102,7 @@ class Playing:
         act: Callable[[Sequence[str]], str],
         max_turns: int,
     ) -> PlayedEpisode:
-        """An episode to its end, the actions as they are chosen."""
+        """Play an episode to its end, with the actions that `act` chooses. Raises Broken."""
         observations, actions = [self._reset(environment, seed)], list[str]()
         turns = list[Transition]()
         self.tried.add(ConformanceRule.ENDS)
@@ -120,14 +121,15 @@ class Playing:
     def replay(
         self, environment: Environment, played: PlayedEpisode, *, over_pickles: bool = False
     ) -> PlayedEpisode:
-        """The same seed and actions again."""
+        """Play the same seed and actions again."""
         *_, again = self.growing(environment, played, over_pickles=over_pickles)
         return again
 
     def growing(
         self, environment: Environment, played: PlayedEpisode, *, over_pickles: bool = False
     ) -> Iterator[PlayedEpisode]:
-        """The same again, a turn whenever the next is asked for: the episode as far as it is."""
+        """Play the same seed and actions again; yields the episode so far after the reset and after
+        every turn."""
         first, turns = self._reset(environment, played.seed), list[Transition]()
         yield episode(played.seed, (), first, turns)
         for number, action in enumerate(played.actions, start=1):
@@ -188,7 +190,7 @@ class Playing:
 def episode(
     seed: int, actions: Sequence[str], first: str, turns: Sequence[Transition]
 ) -> PlayedEpisode:
-    """The record of a reset and its steps."""
+    """Returns the record of a reset and its steps."""
     return PlayedEpisode(
         seed=seed,
         actions=tuple(actions),
@@ -199,7 +201,7 @@ def episode(
 
 
 def difference(first: PlayedEpisode, again: PlayedEpisode) -> str:
-    """Where two plays of an episode part, in a few words; empty if they do not."""
+    """Describe where two plays of an episode differ, in a few words; empty if they do not."""
     for turn, (one, other) in enumerate(zip(first.observations, again.observations, strict=False)):
         if one != other:
             return f"after {turn} turns it said {shown(one)} first and {shown(other)} then"
@@ -209,7 +211,7 @@ def difference(first: PlayedEpisode, again: PlayedEpisode) -> str:
 
 
 def _check_values(turn: object) -> None:
-    """Broken for an answer that is not what a step gives."""
+    """Raise Broken unless the answer is one that a step may give."""
     if not isinstance(turn, Transition):
         raise Broken(
             ConformanceRule.VALUES, f"step must give a Transition, got {shown(turn)}; make it one"
@@ -242,11 +244,11 @@ def _check_text(rule: ConformanceRule, observation: object) -> None:
 
 
 def shown(value: object) -> str:
-    """A value in a sentence."""
+    """Returns a value as text for a sentence, shortened."""
     text = repr(value)
     return text if len(text) <= CUT else f"{text[:CUT]}..."
 
 
 def described(error: BaseException) -> str:
-    """An exception in a sentence."""
+    """Returns an exception as text for a sentence."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,8 +1,8 @@
-"""Checks by playing it that an environment keeps the protocol.
+"""Checks that an environment keeps the protocol, by playing episodes of it.
 
     seeds x players -> an episode each -> again: the same, and over pickles -> all side by side
 
-Leaves out processes and limits: ending a step that never returns is the caller's.
+Leaves out processes and limits: the caller must end a step that never returns.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Player = Callable[[Sequence[str], random.Random], str]  # the action after the o
 
 
 def players(settings: EnvironmentSettings, actions: Sequence[str]) -> Mapping[str, Player]:
-    """By name. Those who make valid moves are there where such moves are known: given, or of a game
-    of our own."""
+    """Returns the players by name. Players of valid moves are included only if such moves are
+    known: from `actions`, or from a game of our own."""
 
     def hostile(observations: Sequence[str], rng: random.Random) -> str:
         return rng.choice(HOSTILE)
@@ -65,8 +65,9 @@ def check_environment(
     num_seeds: int = 8,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ConformanceReport:
-    """Play episodes of so many seeds, at least two, by every player. `actions` are valid moves of
-    an environment whose moves are not known. ValueError for one that cannot be made."""
+    """Play episodes of num_seeds seeds, at least two, with every player. actions: valid moves of an
+    environment whose moves are not known. Raises ValueError for an environment that cannot be made.
+    """
     settings.build()
     with contextlib.closing(ProgramRunner(Isolation.NAMESPACES)) as programs:
         suite = _Suite(settings, Playing(clock, partial(programs.observed, settings)))
@@ -101,8 +102,8 @@ class _Suite:
             )
 
     def check_episode(self, seed: int, name: str, player: Player) -> None:
-        """An episode of this player; the same in a new environment, in the used one, and over
-        pickles."""
+        """Play an episode with this player, then again in a new environment, in the used one, and
+        over pickles."""
         rng, used = random.Random(f"{name}/{seed}"), self._settings.build()
         played = self._playing.play(
             used, seed, lambda observations: player(observations, rng), self._settings.max_turns
@@ -158,7 +159,7 @@ class _Suite:
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile; 0 of nothing."""
+    """Returns the median and the 99th percentile; 0 without values."""
     if not values:
         return 0.0, 0.0
     ordered, last = sorted(values), len(values) - 1

@@ -10,11 +10,11 @@ Sampled ids do not survive decoding and encoding: of a small model's turns one o
 come back as other ids. So a later prompt is never made from text: it is all ids so far and a
 bridge. The bridge is read off the chat template, with markers in the places of observations and
 actions, and the template must allow it: with one more turn it repeats the earlier text, and adds to
-it. A template that does so but for the thoughts of earlier turns has the history rendered anew
-(`Rewriting`); any other that changes the earlier text is refused.
+it. If a template changes nothing but the thoughts of earlier turns, the history is rendered anew
+(`Rewriting`); a template that changes other earlier text is refused.
 
-A template that only concatenates has no bridge but the observation: the end token of each action
-stays between the turns. Without a template messages stand a blank line apart.
+For a template that only concatenates, the bridge is the observation alone, after the end token of
+the action. Without a template messages stand a blank line apart.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Bridge:
 
     head: tuple[int, ...]  # token ids of what every episode begins with
     stop_ids: frozenset[int]  # tokens that end an action
-    _end: int  # what an action ends with that was cut
+    _end: int  # the token that ends an action which was cut
     _first: Opening  # around the first observation, after the head
     _next: Opening  # around a later one, after an action and its end token
     _encode: Encode  # of text in which nothing is a control token
@@ -75,8 +75,8 @@ class Bridge:
     rewriting: Rewriting | None = None  # of a template that takes thoughts out of earlier turns
 
     def given(self, path: Sequence[int], said: Sequence[Exchange], observation: str) -> Given:
-        """The tokens before the next action. path: the ids after the head so far, since the history
-        was rendered anew the last time; said: all exchanges of the episode."""
+        """Returns the tokens before the next action. path: the ids after the head that the model
+        has read since the history was last rendered anew. said: all exchanges of the episode."""
         if not said:
             return Given(self.first(observation), starts_over=False)
         if self.rewriting is None:
@@ -87,22 +87,23 @@ class Bridge:
         return Given(history, starts_over=True)
 
     def first(self, observation: str) -> tuple[int, ...]:
-        """The ids from the head's end to the first action."""
+        """Returns the ids from the end of the head to the first action."""
         return self._first.ids(observation, self._encode)
 
     def next(self, observation: str, last_id: int) -> tuple[int, ...]:
-        """The ids from an action's end to the next action. last_id: the action's last token; one
-        that ends nothing was cut, and is ended here, by a token that nobody sampled."""
+        """Returns the ids from the end of an action to the next action. last_id: the action's last
+        token. If it is no stop token, the action was cut, and the ids begin with an end token that
+        nobody sampled."""
         end = () if last_id in self.stop_ids else (self._end,)
         return (*end, *self._next.ids(observation, self._encode))
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Token ids as text, without the tokens that frame a turn."""
+        """Decode token ids, without the tokens that frame a turn."""
         return self._decode(token_ids)
 
 
 def read_bridge(model_path: str, head: Sequence[Message]) -> Bridge:
-    """The bridge of the model in this directory. ValueError as `make_bridge`."""
+    """Make the bridge of the model in this directory. Raises ValueError as `make_bridge`."""
     tokenizer = read_tokenizer(model_path)
     return make_bridge(tokenizer, read_stop_ids(model_path, tokenizer), head, model_path)
 
@@ -113,8 +114,9 @@ def make_bridge(
     head: Sequence[Message],
     model: str,
 ) -> Bridge:
-    """The bridge that the tokenizer's chat template gives. ValueError when the template changes
-    what it said, thoughts apart, or when the head has no token; model: its name in the sentence."""
+    """Make the bridge that the tokenizer's chat template gives. model: its name for error messages.
+    Raises ValueError if the template changes earlier text other than thoughts, or if the head has
+    no token."""
     tokens = ChatTokens(tokenizer, stop_ids)
     written = render_episode(tokens, head, model)
     ids = tokens.ids(written.head)
@@ -173,7 +175,7 @@ def _is_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
 
 
 def _rewrites_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
-    """True if histories that are rendered anew have the ids of a whole episode, behind the same
+    """True if a history that is rendered anew has the ids of a whole episode, after the same
     head."""
     rewriting = bridge.rewriting
     if rewriting is None:

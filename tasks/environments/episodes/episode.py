@@ -2,8 +2,9 @@
 
     given(bridge, observation) ─▶ sampled(what the engine said) ─▶ answered(what followed) ─▶ ...
 
-Tokens that are given count for nothing until an action follows them: an episode that stops in
-front of an action has none of them. Leaves out who is asked what, and when it ends (`play`).
+Given tokens are added together with the action that follows them: an episode that stops before an
+action does not contain them. Leaves out the calls to engine and environment, and the end of an
+episode (`play`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class End:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """The reason in the words of responses of a single turn."""
+        """The finish reason, in the vocabulary of responses of a single turn."""
         if self.ending is None:
             return "aborted"
         return "length" if self.ending in BOUNDS else "stop"
@@ -64,19 +65,19 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSoFar:
-    """Its turns and their tokens, one after the other."""
+    """The turns of an episode so far, and their tokens in order."""
 
     turns: tuple[Turn, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()  # 0 of given tokens
     versions: tuple[VersionSpan, ...] = ()  # given tokens count with what was sampled after them
-    opened: Opened | None = None  # the turn after those, of which it has nothing yet
+    opened: Opened | None = None  # the next turn, whose tokens are not among those above
     # the environment after the last turn that it has answered; None where none was taken of it
     snapshot: Snapshot | None = None
 
     @classmethod
     def of(cls, request: Request) -> EpisodeSoFar:
-        """The episode that a request brings along."""
+        """Returns the episode that a request continues."""
         kept = request.kept_episode or Episode(turns=(), ending=None)
         return cls(
             turns=kept.turns,
@@ -93,18 +94,18 @@ class EpisodeSoFar:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the model sampled, without those of the turn after."""
+        """Tokens that the model sampled in the turns, without the opened one."""
         return sum(turn.num_sampled for turn in self.turns)
 
     @property
     def said(self) -> list[tuple[str, str]]:
-        """Each observation with the action that answered it."""
+        """Every observation with the action that answered it."""
         return [(turn.observation, turn.action) for turn in self.turns]
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The tokens of its turns that the model reads behind the prompt: all of them, unless the
-        history was written anew."""
+        """The tokens of the turns that the model reads after the prompt: all of them, or those
+        since the history was last rendered anew."""
         num_read = 0
         for turn in self.turns:
             num_read = turn.num_tokens + (0 if turn.starts_over else num_read)
@@ -112,19 +113,20 @@ class EpisodeSoFar:
 
     @property
     def read(self) -> tuple[int, ...]:
-        """The tokens behind the prompt that the model has read before its next action."""
+        """The tokens after the prompt that the model reads before its next action."""
         assert self.opened is not None, "a turn is opened"
         return (*(() if self.opened.starts_over else self.path), *self.opened.given)
 
     @property
     def num_restarts(self) -> int:
-        """How often the history was written anew."""
+        """The number of times that the history was rendered anew."""
         opened = self.opened is not None and self.opened.starts_over
         return sum(turn.starts_over for turn in self.turns) + opened
 
     @property
     def num_held(self) -> int:
-        """Tokens after the prompt that an engine holds for it, without what it samples now."""
+        """Tokens after the prompt that an engine holds for the episode, without those that it is
+        sampling."""
         return len(self.token_ids) + (len(self.opened.given) if self.opened is not None else 0)
 
     def given(
@@ -134,7 +136,7 @@ class EpisodeSoFar:
         asked_s: float,
         starts_over: bool = False,
     ) -> EpisodeSoFar:
-        """The episode with a turn opened after these tokens."""
+        """Returns the episode with a turn opened after these given tokens."""
         opened = Opened(
             given=tuple(token_ids),
             observation=observation,
@@ -144,7 +146,8 @@ class EpisodeSoFar:
         return replace(self, opened=opened)
 
     def reopened(self, asked_s: float) -> EpisodeSoFar:
-        """The episode with its last turn opened again: its action was stopped half-way."""
+        """Returns the episode with its last turn opened again, because its action was stopped
+        half-way."""
         last = self.turns[-1]
         begun = len(self.token_ids) - last.num_sampled
         num_before = begun - last.num_given
@@ -167,7 +170,8 @@ class EpisodeSoFar:
         )
 
     def sampled(self, action: Generated, acted_s: float) -> EpisodeSoFar:
-        """The episode after an action of the model; an action without a token makes no turn."""
+        """Returns the episode after an action of the model; an action without a token makes no
+        turn."""
         assert self.opened is not None, "somebody was asked"
         if not action.token_ids:
             return replace(self, opened=None)
@@ -198,8 +202,8 @@ class EpisodeSoFar:
     def answered(
         self, transition: Transition, answered_s: float, state: bytes = b""
     ) -> EpisodeSoFar:
-        """The episode after the environment's answer. state: the environment's, where there is
-        one."""
+        """Returns the episode after the environment's answer. state: the environment's pickled
+        state, empty without one."""
         last = replace(
             self.turns[-1],
             reward=transition.reward,

@@ -4,13 +4,14 @@
            └▶ any other ─────────────────────────────────────────▶ inner replica
     collect ◀─ whole episodes, stopped ones, and what the inner replica has for others
 
-Whoever drives engines sees ordinary requests and responses. The inner engine sees turns, each a
-request by itself, so that an episode holds none of its slots while its environment thinks: how many
-episodes there are is up to who submits them, how many turns decode together to the inner engine.
+The driver of the engines sees ordinary requests and responses. The inner engine sees turns, each a
+request by itself, so that an episode holds no slot of the inner engine while its environment
+computes. The submitter decides how many episodes run, the inner engine how many turns decode
+together.
 
-Weights that are loaded meanwhile concern turns. DROP ends every episode with its environment.
-INTERRUPT and KEEP let turns and episodes go on. DRAIN finishes the turns, not the episodes: what
-they say afterwards is of the new version.
+New weights affect the turns of running episodes. DROP ends every episode with its environment.
+INTERRUPT and KEEP let turns and episodes go on. DRAIN finishes the running turns, not the episodes:
+their later turns are sampled by the new version.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from tasks.isolation.isolation import Isolation
 
 
 class EpisodeReplica(Replica):
-    """Belongs to one event loop."""
+    """A replica that plays episodes, turn by turn, on an inner replica. Belongs to one event
+    loop."""
 
     def __init__(
         self,
@@ -81,7 +83,8 @@ class EpisodeReplica(Replica):
         }
 
     async def submit(self, requests: Sequence[Request]) -> None:
-        """Raises ValueError, and takes none, when one is unfit."""
+        """Submit requests, with or without an environment. Raises ValueError, and submits none, if
+        an episode is unfit."""
         self._check_alive()
         episodes = [request for request in requests if request.environment]
         self._check(episodes)
@@ -101,8 +104,8 @@ class EpisodeReplica(Replica):
         return done
 
     async def abort(self, response_ids: Sequence[str]) -> None:
-        """Stop episodes: one that is in the engine stops there; one that waits for its environment
-        ends as far as it has come, and its environment is killed."""
+        """Stop responses. An episode whose turn is in the engine stops there. One that waits for
+        its environment ends with its turns so far, and its environment is killed."""
         self._check_alive()
         if not response_ids:
             self._done.wake()
@@ -133,8 +136,8 @@ class EpisodeReplica(Replica):
         return attestation
 
     async def stats(self) -> EngineStats:
-        """The inner replica's reading. The progress of an episode is its number of tokens, given
-        ones included, wherever it is."""
+        """Returns the inner replica's reading. The progress of an episode is its number of tokens,
+        given tokens included, even while it waits for its environment."""
         self._check_alive()
         reading = await self._inner.stats()
         begun = {
@@ -185,7 +188,8 @@ class EpisodeReplica(Replica):
         self._done.drop()
 
     def _lose(self, error: EngineLost | ValueError) -> None:
-        """Fail for good: callers get this error, environments are ended."""
+        """Fail for good: later calls raise this error, and all episodes end with their
+        environments."""
         self._lost = self._lost or error
         self._turns.close()
         for _, task in self._plays.values():
@@ -225,7 +229,7 @@ class EpisodeReplica(Replica):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlayer:
-    """Called with the replica that a process has built, it gives the one that callers see."""
+    """Wraps the replica that an engine's process has built into an `EpisodeReplica`."""
 
     environments: Mapping[str, EnvironmentConfig]  # by domain
     config: EpisodeConfig
@@ -258,6 +262,6 @@ class EpisodePlayer:
 
 @lru_cache(maxsize=16)
 def bridge_of(model_path: str, head: tuple[Message, ...]) -> Bridge:
-    """The bridge of a model and an environment's head; made once per process. ValueError for a
-    model that cannot play episodes."""
+    """Returns the bridge of a model and an environment's head, cached per process. Raises
+    ValueError for a model that cannot play episodes."""
     return read_bridge(model_path, head)

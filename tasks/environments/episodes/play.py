@@ -53,8 +53,8 @@ class Means:
 
 
 class Play:
-    """One episode. `run` plays it; who has set `is_stopped` ends it, at the latest after the turn
-    that the engine is in."""
+    """One episode, which `run` plays. Setting `is_stopped` ends it, at the latest after the turn
+    that the engine is generating."""
 
     def __init__(self, request: Request, means: Means) -> None:
         self.request = request
@@ -72,7 +72,7 @@ class Play:
         self._num_written = 0  # turns
 
     async def run(self) -> Generated:
-        """The whole episode, or its turns so far when it is stopped."""
+        """Play the episode; returns all of it, or the turns so far if it is stopped."""
         kept = self.request.kept_episode
         if kept is not None and kept.ending is not None:
             return self.generated(End.of(kept))  # its engine was lost before it had handed it over
@@ -89,8 +89,8 @@ class Play:
         return generated
 
     async def _play(self) -> End:
-        """To the end, from where the episode was left; from there again when its environment is
-        lost."""
+        """Play to the end, from the turn where the episode was left; again from there when its
+        environment is lost."""
         num_lost = 0
         while True:
             try:
@@ -110,7 +110,7 @@ class Play:
                     ) from lost
 
     async def _play_on(self, observation: str) -> End:
-        """Turns, after this observation."""
+        """Play turns after this observation."""
         while True:
             if not self.so_far.awaits_answer:
                 if not self._open_turn(observation):
@@ -169,11 +169,12 @@ class Play:
         return True
 
     def _room(self, num_tokens: int) -> int:
-        """Tokens that an action may have after so many of the episode."""
+        """Returns the most tokens that an action may have after num_tokens tokens of the
+        episode."""
         return min(self._means.config.max_turn_tokens, self.request.max_new_tokens - num_tokens)
 
     async def _act(self) -> None:
-        """Have the engine speak."""
+        """Have the engine sample the action of the opened turn."""
         opened = self.so_far.opened
         assert opened is not None, "a turn is opened"
         num_restarts = self.so_far.num_restarts
@@ -215,11 +216,11 @@ class Play:
     # --- the record ----------------------------------------------------------------------------
 
     def generated(self, end: End = STOPPED) -> Generated:
-        """The episode as far as it has come, which is over now."""
+        """Returns the record of the episode so far, with its text. end: how the episode ended."""
         return replace(self._record(end), text=self._means.bridge.text(self.so_far.token_ids))
 
     def _record(self, end: End) -> Generated:
-        """The episode's record so far, but for the text."""
+        """Returns the record of the episode so far, without its text."""
         request, so_far, now_s = self.request, self.so_far, self._means.clock()
         episode = replace(
             self._environment.counted,

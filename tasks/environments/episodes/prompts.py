@@ -1,4 +1,5 @@
-"""Rows become prompts: a question by the chat template, a seed as the head of every episode."""
+"""Turns rows into prompts: a question by the chat template, or an episode's seed with its
+environment's head."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 def render(
     row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_prompt_tokens: int
 ) -> Prompt:
-    """The row as token ids, by the tokenizer's chat template; control tokens that it quotes are
-    characters.
+    """Render a row as a prompt by the tokenizer's chat template; control tokens that the row quotes
+    become plain characters.
 
     Raises ValueError for a prompt of no token or of more than max_prompt_tokens, and for a row that
     the template or the tokenizer refuses.
@@ -60,8 +61,8 @@ MOST_DIGITS = 18  # of a seed: tables have 64 bits for it
 
 
 def episode_prompt(row: Row, bridge: Bridge, prompt_id: str, max_prompt_tokens: int) -> Prompt:
-    """The row as the head and the seed of its environment's reset. ValueError for a row without a
-    seed, and for a head that leaves no room."""
+    """Make the prompt of an episode: the environment's head, and the row's answer as the seed of
+    the reset. Raises ValueError for a row without a seed, and for a head that leaves no room."""
     if not row.gold.isdecimal() or len(row.gold) > MOST_DIGITS:
         raise ValueError(
             "a row of a domain with an environment must have a seed as its answer, a whole number"

@@ -9,9 +9,9 @@ Most templates of models that think take the thoughts out of earlier turns:
     turn 2   head │ observation │ 12 │ observation │ <think>...</think> 17      no extension
 
 Such a turn is given the whole history anew, as the template renders it now (`Rewriting`). The
-record says what the model read, and its sampled tokens are trained in front of that: an episode of
-several paths instead of one. Where the template leaves all as it was, the path goes on. Leaves out
-token ids (`bridge`).
+record keeps what the model read, and its sampled tokens are trained after that context: the episode
+has several token paths instead of one. Where the template changes nothing, the path goes on. Leaves
+out token ids (`bridge`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RenderedEpisode:
 
     @property
     def whole(self) -> str:
-        """The parts together."""
+        """The rendered text up to the second action."""
         return self.head + self.first + ACTIONS[0] + self.next
 
 
@@ -54,8 +54,8 @@ def render_episode(
     model: str,
     actions: Sequence[str] = ACTIONS,
 ) -> RenderedEpisode:
-    """An episode of two turns and the beginning of a third, each prompt an extension of the
-    last."""
+    """Render an episode of two turns and the beginning of a third; returns its parts. Raises
+    ValueError unless every prompt extends the one before it and every turn is rendered alike."""
 
     def extend(before: str, chat: Sequence[Message]) -> str:
         """What the longer prompt adds."""
@@ -93,8 +93,8 @@ def render_episode(
 
 
 def _start(tokens: ChatTokens, head: Sequence[Message]) -> str:
-    """The head as it stands in front of an observation. Where the template says something else of
-    it when nothing follows, it ends before the control token that begins the observation's turn."""
+    """Returns the head as it stands before an observation. If the template renders the head alone
+    differently, the head ends before the control token that begins the observation's turn."""
     asked = tokens.render([*head, Message(role="user", content=OBSERVATIONS[0])], asks=True)
     alone = tokens.render(head, asks=False)
     if asked.startswith(alone):
@@ -104,7 +104,7 @@ def _start(tokens: ChatTokens, head: Sequence[Message]) -> str:
 
 
 def keeps_thoughts(tokens: ChatTokens, head: Sequence[Message]) -> bool:
-    """True if the template leaves the thoughts of earlier turns where they are."""
+    """True if the template leaves the thoughts of earlier turns unchanged."""
     try:
         render_episode(tokens, head, "", THOUGHTS)
     except ValueError:
@@ -126,14 +126,15 @@ Exchange = tuple[str, str]  # an observation, and the action that answered it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewriting:
-    """Renders the histories of episodes with one head anew."""
+    """Renders the history of an episode anew, for all episodes with one head."""
 
     head: tuple[Message, ...]  # what every episode begins with
     num_head_ids: int  # its tokens
     tokens: ChatTokens  # of the model
 
     def ids(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
-        """Head and history as the template writes them now, up to where the model speaks."""
+        """Returns the ids of head and history as the template renders them now, up to the next
+        action."""
         chat = list(self.head)
         for seen, done in said:
             chat.append(Message(role="user", content=seen))
@@ -142,5 +143,5 @@ class Rewriting:
         return self.tokens.ids(self.tokens.render(chat, asks=True))
 
     def history(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
-        """The ids of `ids` after the head."""
+        """Returns the ids of the history that follow the head."""
         return self.ids(said, observation)[self.num_head_ids :]

@@ -3,8 +3,8 @@
     resume ─▶ reset ─▶ restored from the snapshot, or led through the recorded actions ─▶ step, ...
                                                        └▶ says something else: forget, and again
 
-Counts what that takes, for the records. Leaves out the turns themselves, and what is done when an
-environment is lost (`play`).
+Counts resets, replayed turns and restarts for the records. Leaves out the turns themselves, and the
+loss of an environment (`play`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ResumedEnvironment:
-    """One episode's. Calls raise EnvironmentFailed."""
+    """The environment of one episode. Calls raise EnvironmentFailed."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class ResumedEnvironment:
         self._processes, self._settings, self._clock = processes, settings, clock
 
     async def resume(self, so_far: EpisodeSoFar) -> str | None:
-        """Bring an environment to where the episode is; returns its observation there. None, and no
-        environment, if it does not repeat the record."""
+        """Bring an environment to the turn where the episode is; returns its observation there. If
+        the environment does not repeat the record, ends it and returns None."""
         snapshot = so_far.snapshot
         observation = await self._reset(snapshot.state if snapshot else b"")
         if observation is None:

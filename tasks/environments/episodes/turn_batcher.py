@@ -3,7 +3,7 @@
     turn(request) ─▶ outbox ─▶ (end of the loop's tick) ─▶ engine.submit, all of them
     engine.collect ─▶ a turn's answer wakes its episode; what is no episode's is handed on
 
-The engine is asked for answers only while it has something to answer. Leaves out what a turn is.
+The engine is polled only while it has requests to answer. Leaves out the content of turns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POLL_S = 5.0  # longest single wait; it ends earlier when something is finished
 
 
 class TurnBatcher:
-    """One engine's. Belongs to one event loop."""
+    """Batches the turns of all episodes of one engine. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class TurnBatcher:
         hand_on: Callable[[News], None],
         lose: Callable[[EngineLost], None],
     ) -> None:
-        """hand_on: hears of what is said of responses that are no turns. lose: hears once that the
-        engine is gone, and has who waits for a turn cancelled."""
+        """hand_on: called with news of responses that are no turns. lose: called once the engine is
+        gone; it cancels the episodes that wait for a turn."""
         self._engine = engine
         self._hand_on = hand_on
         self._lose = lose
@@ -41,7 +41,7 @@ class TurnBatcher:
         self._collecting: asyncio.Task[None] | None = None
 
     async def turn(self, request: Request) -> Generated:
-        """The engine's answer to this turn, whole or aborted."""
+        """Submit a turn; returns the engine's answer, whole or aborted."""
         loop = asyncio.get_running_loop()
         if not self._outbox:
             loop.call_soon(self._send)
@@ -51,12 +51,12 @@ class TurnBatcher:
         return await answer
 
     async def pass_on(self, requests: Sequence[Request]) -> None:
-        """Submit what is no episode, all or none."""
+        """Submit requests that are no turns, all or none."""
         await self._engine.submit(requests)
         self._note_inside(requests)
 
     async def abort(self, response_ids: Sequence[str]) -> None:
-        """Stop what the engine has of these; it answers each."""
+        """Stop those of these responses that the engine has; it answers each of them."""
         self._send()
         await asyncio.gather(*self._sending)
         inside = [name for name in response_ids if name in self._inside]
@@ -64,13 +64,13 @@ class TurnBatcher:
             await self._engine.abort(inside)
 
     async def clear(self) -> None:
-        """Drop all turns: their episodes are gone."""
+        """Drop all turns and wait until the calls to the engine have ended."""
         tasks = [*self._sending, *([self._collecting] if self._collecting else [])]
         self.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Cancel all turns, and ask the engine nothing more."""
+        """Cancel all turns and make no further call to the engine."""
         for task in self._sending:
             task.cancel()
         if self._collecting is not None:

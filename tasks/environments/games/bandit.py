@@ -37,7 +37,7 @@ class BanditConfig(StyledGameConfig):
     buttons: int = Field(3, ge=2, le=8, description="How many buttons there are.")
 
     def chat_head(self) -> tuple[Message, ...]:
-        """The rules and one episode that tries every button and stays with the best."""
+        """Returns the rules and one episode that tries every button and stays with the best."""
         rules = RULES.format(
             buttons=self.buttons, names=listed(self.names()), presses=self.max_turns
         )
@@ -52,7 +52,7 @@ class BanditConfig(StyledGameConfig):
         return head_messages(rules, turns)
 
     def names(self) -> str:
-        """A letter for every button."""
+        """Returns one letter for every button, as a string."""
         letters = ascii_uppercase[: self.buttons]
         return letters.lower() if self.style == "terse" else letters
 
@@ -60,12 +60,12 @@ class BanditConfig(StyledGameConfig):
         return Bandit(self)
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
-        """Any button."""
+        """Returns any button."""
         return rng.choice(self.names())
 
 
 class Bandit:
-    """Buttons of one episode."""
+    """The buttons of one episode."""
 
     def __init__(self, config: BanditConfig) -> None:
         self._config, self._is_terse = config, config.style == "terse"
@@ -92,5 +92,5 @@ class Bandit:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names as a sentence has them."""
+    """Join names as in a sentence: "A, B or C"."""
     return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,8 +1,9 @@
-"""The base of our own games: a player that always makes a valid move, and of some games one that
-heeds the answers so far.
+"""The base of our own games. Each game has a player that makes valid moves, and some have one that
+also heeds the answers so far.
 
-A warm-up imitates them, so that a model learns the form of an action before it is rewarded for
-choosing one; the conformance suite plays with the first, because garbage alone never gets far.
+The warm-up of a model imitates these players, so that the model learns the form of an action before
+it is rewarded for choosing one. The conformance suite plays with the first player, because invalid
+text alone never gets far.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ class GameConfig(EnvironmentSettings):
     knows_heedful_moves: ClassVar[bool] = False
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
-        """A valid move after the observations of an episode so far."""
+        """Returns a valid move after the observations of an episode so far."""
         raise NotImplementedError
 
     def heedful_action(
         self, observations: Sequence[str], actions: Sequence[str], rng: random.Random
     ) -> str:
-        """A valid move that takes account of the episode so far, of a game that knows such."""
+        """Returns a valid move that heeds the episode so far, if the game `knows_heedful_moves`."""
         raise NotImplementedError
 
     def demonstrate(
         self, seed: int, rng: random.Random, *, is_heedful: bool = False
     ) -> list[tuple[str, str]]:
-        """An episode of valid moves, heedful ones if asked for: every observation with the action
-        that answers it."""
+        """Play an episode of valid moves, heedful ones if is_heedful. Returns every observation
+        with the action that answers it."""
         environment = self.build()
         observations, actions = [environment.reset(seed)], list[str]()
         while len(actions) < self.max_turns:
@@ -61,9 +62,10 @@ class StyledGameConfig(GameConfig):
     )
 
     def head(self) -> tuple[Message, ...]:
-        """The tiny model knows the rules from its warm-up."""
+        """Returns an empty head in style terse, as the tiny model knows the rules from its warm-up;
+        else `chat_head`."""
         return EMPTY_HEAD if self.style == "terse" else self.chat_head()
 
     def chat_head(self) -> tuple[Message, ...]:
-        """The rules, and episodes played as examples."""
+        """Returns the rules, and episodes played as examples."""
         raise NotImplementedError

@@ -2,8 +2,8 @@
 
     At 0 3, goal 2 1.  ->  right  ->  At 1 3, goal 2 1.  ->  down  ->  At 1 2, goal 2 1.  -> ...
 
-Where one is and where the goal is are told every turn: nothing need be remembered. The terse style
-has the four numbers as four characters and moves of one letter, for the tiny model.
+Every observation gives the place and the goal: nothing need be remembered. The terse style has the
+four numbers as four characters and moves of one letter, for the tiny model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GridConfig(StyledGameConfig):
     spare_moves: int = Field(3, ge=0, description="Moves beyond those of the shortest way.")
 
     def chat_head(self) -> tuple[Message, ...]:
-        """The rules and two shortest ways."""
+        """Returns the rules and two shortest walks."""
         walks = [turn for start, goal in SHOTS for turn in self._walk(start, goal)]
         return head_messages(RULES.format(size=self.size), walks)
 
@@ -51,25 +51,25 @@ class GridConfig(StyledGameConfig):
         return turns
 
     def told(self, place: Square, goal: Square) -> str:
-        """The observation at a place."""
+        """Returns the observation at a place."""
         if self.style == "terse":
             return "".join(map(str, (*place, *goal)))
         return f"At {place[0]} {place[1]}, goal {goal[0]} {goal[1]}."
 
     def words(self) -> dict[str, Square]:
-        """The moves as they are said."""
+        """Returns the moves by the word that the model says."""
         return {word[0]: move for word, move in MOVES.items()} if self.style == "terse" else MOVES
 
     def build(self) -> Environment:
         return Grid(self)
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
-        """Any move."""
+        """Returns any move."""
         return rng.choice(list(self.words()))
 
 
 class Grid:
-    """One walk. Against the wall one stays where one is."""
+    """One walk. A move against the wall changes nothing."""
 
     def __init__(self, config: GridConfig) -> None:
         self._config, self._words = config, config.words()
@@ -104,5 +104,5 @@ class Grid:
 
 
 def sign(number: int) -> int:
-    """-1, 0 or 1."""
+    """Returns the sign of a number: -1, 0 or 1."""
     return (number > 0) - (number < 0)

@@ -51,8 +51,8 @@ RULES = (
 
 
 def narrowed(low: int, high: int, guess: int, *, is_higher: bool) -> tuple[int, int]:
-    """The smallest and the largest number that are possible after a miss. is_higher: whether the
-    number is higher than the guess."""
+    """Returns the smallest and the largest number that are possible after a miss. is_higher:
+    whether the number is higher than the guess."""
     return (max(low, guess + 1), high) if is_higher else (low, min(high, guess - 1))
 
 
@@ -68,7 +68,7 @@ class GuessConfig(StyledGameConfig):
     largest: int = Field(20, ge=2, le=999_999_999, description="Largest number it may be.")
 
     def chat_head(self) -> tuple[Message, ...]:
-        """The rules and two episodes that halve the interval that is left."""
+        """Returns the rules and two episodes that halve the remaining interval."""
         rules = RULES.format(largest=self.largest, tries=self.max_turns)
         shots = [self._shot(secret) for secret in (self.largest * 2 // 3, self.largest // 4 + 1)]
         return head_messages(rules, shots[0] + shots[1])
@@ -89,20 +89,20 @@ class GuessConfig(StyledGameConfig):
         return turns
 
     def words(self) -> Words:
-        """The sentences of the game in this style, with its numbers."""
+        """Returns the sentences of the game in this style, with its numbers."""
         return Words(*(word.format(largest=self.largest) for word in WORDS[self.style]))
 
     def build(self) -> Environment:
         return Guess(self)
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
-        """Any number of the range, whatever was observed."""
+        """Returns any number of the range, whatever was observed."""
         return str(rng.randint(1, self.largest))
 
     def heedful_action(
         self, observations: Sequence[str], actions: Sequence[str], rng: random.Random
     ) -> str:
-        """Any number that the answers so far leave possible."""
+        """Returns any number that the answers so far leave possible."""
         words, low, high = self.words(), 1, self.largest
         for action, answer in zip(actions, observations[1:], strict=True):
             if answer in (words.higher, words.lower):
@@ -111,8 +111,8 @@ class GuessConfig(StyledGameConfig):
 
 
 class Guess:
-    """A game with one secret number. Its info says of an action whether it was `consistent` with
-    all answers before it, `inconsistent` or `invalid`."""
+    """A game with one secret number. `info` says whether an action was `consistent` with all
+    answers before it, `inconsistent` or `invalid`."""
 
     def __init__(self, config: GuessConfig) -> None:
         self._config, self._words = config, config.words()

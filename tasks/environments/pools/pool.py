@@ -36,10 +36,10 @@ Answer = TypeVar("Answer")
 
 
 class Restarts:
-    """Counts failures in a row of processes of equal settings.
+    """Counts the failures in a row of processes with equal settings.
 
     Processes that ran side by side fail side by side: a failure counts only if its process was
-    started after the last one that counted.
+    started after the last failure that counted.
     """
 
     def __init__(self, settings: EnvironmentSettings, max_restarts: int) -> None:
@@ -61,7 +61,7 @@ class Restarts:
             self._last = detail
 
     def check(self) -> None:
-        """Raise ValueError once there were too many failures."""
+        """Raise ValueError after too many failures in a row."""
         if self._num_failed > self._max_restarts:
             kind = type(self.settings)
             raise ValueError(
@@ -103,7 +103,8 @@ class EnvironmentPool:
     async def reset(
         self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
     ) -> str | None:
-        """Begin an episode, or go on from a state; one of the same id is ended before."""
+        """Begin an episode, or go on from a state; an episode of the same id is ended before.
+        Returns and raises as `EnvironmentProcesses.reset`."""
         await self.end(episode_id)
         self._report.resets += 1
         process = await self._take(settings)
@@ -138,12 +139,12 @@ class EnvironmentPool:
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
-        """The episode's environment after its last step, pickled; empty without one."""
+        """Returns the episode's environment after its last step, pickled; empty without one."""
         process = self._episodes.get(episode_id)
         return process.snapshot if process is not None else b""
 
     async def end(self, episode_id: str) -> None:
-        """Give the episode's process back."""
+        """End an episode: its process becomes free, or is killed if it is in a call."""
         process = self._episodes.pop(episode_id, None)
         if process is None:
             return
@@ -155,17 +156,17 @@ class EnvironmentPool:
             self._kill(process)
 
     def close(self) -> None:
-        """End every process; resets that wait, and all calls, fail."""
+        """End every process; waiting resets and running calls fail."""
         self._is_closed = True
         self._fork_servers.close()
         self._places.release()  # for a reset that waits, which hands it on
 
     def report(self) -> PoolReport:
-        """A copy of the counts so far."""
+        """Returns a copy of the counts so far."""
         return copy.deepcopy(self._report)
 
     def records(self) -> tuple[SlotRecord, ...]:
-        """Every slot that ever had a process, by number."""
+        """Returns the record of every slot that ever had a process, by slot number."""
         return tuple(slot.record for slot in self._slots)
 
     @property
@@ -180,7 +181,8 @@ class EnvironmentPool:
     async def _call(
         self, process: EnvironmentProcess, call: Callable[[], Awaitable[Answer]]
     ) -> Answer:
-        """Make a call of an episode. Afterwards the model thinks, or the process is killed."""
+        """Make a call of an episode. Afterwards it is the model's turn, or the process is
+        killed."""
         restarts = self._restarts_of(process.settings)
         try:
             answer = await call()
@@ -202,7 +204,8 @@ class EnvironmentPool:
     # --- a process for an episode --------------------------------------------------------------
 
     async def _take(self, settings: EnvironmentSettings) -> EnvironmentProcess:
-        """A process of these settings, free or not yet forked, in the order of the calls."""
+        """Returns a process of these settings, free or not yet forked, in the order of the
+        calls."""
         await self._wait_for_place()
         try:
             self._check(settings)
@@ -219,7 +222,8 @@ class EnvironmentPool:
         return process
 
     async def _wait_for_place(self) -> None:
-        """Raise EnvironmentFailed after the deadline, which counts as a call without an answer."""
+        """Wait for a place. Raises EnvironmentFailed after the deadline, which counts as a call
+        without an answer."""
         self._num_waiting += 1
         try:
             async with asyncio.timeout(self._config.place_s):
@@ -256,8 +260,9 @@ class EnvironmentPool:
         return process
 
     def _make_way(self) -> EnvironmentProcess:
-        """The process that ends for another one: a free one, or one that is about to end for a
-        reset that was broken off. There is one, because the caller has a place and no process."""
+        """Returns a process that ends to make room for another one: a free one, or one that is
+        about to end for a reset that was broken off. There is one, because the caller has a place
+        and no process."""
         if not self._free:
             return next(process for process in self._alive.values() if process not in self._placed)
         unused = self._free.pop(0)
@@ -340,8 +345,8 @@ class EnvironmentPool:
 
 
 def raise_descriptor_limit(num_hosts: int) -> None:
-    """Raise this process's soft limit to a descriptor for the stream of each environment process.
-    ValueError, with the cure, where its hard limit is below that."""
+    """Raise this process's soft limit of open files, so that every environment process can have a
+    stream. Raises ValueError, with the cure, if the hard limit is too low."""
     wanted = num_hosts + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -4,9 +4,9 @@ the keeper that replaces lost actors.
     engine-0, engine-1, ... ── reset, step, end ──▶ PoolActor ─▶ EnvironmentPool ─▶ processes
 
 An engine calls under a name that no later process of that engine has, and gives every reset another
-episode id. The episodes of an engine that is silent for a while are ended. Calls are coroutines on
-the worker's event loop, so that none waits behind another; of calls for one episode `end` may come
-before the `reset` that it breaks off.
+episode id. The episodes of an engine that makes no call for a while are ended. Calls are coroutines
+on the worker's event loop, so that none waits behind another. An `end` may therefore arrive before
+the `reset` of the same episode, which it then breaks off.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class CallResult:
 
 
 class PoolActor:
-    """The actor of one worker. Made by the flow; `warm` comes before the first episode."""
+    """The actor that holds the pool of one worker. Made by the flow; `warm` comes before the first
+    episode."""
 
     def __init__(
         self,
@@ -67,10 +68,10 @@ class PoolActor:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def ping(self) -> None:
-        """Answer as long as the process lives."""
+        """Return as long as the process lives."""
 
     async def warm(self) -> None:
-        """Start the fork servers. ValueError, with the cure, where this machine cannot host
+        """Start the fork servers. Raises ValueError, with the cure, if this machine cannot host
         environments."""
         await self._pool.warm()
         if self._sweeping is None:
@@ -123,7 +124,7 @@ class PoolActor:
     async def _answer(
         self, caller: str, episode_id: str, work: Awaitable[str | Transition | None]
     ) -> bytes:
-        """Make a call, which the end of its episode breaks off."""
+        """Make a call; the end of its episode breaks the call off."""
         name = _name(caller, episode_id)
         call = self._calls[name] = asyncio.ensure_future(work)
         try:
@@ -164,9 +165,8 @@ def _name(caller: str, episode_id: str) -> str:
 
 class PoolKeeper:
     """Replaces lost workers of environments while rounds go on, so that no episode waits for a
-    recovery: they train nothing and hold nothing that a replay needs. A worker that is lost again
-    and again is given up; the others go on with its episodes. For one event loop.
-    """
+    recovery of the run. Such workers train nothing and hold nothing that a replay needs. A worker
+    that is lost too often is given up; the others go on with its episodes. For one event loop."""
 
     def __init__(
         self,
@@ -175,8 +175,9 @@ class PoolKeeper:
         make: Callable[[Sequence[str]], Awaitable[None]],
         max_remakes: int,
     ) -> None:
-        """lost: returns those of some workers that do not answer. make: makes the actors of some
-        workers anew, in new processes where the old ones live. max_remakes: of each worker."""
+        """lost: returns the names of those of these workers that do not answer. make: makes new
+        actors for these workers, in new processes if the old ones live. max_remakes: the bound for
+        each worker."""
         self._names = set(names)
         self._lost, self._make = lost, make
         self._max_remakes = max_remakes
@@ -184,12 +185,12 @@ class PoolKeeper:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Check from now on; harmless when it does already, or without workers."""
+        """Check the workers from now on; does nothing if it does already, or without workers."""
         if self._names and self._keeping is None:
             self._keeping = asyncio.create_task(self._keep())
 
     def stop(self) -> None:
-        """Check no more."""
+        """Stop checking the workers."""
         if self._keeping is not None:
             self._keeping.cancel()
             self._keeping = None

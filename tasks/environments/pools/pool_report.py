@@ -29,7 +29,7 @@ class WallTimes:
         self.counts[min(place, NUM_BINS - 1)] += 1
 
     def quantile_s(self, share: float) -> float:
-        """The seconds that this share of all durations took at most, 0 without any."""
+        """Returns the seconds that this share of all durations took at most, 0 without any."""
         wanted, seen = share * sum(self.counts), 0
         for place, count in enumerate(self.counts):
             seen += count
@@ -74,7 +74,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
-    """The load of a pool."""
+    """The places, episodes and waiting resets of a pool."""
 
     num_places: int  # processes at a time
     num_episodes: int  # that have a place
@@ -100,7 +100,7 @@ class SlotRecord:
 
 
 class ProcessSlot:
-    """Holds one process, or none."""
+    """A place for one process; its counts cover all processes that it has held."""
 
     def __init__(self, number: int) -> None:
         self.number = number  # from 1 on
@@ -115,7 +115,7 @@ class ProcessSlot:
         self._step_times = WallTimes()
 
     def take(self, process: EnvironmentProcess) -> bool:
-        """Put a process here; true if it replaces one that was lost."""
+        """Put a process into the slot; true if it replaces one that was lost."""
         is_restart, self.must_replace = self.must_replace, False
         self._num_restarts += is_restart
         self._kind = process.kind
@@ -123,7 +123,7 @@ class ProcessSlot:
         return is_restart
 
     def leave(self, process: EnvironmentProcess) -> None:
-        """Remove a process that has ended; another one may be here already."""
+        """Remove a process that has ended, unless another one has taken the slot already."""
         if self.process is process:
             self.process = None
             self._empty_since_s = time.time()
@@ -140,7 +140,7 @@ class ProcessSlot:
 
     @property
     def record(self) -> SlotRecord:
-        """State and counts now."""
+        """The state and the counts of the slot now."""
         process, num_steps = self.process, sum(self._step_times.counts)
         return SlotRecord(
             number=self.number,

@@ -9,8 +9,8 @@ A worker that answers half as fast as another one gets half as many episodes; on
 none as long as another has room and is not slower by more than the wait. A worker without readings
 counts as the mean of the others, so that all are tried.
 
-Every few seconds each worker gets a sign of life of the engine and answers with its load; the
-connection to a lost one is tried until it is there again, with a new actor.
+Every few seconds each worker gets a sign of life of the engine and answers with its load. The
+connection to a lost worker is tried again until the worker is back with a new actor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class WorkerView:
         return replace(self, own=self.own + 1)
 
     def ended(self, held_s: float | None = None) -> WorkerView:
-        """Count one episode of this engine less; held_s: its duration, where it had begun."""
+        """Count one episode of this engine less. held_s: the episode's duration, None if it had not
+        begun."""
         known = self.held_s if held_s is None else _mean(self.held_s, held_s)
         return replace(self, own=self.own - 1, held_s=known)
 
@@ -58,13 +59,13 @@ class WorkerView:
         return replace(self, step_s=_mean(self.step_s, wall_s))
 
     def loaded(self, load: PoolLoad) -> WorkerView:
-        """Take the load that the worker reports."""
+        """Update the view with the load that the worker reports."""
         others = load.num_episodes + load.num_waiting - self.own
         return replace(self, others=max(0, others), num_places=load.num_places)
 
     def expected_wait_s(self, step_s: float, held_s: float) -> float:
-        """Expected wait of the next episode there; step_s, held_s: the means to take where there
-        are none yet."""
+        """Returns the expected wait of the next episode there. step_s, held_s: means to use where
+        this worker has no reading yet."""
         step_s = step_s if self.step_s is None else self.step_s
         held_s = held_s if self.held_s is None else self.held_s
         num_episodes = self.own + self.others + 1
@@ -73,7 +74,7 @@ class WorkerView:
 
 
 def least_wait(views: Mapping[str, WorkerView]) -> str:
-    """The name of the worker for the next episode; of equal ones the first."""
+    """Returns the name of the worker with the least expected wait; of equal ones the first."""
     step_s = _known_mean([view.step_s for view in views.values()])
     held_s = _known_mean([view.held_s for view in views.values()])
     return min(views, key=lambda name: views[name].expected_wait_s(step_s, held_s))
@@ -89,7 +90,7 @@ def _known_mean(values: list[float | None]) -> float:
 
 
 class WorkerLost(Exception):
-    """The worker does not answer: episodes that were begun there are to go on elsewhere."""
+    """Raised if the worker does not answer: its episodes should go on elsewhere."""
 
 
 class Connection(Protocol):
@@ -105,7 +106,7 @@ Connect = Callable[[str], Awaitable[Connection]]  # to a worker by name; raises 
 
 
 class PoolWorker:
-    """The connection to one worker, and its view."""
+    """The connection to one worker, and the engine's view of it."""
 
     def __init__(self, name: str, caller: str, connect: Connect) -> None:
         self.name = name
@@ -117,7 +118,7 @@ class PoolWorker:
 
     @property
     def is_there(self) -> bool:
-        """True if it answered last time."""
+        """True if there is a connection on which no call has failed."""
         return self._connection is not None
 
     async def call(self, method: str, *args: object, deadline_s: float) -> Any:
@@ -135,7 +136,8 @@ class PoolWorker:
             raise WorkerLost(str(error)) from error
 
     async def check(self) -> bool:
-        """Send a sign of life, to a lost worker after a new connection; true if it answers."""
+        """Send a sign of life and take the load from the answer; connect first if the worker was
+        lost. True if the worker answers."""
         if self._connection is None:
             try:
                 self._connection = await self._connect(self.name)
@@ -153,7 +155,7 @@ class PoolWorker:
 
 
 class PoolWorkers:
-    """All workers. For the coroutines of one event loop."""
+    """All workers of the role environment. For the coroutines of one event loop."""
 
     def __init__(self, names: Sequence[str], caller: str, connect: Connect) -> None:
         """caller: a name that no other process has."""
@@ -162,7 +164,8 @@ class PoolWorkers:
         self._found = asyncio.Event()
 
     async def best(self, wait_s: float) -> PoolWorker:
-        """The worker for the next episode. Raises EnvironmentFailed if none is there for wait_s."""
+        """Returns the worker for the next episode. Raises EnvironmentFailed if none is there for
+        wait_s."""
         self.watch()
         try:
             async with asyncio.timeout(wait_s):
@@ -179,13 +182,13 @@ class PoolWorkers:
         return there[least_wait({name: worker.view for name, worker in there.items()})]
 
     def watch(self) -> None:
-        """Keep the connections from now on."""
+        """Connect to all workers, and keep the connections alive from now on."""
         for name, worker in self._workers.items():
             if name not in self._watching:
                 self._watching[name] = asyncio.create_task(self._watch(worker))
 
     async def close(self) -> None:
-        """End this engine's episodes at the workers that are there."""
+        """End this engine's episodes at all workers that answer."""
         for task in self._watching.values():
             task.cancel()
         leaving = (worker.call("leave", deadline_s=ANSWER_S) for worker in self._workers.values())

@@ -3,8 +3,9 @@
     reset ─▶ the worker where it is expected to wait least ─▶ step, step, ... ─▶ end
     a call ── the worker is lost ─▶ EnvironmentLost ─▶ reset, at another one
 
-An episode stays with its worker. When that is lost, the environment is gone, and the player of the
-episode gets EnvironmentLost: leading another one to where it was is not done here.
+An episode stays with its worker. When the worker is lost, the environment is gone, and the player
+of the episode gets EnvironmentLost. Bringing another environment to the same turn is left to
+`resumed_environment`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RemotePools:
     """`EnvironmentProcesses` in other workers. For the coroutines of one event loop."""
 
     def __init__(self, workers: PoolWorkers, config: EnvironmentProcessConfig) -> None:
-        """config: of the pools there."""
+        """config: that of the pools at the workers."""
         self._workers = workers
         self._config = config
         self._remote: dict[str, RemoteEpisode] = {}  # by episode
@@ -63,7 +64,8 @@ class RemotePools:
     def of(
         cls, run_id: str, engine: str, names: Sequence[str], config: EnvironmentProcessConfig
     ) -> RemotePools:
-        """The pools for an engine in a Dask worker; names: of the workers of environments."""
+        """Make the pools for an engine in a Dask worker. names: the workers of the role
+        environment."""
 
         async def connect(name: str) -> Remote:
             return await asyncio.to_thread(Remote.connect, run_id, name)
@@ -77,8 +79,9 @@ class RemotePools:
     async def reset(
         self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
     ) -> str | None:
-        """Begin an episode, or go on from a state, where it is expected to wait least; one of the
-        same id is ended before. Raises EnvironmentLost when that worker is lost meanwhile."""
+        """Begin an episode, or go on from a state, at the worker with the least expected wait; an
+        episode of the same id is ended before. Raises EnvironmentLost if that worker is lost
+        meanwhile."""
         await self.end(episode_id)
         worker = await self._workers.best(self._config.place_s)
         worker.view = worker.view.begun()
@@ -91,7 +94,7 @@ class RemotePools:
         return said
 
     async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn. Raises EnvironmentLost when its worker is lost."""
+        """Take a turn. Raises EnvironmentLost if the episode's worker is lost."""
         started_s = time.monotonic()
         transition = await self._ask(episode_id, "step", text, self._config.step_s)
         assert isinstance(transition, Transition), "that is the answer to a reset"
@@ -101,12 +104,12 @@ class RemotePools:
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
-        """The episode's environment after its last step."""
+        """Returns the episode's environment after its last step, pickled; empty without one."""
         remote = self._remote.get(episode_id)
         return remote.state if remote is not None else b""
 
     async def end(self, episode_id: str) -> None:
-        """Give the episode's process back."""
+        """End an episode: its process becomes free, or is killed if it is in a call."""
         remote = self._remote.get(episode_id)
         if remote is None:
             return
@@ -114,7 +117,7 @@ class RemotePools:
         try:
             load = unpack(await remote.worker.call("end", remote.name, deadline_s=ANSWER_S))
         except (WorkerLost, asyncio.CancelledError) as error:
-            remote.worker.abandoned.append(remote.name)  # it may not have heard of it
+            remote.worker.abandoned.append(remote.name)  # the call may not have reached it
             if isinstance(error, WorkerLost):
                 return
             raise
@@ -128,8 +131,8 @@ class RemotePools:
     async def _ask(
         self, episode_id: str, method: str, told: str | bytes, limit_s: float
     ) -> str | Transition | None:
-        """Call the episode's worker. Raises EnvironmentFailed, and EnvironmentLost if it does not
-        answer, or nobody there knows the episode."""
+        """Call the episode's worker. Raises EnvironmentFailed, and EnvironmentLost if the worker
+        does not answer or does not know the episode."""
         remote = self._remote.get(episode_id)
         if remote is None:
             raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
@@ -149,8 +152,8 @@ class RemotePools:
         return answer.value
 
     def _lost(self, episode_id: str, reason: str) -> EnvironmentLost:
-        """The error for an episode whose worker is gone or does not know it. The remains of the
-        episode there are ended when the worker is back."""
+        """Returns the error for an episode whose worker is gone or does not know it. What is left
+        of the episode there is ended when the worker is back."""
         remote = self._remote.pop(episode_id, None)
         if remote is not None:  # else it was ended meanwhile
             remote.worker.view = remote.worker.view.ended()

@@ -69,7 +69,7 @@ class ReportingPool(EnvironmentPool):
 
 
 def state_of(pool: EnvironmentPool, name: str) -> PoolState:
-    """State and counts of a pool now."""
+    """Returns the state and the counts of a pool now."""
     report, load, now_s = pool.report(), pool.load, time.time()
     listed = sorted(pool.records(), key=lambda slot: -slot.num_failures)[:MAX_PROCESSES]
     return PoolState(
@@ -106,8 +106,8 @@ def state_of(pool: EnvironmentPool, name: str) -> PoolState:
 
 
 def reported_states(client: Client, run_id: str, names: Iterable[str]) -> tuple[PoolState, ...]:
-    """The last published states of the pools of these workers; a pool that published none is left
-    out."""
+    """Returns the last published states of the pools of these workers; a pool that published none
+    is left out."""
     texts = [client.get_metadata(_key(run_id, name), default=None) for name in names]
     return tuple(from_json(text) for text in texts if text is not None)
 

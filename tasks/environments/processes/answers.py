@@ -25,14 +25,15 @@ INFO_BYTES = 64 << 10  # for all of an answer beside its observation and its sta
 
 
 class BadAnswer(Exception):
-    """The environment raised, or gave an answer that none may give; the reason in a line."""
+    """Raised if the environment raised or its answer breaks the protocol; the reason is one
+    printable line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(printable_line(reason))
 
 
 def max_answer_bytes(max_observation_chars: int) -> int:
-    """The largest size of an allowed answer."""
+    """Returns the largest size in bytes of an allowed answer and its state."""
     return ESCAPED_BYTES * max_observation_chars + INFO_BYTES + MAX_STATE_BYTES
 
 

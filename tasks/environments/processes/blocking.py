@@ -1,10 +1,10 @@
-"""An environment in a process of its own, for a caller that waits: `build` gives one where this
-process cannot import the environment.
+"""An environment in a process of its own, with calls that block. `build` of some settings returns
+one because this process cannot import the environment.
 
     build: fork ─▶ walls ─▶ make      reset, step: an order ─▶ its answer
 
-The walls and limits are the defaults of `EnvironmentProcessConfig`. A copy by pickle has another
-process, which the same seed and actions lead to where this one is.
+The walls and limits are the defaults of `EnvironmentProcessConfig`. An unpickled copy has another
+process, in which the seed and the actions so far are replayed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ _servers: dict[tuple[ForkServerKey, tuple[str, ...]], ForkServerProcess] = {}
 
 
 class BlockingEnvironment:
-    """One episode at a time. Calls raise EnvironmentFailed; nothing more can be asked then."""
+    """An environment in a process of its own, which plays one episode at a time. A call that raises
+    EnvironmentFailed leaves it unusable."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        """ValueError, with the cure, for an environment that cannot be made."""
+        """Start the process and make the environment. Raises ValueError, with the cure, if that
+        fails."""
         self._settings = settings
         self._seed, self._actions = 0, list[str]()
         try:
@@ -118,7 +120,8 @@ def _replayed(
 
 
 def _forked(settings: EnvironmentSettings, number: int, stream: socket.socket) -> ForkServerProcess:
-    """The fork server of the process at the other end of this stream; one for all of a kind."""
+    """Fork a process with this stream; returns its fork server, one for all environments of a
+    kind."""
     key, imports = fork_server_key(settings), shared_imports(settings)
     server = _servers.get((key, imports))
     if server is None:
@@ -141,7 +144,7 @@ def _end(server: ForkServerProcess, number: int, stream: socket.socket) -> None:
 
 @atexit.register
 def close() -> None:
-    """End every process."""
+    """End every fork server of this module, and all their processes."""
     while _servers:
         with contextlib.suppress(OSError):
             _servers.popitem()[1].close()

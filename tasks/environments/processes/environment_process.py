@@ -42,16 +42,16 @@ class ProcessState(StrEnum):
 
 
 class Unanswered(Exception):
-    """No answer within the limit."""
+    """Raised when no answer came within the limit."""
 
 
 class LinkLost(Exception):
-    """The process closed its end, which is its own end too."""
+    """Raised when the process has closed its end of the stream: the process has ended, too."""
 
 
 class ProcessLink(asyncio.Protocol):
-    """A pool's end of the stream to one process, for one call at a time. Messages of the process
-    are bounded before they are kept."""
+    """A pool's end of the stream to one process, for one call at a time. An answer that announces
+    too many bytes breaks the link before it is read whole."""
 
     def __init__(self, max_answer_bytes: int, late: Callable[[], None]) -> None:
         """`late` is called at every answer after the end of its call."""
@@ -83,21 +83,21 @@ class ProcessLink(asyncio.Protocol):
                 self.disconnect()  # one that says more and more would have the loop to itself
 
     def expect(self) -> None:
-        """Take the next message for the answer."""
+        """Expect the next message as the answer to a call."""
         assert self._answer is None, "one call at a time"
         self._answer = asyncio.get_running_loop().create_future()
         if self._fault is not None:
             self._fail(self._fault)
 
     def send(self, orders: bytes) -> None:
-        """Write without waiting."""
+        """Write orders to the process without waiting."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(orders)
 
     async def answer(self, limit_s: float) -> bytes:
-        """The answer that is expected. Raises Unanswered, LinkLost or BadAnswer; nothing is
-        answered after that."""
+        """Await the expected answer. Raises Unanswered after limit_s, LinkLost or BadAnswer; after
+        that the link gives no answers."""
         assert self._answer is not None
         overdue = Unanswered(f"no answer within {limit_s:g} s")
         clock = asyncio.get_running_loop().call_later(limit_s, self._break, overdue)
@@ -111,11 +111,11 @@ class ProcessLink(asyncio.Protocol):
             self._answer = None
 
     def close(self) -> None:
-        """End the call, if there is one; answers until the stream ends are late."""
+        """Give up the running call, if any; answers that still arrive count as late."""
         self._break(LinkLost("its call was given up"))
 
     def disconnect(self) -> None:
-        """Close the stream at once, whatever may still arrive."""
+        """Close the stream at once and drop what may still arrive."""
         self.close()
         self._received.clear()
         if self._transport is not None and not self._loop.is_closed():
@@ -132,7 +132,8 @@ class ProcessLink(asyncio.Protocol):
             self._answer.exception()  # retrieved, even if nobody awaits it
 
     def _next(self) -> bytes | None:
-        """The next complete message; one that is too long breaks the link."""
+        """Returns the next complete message, or None; a message that is too long breaks the
+        link."""
         if len(self._received) < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._received)
@@ -151,8 +152,8 @@ class ProcessLink(asyncio.Protocol):
 
 
 class EnvironmentProcess:
-    """One process for one episode after the other. Calls raise EnvironmentFailed; the process is of
-    no use after that."""
+    """One process, which plays one episode after the other. A call that raises EnvironmentFailed
+    leaves the process unusable."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class EnvironmentProcess:
 
     @property
     def kind(self) -> str:
-        """Class of its environment's settings."""
+        """Qualified class name of the environment's settings."""
         kind = type(self.settings)
         return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -197,7 +198,7 @@ class EnvironmentProcess:
         self.state, self.episode_id, self.since_s = state, episode_id, time.time()
 
     async def start(self) -> None:
-        """Fork the process, and wait until its walls stand."""
+        """Fork the process and wait until its walls stand."""
         async with self.fork_server.forking:
             ours, theirs = socket.socketpair()
             with theirs:
@@ -217,14 +218,15 @@ class EnvironmentProcess:
         self._link.send(framed(RECIPE + self._pickled))
 
     async def reset(self, seed: int) -> str:
-        """Begin an episode. ValueError, with the cure, for an environment that cannot work."""
+        """Begin an episode; returns the first observation. Raises ValueError, with the cure, for an
+        environment that cannot work."""
         self.snapshot = b""
         body = await self._ask(RESET + str(seed).encode("ascii"), self._config.reset_s)
         with as_crash():
             return read_observation(body, self._config.max_observation_chars)
 
     async def restore(self, state: bytes) -> bool:
-        """Go on from this state; false if the environment does not."""
+        """Restore the environment from a state; false if the process cannot."""
         body = await self._ask(RESTORE + state, self._config.reset_s)
         with as_crash():
             is_restored = read_restored(body)
@@ -240,15 +242,15 @@ class EnvironmentProcess:
             return read_transition(body, self._config.max_observation_chars)
 
     def kill(self) -> None:
-        """Have the process killed with all it started, without waiting; harmless once it has
-        ended."""
+        """Have the fork server kill the process and all it started, without waiting; does nothing
+        once the process has ended."""
         self.is_killed = True
         self._link.close()
         if self.is_forked:
             self.fork_server.kill(self.number)
 
     def bury(self, code: int | None) -> None:
-        """Record its end, with its exit code where that is known."""
+        """Record the end of the process. code: its exit code, None if unknown."""
         if not self.ended.done():
             self.ended.set_result(code)
         if code is None:
@@ -269,7 +271,7 @@ class EnvironmentProcess:
             raise crashed(await self._cause_of_death()) from error
 
     async def _cause_of_death(self) -> str:
-        """How the process ended, as far as that is reported soon."""
+        """Describe how the process ended, as far as that is reported soon."""
         if self.is_killed:
             return "its episode was ended"
         await asyncio.wait((self.ended,), timeout=DYING_S)
@@ -279,13 +281,14 @@ class EnvironmentProcess:
 
 
 def end_text(code: int | None) -> str:
-    """How a process ended, in a few words; None: its fork server is gone, too."""
+    """Describe how a process ended, in a few words. code: its exit code, None if its fork server is
+    gone, too."""
     return "its fork server was lost" if code is None else f"its process {manner(code)}"
 
 
 def pickled_recipe(settings: EnvironmentSettings) -> bytes:
-    """The pickled recipe of an environment for its process. ValueError, with the cure, for settings
-    that another process cannot have."""
+    """Pickle the recipe of an environment for its process. Raises ValueError, with the cure, if
+    another process could not load it."""
     kind = type(settings)
     try:
         if kind.__module__ == "__main__":
@@ -299,19 +302,19 @@ def pickled_recipe(settings: EnvironmentSettings) -> bytes:
 
 
 def check_confined(message: bytes) -> None:
-    """Raise EnvironmentFailed unless the first message of a process is that its walls stand."""
+    """Raise EnvironmentFailed unless this first message of a process says that its walls stand."""
     if message != CONFINED:
         raise crashed(f"its walls do not stand: {message.decode('utf-8', 'replace')}")
 
 
 def crashed(detail: str) -> EnvironmentFailed:
-    """The failure of an environment whose process is of no use any more."""
+    """Returns the failure of an environment whose process is unusable."""
     return EnvironmentFailed(Ending.CRASHED, detail)
 
 
 @contextlib.contextmanager
 def as_crash() -> Iterator[None]:
-    """Turn an answer that no environment may give into its crash."""
+    """Context that turns BadAnswer, an answer outside the protocol, into EnvironmentFailed."""
     try:
         yield
     except BadAnswer as error:

@@ -1,4 +1,4 @@
-"""The process that environment processes are forked from, their slow imports made already.
+"""The process from which environment processes are forked after it has made their slow imports.
 
     pool == a byte and a number, for a fork a stream with it ==> fork server --fork--> process
     pool == the stream ==============================================================> process
@@ -54,7 +54,7 @@ class ForkOrders:
 
 
 def main(text: str) -> None:
-    """Serve until the pool is gone."""
+    """Serve a pool until the pool is gone. text: `ForkOrders` as JSON."""
     orders = ForkOrders(**json.loads(text))
     control = socket.socket(fileno=orders.socket_fd)
     signal.alarm(orders.start_s)  # an import that hangs outlives nobody
@@ -85,7 +85,7 @@ def main(text: str) -> None:
 
 
 class EnvironmentForkServer:
-    """Forks environment processes and reports their ends, any number at a time."""
+    """Forks environment processes, any number at a time, and reports their ends."""
 
     def __init__(self, control: socket.socket, fork: Fork, run: Callable[[int], None]) -> None:
         self._control = control
@@ -96,7 +96,7 @@ class EnvironmentForkServer:
         self._ready.register(control.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Obey until the pool is gone; with this process all others end."""
+        """Serve orders until the pool is gone. All forked processes end with this one."""
         while True:
             for descriptor, _ in self._ready.poll():
                 if descriptor != self._control.fileno():
@@ -105,7 +105,7 @@ class EnvironmentForkServer:
                     return
 
     def _obey(self) -> bool:
-        """Obey one order; false where the pool is gone."""
+        """Execute one order; false if the pool is gone."""
         order, streams, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
         if len(order) < ORDER.size:
             return False
@@ -144,8 +144,8 @@ class EnvironmentForkServer:
 
 
 def _import(modules: Sequence[str]) -> None:
-    """Import these modules. ImportError for one that fails, or that starts threads: nobody may fork
-    after that."""
+    """Import these modules. Raises ImportError for one that fails or starts threads, after which
+    forking is unsafe."""
     for name in modules:
         try:
             importlib.import_module(name)
@@ -156,7 +156,8 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _address_space() -> int:
-    """Bytes of this process's address space, found by trying limits: there is no /proc here."""
+    """Returns the bytes of this process's address space, found by trying limits: there is no /proc
+    here."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     low, high = 0, 1 << MAX_ADDRESS_BITS
     while high - low > mmap.PAGESIZE:

@@ -31,19 +31,19 @@ Ended = Callable[[int, int], None]  # a process's number and its exit code
 
 
 class ForkServerKey(NamedTuple):
-    """Traits that environments of one fork server have in common."""
+    """The traits that all environments of one fork server share."""
 
     interpreter: str  # path of the Python that it runs with; empty: the run's own
     has_network: bool
 
 
 def fork_server_key(settings: EnvironmentSettings) -> ForkServerKey:
-    """The traits of an environment's fork server."""
+    """Returns the traits of the fork server that an environment needs."""
     return ForkServerKey(settings.interpreter, settings.needs_network)
 
 
 def shared_imports(settings: EnvironmentSettings) -> tuple[str, ...]:
-    """The modules that processes of an environment share."""
+    """Returns the modules that a fork server imports once for all processes of an environment."""
     return (type(settings.recipe()).__module__, *settings.slow_imports)
 
 
@@ -73,10 +73,10 @@ class ForkServerProcess:
         return self._process.popen.pid if self._process else None
 
     def start(self) -> None:
-        """Start the process, which takes about a second. Interrupted; ValueError, with the cure, if
-        the machine does not give the isolation or the interpreter.
+        """Start the process, which takes about a second. Raises Interrupted after `interrupt`, and
+        ValueError, with the cure, if the machine does not give the isolation or the interpreter.
 
-        Where a shared import fails, hangs or starts threads, each process imports for itself.
+        If a shared import fails, hangs or starts threads, each process imports for itself.
         """
         isolation = Isolation(self._config.isolation)
         # asking another interpreter may take a second
@@ -120,8 +120,9 @@ class ForkServerProcess:
         )
 
     def attach(self, ended: Ended, lost: Callable[[], None]) -> None:
-        """Report ends to the running event loop; `lost` is to close this fork server when its
-        process is gone."""
+        """Report ends of processes to the running event loop. ended: called with a process's number
+        and exit code. lost: called when the fork server's process is gone, and closes this object.
+        """
         assert self._process is not None
         self._ended, self._lost = ended, lost
         self._process.stream.setblocking(False)
@@ -129,11 +130,12 @@ class ForkServerProcess:
         self._loop.add_reader(self._process.stream.fileno(), self._read_ends)
 
     def fork(self, number: int, stream: socket.socket) -> None:
-        """Order a process at the other end of this stream. OSError if the fork server is gone."""
+        """Fork a process with this number and hand it the stream. Raises OSError if the fork server
+        is gone."""
         self._send(FORK, number, stream)
 
     def kill(self, number: int) -> None:
-        """Have a process killed with all it started; its end is reported. Harmless when it has
+        """Have a process killed with all it started; its end is reported. Does nothing if it has
         ended."""
         try:
             self._send(KILL, number)
@@ -144,8 +146,8 @@ class ForkServerProcess:
             return
 
     def forget_ends(self) -> None:
-        """Drop the reports so far, for a caller that does not attach: with a full stream a fork
-        server would stand still."""
+        """Drop the reports of ends so far, for a caller that does not attach: a full stream would
+        block the fork server."""
         assert self._process is not None
         self._process.stream.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -153,11 +155,11 @@ class ForkServerProcess:
                 pass
 
     def interrupt(self) -> None:
-        """From another thread than that of `start`, which raises Interrupted."""
+        """Break off `start` from another thread; `start` then raises Interrupted."""
         self._interrupt.set()
 
     def close(self) -> None:
-        """End the fork server and every process of it; harmless without one."""
+        """End the fork server and all its processes; does nothing if there is none."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -218,10 +220,9 @@ class ForkServers:
             await self._get(key)
 
     async def get(self, settings: EnvironmentSettings) -> ForkServerProcess:
-        """A running fork server for such environments, which takes a second if it must be started.
-
-        ValueError, with the cure, if the machine does not give the isolation or the interpreter.
-        """
+        """Returns a running fork server for these settings; starting one takes about a second.
+        Raises ValueError, with the cure, if the machine does not give the isolation or the
+        interpreter."""
         return await self._get(fork_server_key(settings))
 
     async def _get(self, key: ForkServerKey) -> ForkServerProcess:
@@ -251,7 +252,7 @@ class ForkServers:
         return server
 
     def end(self, server: ForkServerProcess) -> None:
-        """End a fork server and its processes; harmless if it has ended."""
+        """End a fork server and its processes; does nothing if it has ended."""
         for key, running in list(self._running.items()):
             if running is server:
                 del self._running[key]
@@ -259,7 +260,7 @@ class ForkServers:
                 self._lost(server)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all fork servers, and break off those that are starting."""
         for server in self._unborn:
             server.interrupt()
         for server in list(self._running.values()):

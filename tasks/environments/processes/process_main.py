@@ -4,8 +4,8 @@ interpreter than the run's: standard library only.
     private /tmp -> no capabilities -> streams -> limits -> filter -> CONFINED
     -> recipe -> ( make, reset, step or restore -> answer )*
 
-The answer to a step has the environment's state behind it, pickled, where that is few bytes and
-none of it lies at the other end of a connection. A state is only ever unpickled here.
+The answer to a step is followed by the pickled state of the environment if that is small and no
+part of it lies on a server. A state is unpickled only in such a process.
 
 From the filter on nothing in this process is trusted: the caller checks its answers and holds the
 clock.
@@ -44,11 +44,11 @@ class ProcessLimits:
     memory_bytes: int  # address space, all that it shares included
     tmp_bytes: int  # its /tmp; 0 without namespaces
     calls: SystemCallFilter
-    keeps_state: bool  # whether its environment is all there is of an episode
+    keeps_state: bool  # whether states are pickled: not if a server holds a part
 
 
 def run_environment_process(stream: int, bounds: ProcessLimits) -> None:
-    """Build the walls and obey until the caller is gone; never returns."""
+    """Build the walls and serve orders until the caller is gone; never returns."""
     try:
         confine(bounds.tmp_bytes)
         nothing = os.open("/dev/null", os.O_RDWR)
@@ -104,7 +104,7 @@ def _serve(*, keeps_state: bool) -> None:
 
 
 def _step(environment: Environment, text: str, states: States) -> tuple[dict[str, object], bytes]:
-    """The answer to a step, and the state after it."""
+    """Take a step; returns its answer, and the pickled state after it."""
     turn = environment.step(text)
     answer: dict[str, object] = {
         "observation": turn.observation,
@@ -118,7 +118,7 @@ def _step(environment: Environment, text: str, states: States) -> tuple[dict[str
 
 
 def _restored(state: bytes, kind: type[Environment]) -> Environment | None:
-    """The environment of a state; None where the state gives no environment of this class."""
+    """Unpickle the environment from a state; None if that gives no environment of this class."""
     try:
         environment = pickle.loads(state)
     except Exception:
@@ -127,7 +127,7 @@ def _restored(state: bytes, kind: type[Environment]) -> Environment | None:
 
 
 def _described(error: BaseException) -> str:
-    """The exception, and the line that raised it."""
+    """Describe the exception and the line that raised it."""
     place, trace = "", error.__traceback__
     while trace is not None:
         place = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
@@ -140,20 +140,21 @@ def _described(error: BaseException) -> str:
 
 
 class States:
-    """Pickles an environment after its turns, as long as that may be of use: not in the rest of an
-    episode in which it did not pickle or was too large, and never again where that was so after an
-    episode's first turn. Pickling in vain costs most where an environment is largest."""
+    """Pickles an environment after its turns while that is useful. If it does not pickle or is too
+    large, it is not tried again in the same episode; if that was after the first turn of an
+    episode, never again. Pickling in vain costs most where an environment is largest."""
 
     def __init__(self, *, are_kept: bool) -> None:
         self._are_kept = are_kept  # ever
         self.begin()
 
     def begin(self, *, is_first: bool = True) -> None:
-        """Begin another episode; is_first: whether from its first turn on."""
+        """Begin another episode. is_first: whether the next turn is the episode's first."""
         self._is_first, self._is_tried = is_first, self._are_kept
 
     def after_turn(self, environment: object) -> bytes:
-        """The environment pickled; empty where that is not tried, not possible or too large."""
+        """Returns the pickled environment; empty if pickling is not tried, fails or gives too many
+        bytes."""
         if not self._is_tried:
             return b""
         try:
@@ -167,6 +168,7 @@ class States:
 
 
 def split_state(body: bytes) -> tuple[bytes, bytes]:
-    """An answer, and the state behind it: empty if there is none, or a larger one than may be."""
+    """Split an answer from the state behind it. The state is empty if there is none or it is too
+    large."""
     answer, _, state = body.partition(STATE)
     return answer, state if len(state) <= MAX_STATE_BYTES else b""

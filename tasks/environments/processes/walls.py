@@ -1,10 +1,10 @@
 """The walls around environment processes: the command line of their fork server.
 
-They see the interpreter, the system's libraries, the paths of its imports and those that the
-configuration names, all of it read-only, and a private /tmp. Another interpreter than the run's
-sees its own virtual environment and a part of these sources, and no packages of the run. Besides,
-`seccomp` refuses new processes and threads, and sockets but those of an environment that needs the
-network.
+The processes see the interpreter, the system's libraries, the interpreter's import paths and the
+paths that the configuration names, all read-only, and a private /tmp. Processes of another
+interpreter than the run's see its virtual environment and a part of these sources, but no packages
+of the run. Besides, `seccomp` refuses new processes and threads, and sockets but those of an
+environment that needs the network.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def command(
     has_network: bool,
     interpreter: Interpreter,
 ) -> list[str]:
-    """The command line of a fork server that talks over this descriptor. FileNotFoundError without
-    bubblewrap. ValueError for a path that cannot be shown, these sources among them."""
+    """Returns the command line of a fork server that talks over socket_fd. Raises FileNotFoundError
+    without bubblewrap, and ValueError if the processes could not see a path that they need."""
     isolation = Isolation(config.isolation)
     has_namespaces = isolation is Isolation.NAMESPACES
     check_seen(config, interpreter)
@@ -88,8 +88,8 @@ def command(
 def check_seen(
     config: EnvironmentProcessConfig, interpreter: Interpreter, sources: Iterable[str] = ()
 ) -> None:
-    """ValueError where the processes do not see what they need, as it lies below /tmp and they have
-    their own. sources: files of users' environments."""
+    """Raise ValueError if a path that the processes need lies below /tmp, where they have a
+    directory of their own. sources: files of users' environments."""
     if hidden := hidden_path(config, interpreter, sources):
         raise ValueError(
             "Rollflow, its virtual environment and the environments of users must lie outside of"
@@ -101,7 +101,7 @@ def check_seen(
 def hidden_path(
     config: EnvironmentProcessConfig, interpreter: Interpreter, sources: Iterable[str] = ()
 ) -> str:
-    """A file that the processes need and do not see; empty where they see all."""
+    """Returns a path that the processes need and cannot see; empty if they see all."""
     if Isolation(config.isolation) is not Isolation.NAMESPACES:
         return ""
     bound = _paths(config, interpreter, has_network=False)
@@ -122,8 +122,9 @@ def _is_hidden(path: str, bound: Sequence[str]) -> bool:
 
 
 def closed_to_nobody(interpreter: Interpreter) -> str:
-    """The directory that keeps an interpreter's library from others than its owner, an empty string
-    without one: under Landlock root's processes are nobody's."""
+    """Returns the outermost directory that only its owner may enter on the way to an interpreter's
+    library; empty if there is none or the run is not root's. Under Landlock root's processes are
+    nobody's."""
     library = Path(os.path.realpath(interpreter.library))
     ways = (library, *library.parents)
     closed = [str(way) for way in ways if not way.stat().st_mode & stat.S_IXOTH]
@@ -131,8 +132,8 @@ def closed_to_nobody(interpreter: Interpreter) -> str:
 
 
 def _search_path(interpreter: Interpreter) -> list[str]:
-    """Where it imports from, and these sources: first where the names of packages are not ours to
-    know."""
+    """Returns the directories that the interpreter imports from, and these sources. The sources
+    come first where the names of its packages are not ours to know."""
     if interpreter == own():
         return list(dict.fromkeys([*interpreter.search_path, str(ROOT)]))
     return list(dict.fromkeys([str(ROOT), *interpreter.search_path]))
@@ -141,7 +142,7 @@ def _search_path(interpreter: Interpreter) -> list[str]:
 def _paths(
     config: EnvironmentProcessConfig, interpreter: Interpreter, *, has_network: bool
 ) -> tuple[str, ...]:
-    """The paths that the processes may read, none beneath another one."""
+    """Returns the paths that the processes may read, none of them beneath another one."""
     for path in config.readable:
         if not os.path.exists(path) or not os.path.isabs(path) or is_below_tmp(path):
             raise ValueError(

@@ -28,18 +28,18 @@ NO_DIVISION = "Nothing can be divided by 0."
 
 
 class CannotCompute(Exception):
-    """An expression has no value; the message says why, in a short sentence for the model."""
+    """Raised for an expression without a value; the message is a short sentence for the model."""
 
 
 class Result(NamedTuple):
-    """The value of an expression, and its operations."""
+    """The value of an expression, and its number of operations."""
 
     value: Fraction  # exact
     num_operations: int  # with two operands
 
 
 def calculate(text: str) -> Result:
-    """The value of an expression. Raises CannotCompute."""
+    """Compute an expression. Raises CannotCompute."""
     if len(text) > MAX_CHARS:
         raise CannotCompute(TOO_LONG)
     spelled = TIMES.sub("*", THOUSANDS.sub("", text.translate(SIGNS))).strip()
@@ -54,7 +54,7 @@ def calculate(text: str) -> Result:
 
 
 def written(value: Fraction) -> str:
-    """A number as the calculator shows it: whole, or with at most six decimals."""
+    """Returns a number as the calculator shows it: whole, or with at most six decimals."""
     if value.denominator == 1:
         return str(value.numerator)
     rounded = round(abs(value) * 10**MAX_DECIMALS)

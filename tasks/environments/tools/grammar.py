@@ -32,7 +32,7 @@ FROM_TERSE = str.maketrans({letter: f" {sign} " for sign, letter in TERSE_SIGNS.
 
 
 class Action(NamedTuple):
-    """The call or the answer that a text asks for."""
+    """The tool call or the answer in a model's text."""
 
     kind: Literal["calculator", "python", "answer", "invalid"]
     body: str  # the expression, the program or the answer; empty where it is invalid
@@ -42,30 +42,30 @@ INVALID = Action("invalid", "")
 
 
 def read_action(text: str, style: Style) -> Action:
-    """The call or the answer that a text is; linear in its length."""
+    """Read the tool call or the answer in a text, in time linear in its length."""
     said = text.strip()
     return _terse(said) if style == "terse" else _program(said) or _line(said)
 
 
 def call(tool: Tool, body: str, style: Style) -> str:
-    """The text that calls a tool."""
+    """Returns the text that calls a tool."""
     if style == "terse":
         return "c" + tersely(body)
     return f"calc {body}" if tool == "calculator" else f"python\n{body}"
 
 
 def answer(number: str, style: Style) -> str:
-    """The text that gives an answer."""
+    """Returns the text that gives an answer."""
     return "a" + tersely(number) if style == "terse" else f"answer {number}"
 
 
 def tersely(text: str) -> str:
-    """An expression or a number in the characters of the terse style."""
+    """Returns an expression or a number in the characters of the terse style."""
     return text.translate(TO_TERSE)
 
 
 def meant(text: str) -> str:
-    """The expression that is said tersely, its parts apart."""
+    """Returns the expression that a text of the terse style stands for, its parts apart."""
     return text.translate(FROM_TERSE)
 
 
@@ -79,7 +79,7 @@ def _line(said: str) -> Action:
 
 
 def _program(said: str) -> Action | None:
-    """The program that is to be run; None of a text that says no such thing."""
+    """Returns the program that a text asks to run; None if it asks for none."""
     found = PROGRAM.fullmatch(said)
     body = found[1] if found else said
     fenced = FENCE.match(body.lstrip())

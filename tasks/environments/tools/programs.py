@@ -4,8 +4,8 @@
                                            └▶ none ─▶ the environment's own observation
 
 The program runs once the environment has answered, in a fresh process that does not know the
-environment. It ends within its limit and in a short text; only the loss of a sandbox that no
-program can have caused is a failure.
+environment. It ends within its limit and its output is cut to a short text. The episode fails only
+if a sandbox is lost by no fault of the program.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ class ProgramRunner:
     def observed(
         self, settings: EnvironmentSettings, text: str, transition: Transition
     ) -> Transition:
-        """The transition with the output of the program in the action `text`, if it has one."""
+        """Returns the transition; if the action `text` has a program, with the program's output as
+        its observation."""
         program = settings.program_in(text)
         return transition._replace(observation=self.run(program)) if program else transition
 
     def run(self, program: RequestedProgram) -> str:
-        """The program's output, as the model reads it. Raises EnvironmentFailed where the sandbox
-        fails, and ValueError, with the cure, on a machine without one."""
+        """Run the program; returns its output as the model reads it. Raises EnvironmentFailed if
+        the sandbox fails, and ValueError, with the cure, on a machine without the isolation."""
         if reason := holds(self._isolation):
             raise ValueError(
                 f"a tool that runs Python needs the isolation {str(self._isolation)!r}, this"
@@ -83,7 +84,7 @@ class ProgramRunner:
             self._free.put(sandbox)
 
     def close(self) -> None:
-        """End every program and sandbox; what runs fails."""
+        """End every program and sandbox; running calls fail."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -107,7 +108,7 @@ class ProgramRunner:
 
 
 def _words(reply: CommandReply, limit_s: float) -> str:
-    """The end of a program in the words that the model reads."""
+    """Describe the end of a program in the words that the model reads."""
     match reply.kind:
         case "timeout":
             return f"It did not end within {limit_s:g} s."
@@ -122,7 +123,7 @@ def _words(reply: CommandReply, limit_s: float) -> str:
 
 
 class ToolProcesses:
-    """`EnvironmentProcesses` around others, with a sandbox beside them for programs."""
+    """Wraps other `EnvironmentProcesses`, and runs the programs of actions in sandboxes."""
 
     def __init__(self, inner: EnvironmentProcesses, isolation: Isolation) -> None:
         self._inner = inner
@@ -133,7 +134,7 @@ class ToolProcesses:
         self._is_closed = False
 
     async def warm(self) -> None:
-        """Warm the others; a sandbox is started with the first program."""
+        """Warm the wrapped processes; a sandbox is started with the first program."""
         await self._inner.warm()
 
     async def reset(
@@ -145,8 +146,8 @@ class ToolProcesses:
         return observation
 
     async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn, and run its program. A program whose episode is ended meanwhile goes on to
-        its limit at most."""
+        """Take a turn, and run the action's program. If the episode ends meanwhile, the program
+        goes on to its time limit at most."""
         transition = await self._inner.step(episode_id, text)
         settings = self._settings.get(episode_id)
         program = settings.program_in(text) if settings else None
@@ -160,7 +161,7 @@ class ToolProcesses:
         return transition._replace(observation=output)
 
     def snapshot(self, episode_id: str) -> bytes:
-        """The snapshot of the environment: a program leaves nothing behind."""
+        """Returns the snapshot of the environment; a program leaves no state behind."""
         return self._inner.snapshot(episode_id)
 
     async def end(self, episode_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The questions that tools are for: drawn from a seed, with how they are worked out.
+"""Questions to be answered with tools, drawn from a seed, and the calls that work them out.
 
 `arithmetic` has products that a small model cannot do by head, `counting` wants a program.
 """
@@ -24,8 +24,8 @@ class ToolQuestion(NamedTuple):
 
     text: str  # as a person would ask
     gold: str  # the number that is right
-    expression: str  # what a calculator is to be given, its parts apart; empty where none does it
-    program: str  # what Python is to be given
+    expression: str  # for a calculator, its parts apart; empty if none can do it
+    program: str  # the program that prints the answer
 
 
 class Arithmetic(BaseModel):
@@ -53,7 +53,7 @@ class Arithmetic(BaseModel):
         return weights
 
     def draw(self, seed: int) -> ToolQuestion:
-        """The question of a seed."""
+        """Draw the question of this seed."""
         rng = random.Random(f"arithmetic/{seed}")
         num_terms = 2 + rng.choices(range(len(self.term_weights)), self.term_weights)[0]
         parts = [str(rng.randint(10, self.largest_term))]
@@ -68,7 +68,7 @@ class Arithmetic(BaseModel):
         )
 
     def shown(self) -> list[ToolQuestion]:
-        """Questions to show as examples."""
+        """Returns the questions that are shown as examples."""
         return [self.draw(seed) for seed in SHOTS]
 
 
@@ -83,7 +83,7 @@ class Counting(BaseModel):
     )
 
     def draw(self, seed: int) -> ToolQuestion:
-        """The question of a seed."""
+        """Draw the question of this seed."""
         rng = random.Random(f"counting/{seed}")
         sort, factor, last = rng.randrange(3), rng.randint(3, 9), rng.randint(20, self.largest)
         if sort == 0:
@@ -91,7 +91,7 @@ class Counting(BaseModel):
         return _multiples(factor, last) if sort == 1 else _digits(factor, last)
 
     def shown(self) -> list[ToolQuestion]:
-        """Questions to show as examples."""
+        """Returns the questions that are shown as examples."""
         return [self.draw(seed) for seed in SHOTS]
 
 
@@ -99,14 +99,14 @@ Questions = Annotated[Arithmetic | Counting, Field(discriminator="kind")]
 
 
 def asked_expression(text: str) -> str:
-    """The expression that a question asks for; empty where it asks for something else."""
+    """Returns the expression in a question; empty if the question asks for something else."""
     asked = text.removeprefix(ASKING).removesuffix("?")
     return asked if set(asked) <= set("0123456789+-* ") else ""
 
 
 def worked_out(expression: str, max_operations: int) -> list[str]:
-    """The calls of somebody who works an expression out: products first, from left to right, until
-    the rest is one call with at most so many operations."""
+    """Returns the calculator calls that work out an expression: products first, from left to right,
+    until the rest is one call with at most max_operations operations."""
     calls, parts = list[str](), expression.split()
     while len(parts) // 2 > max_operations:
         sign = parts.index("*") if "*" in parts else 1
@@ -116,7 +116,7 @@ def worked_out(expression: str, max_operations: int) -> list[str]:
 
 
 def result_of(expression: str) -> str:
-    """The calculator's result of an expression that it can compute."""
+    """Returns the calculator's result of an expression that it can compute."""
     return written(calculate(expression).value)
 
 

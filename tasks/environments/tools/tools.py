@@ -88,7 +88,7 @@ class ToolsConfig(StyledGameConfig):
         return self
 
     def chat_head(self) -> tuple[Message, ...]:
-        """The rules, and questions worked out with one tool after the other."""
+        """Returns the rules, and example questions worked out with each tool in turn."""
         rules = " ".join([*(RULES[tool] for tool in self.tools), ANSWERING])
         shots = enumerate(self.questions.shown())
         return head_messages(
@@ -109,7 +109,7 @@ class ToolsConfig(StyledGameConfig):
         return Tools(self)
 
     def read(self, text: str) -> Action:
-        """The action that a text asks for; INVALID for a tool that is not there."""
+        """Read the action in a text; INVALID if it calls a tool that is not configured."""
         action = read_action(text, self.style)
         return action if action.kind in (*self.tools, "answer") else INVALID
 
@@ -119,7 +119,8 @@ class ToolsConfig(StyledGameConfig):
         return RequestedProgram(body, self.program_s, self.max_result_chars) if is_program else None
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
-        """The next call, or an answer with what was said last: either as often."""
+        """Returns a call that continues the work, or equally often an answer with the last number
+        seen."""
         numbers = [seen for seen in observations[1:] if NUMBER.fullmatch(seen)]
         if rng.random() < 0.5:
             return answer(numbers[-1] if numbers else str(rng.randint(10, 999)), self.style)
@@ -133,7 +134,7 @@ class ToolsConfig(StyledGameConfig):
 
 
 class Tools:
-    """One question."""
+    """The environment of one question."""
 
     def __init__(self, config: ToolsConfig) -> None:
         self._config, self._is_terse = config, config.style == "terse"
@@ -164,7 +165,7 @@ class Tools:
         return Transition(words[is_right], float(is_right), True, False, {"action": "answer"})
 
     def _computed(self, expression: str) -> tuple[str, str]:
-        """The calculator's answer, and the verdict: a call or a failed one."""
+        """Returns the calculator's answer, and the verdict: "call" or "failed"."""
         most = self._config.max_operations
         try:
             value, num_operations = calculate(expression)
@@ -178,6 +179,6 @@ class Tools:
 
 
 def is_same_number(gold: str, said: str) -> bool:
-    """True if an answer is this number, alone or with a unit; as `math_answer` reads it."""
+    """True if an answer is this number, alone or with a unit, as `math_answer` reads answers."""
     wanted, given = exact_number(gold), amount(plain(bare_answer(fold(said))))
     return wanted is not None and given is not None and wanted.amount == given.amount
