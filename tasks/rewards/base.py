@@ -72,8 +72,8 @@ class ProcessReward(ABC):
 
     @property
     def interrupt(self) -> Interrupt:
-        """The interrupt of the running call: another thread sets it if the verdict is no longer
-        needed, and clears it before the next call."""
+        """The interrupt of the running call. Another thread sets it if the verdict is no longer
+        needed; it must be cleared before the next call."""
         return self._process.interrupt
 
     def warm(self) -> None:
