@@ -12,9 +12,7 @@ from pydantic import TypeAdapter
 
 from examples.guess_environment import Guess
 from flows.commands.environment import parser
-from research.kills.delayed import DelayedConfig
 from tasks.environments.conformance.playing import ConformanceRule
-from tasks.environments.games.guess import GuessConfig
 from tasks.environments.registry import EnvironmentConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
@@ -47,10 +45,6 @@ def test_configurations_on_the_page_are_valid() -> None:
     assert ADAPTER.validate_json(shown).model_dump()["id"] == "FrozenLake-v1"
     (inline,) = re.findall(r'`(\{"kind": "textarena".*?)`', PAGE)
     assert ADAPTER.validate_json(inline).model_dump()["id"] == "FrozenLake-v0"
-    (inline,) = re.findall(r'`(\{"environment".*?)`', PAGE, re.DOTALL)
-    assert DelayedConfig.model_validate_json(inline) == DelayedConfig(
-        environment=GuessConfig(), mean_s=1, deviation_s=1, slow_episodes=0.03
-    )
 
 
 def test_the_rules_are_those_of_the_suite() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,6 +171,7 @@ TOLD = "every answer got 0 in 3 steps in a row, up to step 3: is the reward righ
 
 
 async def test_it_is_told_in_terminal_log_and_tag_with_two_answers(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
@@ -181,7 +183,7 @@ async def test_it_is_told_in_terminal_log_and_tag_with_two_answers(
     monkeypatch.setattr(reporter, "get_client", lambda: None)
     monkeypatch.setattr(reporter, "get_run_logger", lambda: log)
     monkeypatch.setattr(reporter, "acreate_table_artifact", made)
-    run = make_run(Store.open("memory://nothing-learned"))
+    run = make_run(Store.open(str(tmp_path)))
     keep_answers(run)
     teller = RunReporter(run, WorkerHistory(run.store, tuple))
     with caplog.at_level(logging.WARNING):
