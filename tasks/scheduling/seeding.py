@@ -40,7 +40,7 @@ class SeedingConfig(BaseModel):
         description=(
             "In rounds with elastic workers the run's own engines generate at the beginning alone;"
             " then their devices train what is complete, and the rest goes on at the elastic"
-            " workers. Without a elastic worker they generate to the end."
+            " workers. Without an elastic worker they generate to the end."
         ),
     )
     # steps over which a measured imbalance is made up for; the paper's eta

@@ -145,8 +145,8 @@ grader.sympy_numeric_eq = same_number
 def compare(gold: str, answer: str) -> str:
     """Compare gold and answer; returns "equal", "different", or "bad_gold" if the gold is no
     expression."""
-    wanted = _parsed(f"${gold}$")
-    if all(isinstance(reading, str) for reading in wanted):  # only the text itself
+    wanted = parse_gold(gold)
+    if not wanted:
         return "bad_gold"
     given = _parsed(f"\\boxed{{{answer}}}")
     if given and differ_in_value(wanted[0], given[0]):
