@@ -29,7 +29,6 @@ from typing import Any
 PREFIX = "rf"  # of all that is made: rf<process>-<number>
 FIRST_NET, NETS = 64, 64  # 10.64 to 10.127, a /24 for each process
 BURST_KB = 256  # that may pass at once where a rate is set
-NO_NAMES = "RES_OPTIONS=timeout:1 attempts:1"  # nobody answers there who asks for a host's name
 LATENCY_MS = 50  # that a packet may wait for its turn
 
 
@@ -56,7 +55,7 @@ class NetworkHosts:
     def run_in(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process there; its id is the command's own. Any: options and streams of
         subprocess.Popen."""
-        inside = ("ip", "netns", "exec", self._outside(host), "env", NO_NAMES, *command)
+        inside = ("ip", "netns", "exec", self._outside(host), *command)
         process = subprocess.Popen(inside, **options)
         self._started.append(process)
         return process
