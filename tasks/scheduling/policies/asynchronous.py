@@ -30,6 +30,7 @@ from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
     RESPONSE_OVERPROVISION,
     PlanningInputs,
+    last_round,
 )
 from tasks.scheduling.staleness import Admission
 from tasks.scheduling.wait_for_all import WaitForAll
@@ -194,14 +195,4 @@ def _returned_round(turn: PlanningInputs) -> RoundPlan | None:
     prompts = turn.state.waiting[: turn.batch.prompts_per_step]
     if not prompts:
         return None
-    return RoundPlan(
-        step=turn.step,
-        kind=RETURNED,
-        layout=ASYNCHRONOUS,
-        prompts=prompts,
-        num_queued=len(prompts),
-        is_drain=True,
-        launch_per_prompt=turn.batch.responses_per_prompt,
-        accept_prompts=len(prompts),
-        accept_per_prompt=turn.batch.responses_per_prompt,
-    )
+    return last_round(turn, prompts, RETURNED, ASYNCHRONOUS)

@@ -162,11 +162,17 @@ def drain_round(turn: PlanningInputs, queue: tuple[PromptRef, ...]) -> RoundPlan
     are.
     """
     num_rounds = math.ceil(len(queue) / turn.batch.prompts_per_step)
-    prompts = queue[: math.ceil(len(queue) / num_rounds)]
+    return last_round(turn, queue[: math.ceil(len(queue) / num_rounds)], DRAIN, LONG)
+
+
+def last_round(
+    turn: PlanningInputs, prompts: tuple[PromptRef, ...], kind: str, layout: str
+) -> RoundPlan:
+    """A round after the last planned step, which waits for all responses to waiting prompts."""
     return RoundPlan(
         step=turn.step,
-        kind=DRAIN,
-        layout=LONG,
+        kind=kind,
+        layout=layout,
         prompts=prompts,
         num_queued=len(prompts),
         is_drain=True,
