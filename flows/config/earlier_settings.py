@@ -35,6 +35,8 @@ def _all(part: str, names: str, cure: str) -> dict[str, str]:
 
 
 _TABLE = "deadlines has all limits now; set deadlines."
+_BOUNDS = "min_effective_sample_fraction max_mismatch_k3 max_cut_fraction min_entropy_share"
+_WARNED = "it is fixed (docs/asynchrony.md); raise monitors.steps_in_a_row to be warned less"
 REMOVED: Mapping[str, str] = {
     "learner.temperature": "it is always sampling.temperature; set that alone",
     "cluster.start_deadline_s": f"{_TABLE}start_s, of which it is a fifth",
@@ -75,16 +77,8 @@ REMOVED: Mapping[str, str] = {
     ),
     "rewards.*.engine.streaming": "it is fixed (docs/judge.md); leave it out",
     "cluster.coordinator_slots": "a run has the four that it needs; leave it out",
-    **_all(
-        "monitors",
-        "min_effective_sample_fraction max_mismatch_k3 max_cut_fraction min_entropy_share",
-        "it is fixed (docs/asynchrony.md); raise monitors.steps_in_a_row to be warned less",
-    ),
-    **_all(
-        "alarm",
-        "min_effective_sample_fraction max_mismatch_k3 max_cut_fraction min_entropy_share",
-        "it is fixed (docs/asynchrony.md); raise monitors.steps_in_a_row to be warned less",
-    ),
+    **_all("monitors", _BOUNDS, _WARNED),
+    **_all("alarm", _BOUNDS, _WARNED),
     **_all("environments.*", "max_result_chars", "it is 200; leave it out"),
     "environments.*.questions.signs": "questions have all three; leave it out",
     "rewards.*.engine.dtype": "it is bfloat16; leave it out",
