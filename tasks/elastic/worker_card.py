@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import platform
 import re
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
 
     from tasks.elastic.worker_events import Ending
 
+logger = logging.getLogger(__name__)
+
 TOPIC: Final = "rollflow/elastic-workers"  # Dask's topic for messages of elastic workers
 RESOURCE: Final = "elastic"  # the Dask resource that marks an elastic worker
 EXTENSION: Final = "rollflow-elastic-worker"  # key of `WorkerExtension` in the Dask worker
 TOKEN_VARIABLE: Final = "ROLLFLOW_ELASTIC_TOKEN"
+EARLIER_TOKEN_VARIABLE: Final = "ROLLFLOW_GUEST_TOKEN"  # its name in 0.1, read until 0.3
 SERVED_VARIABLE: Final = "ROLLFLOW_SERVED"  # name of the engine that the process has held
 PROOF_HOLDS_S = 300.0  # clocks may differ, and a call may take its time
 # defaults of the options that an elastic worker is started with
@@ -131,7 +135,11 @@ def read_token(file: str) -> str:
     """The token in this file, or in TOKEN_VARIABLE if `file` is empty; empty if neither is set.
     Raises ValueError if the file cannot be read or holds no token."""
     if not file:
-        return _checked(os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
+        name = TOKEN_VARIABLE
+        if name not in os.environ and EARLIER_TOKEN_VARIABLE in os.environ:
+            name = EARLIER_TOKEN_VARIABLE
+            logger.warning("%s is %s now; the old name is read until 0.3", name, TOKEN_VARIABLE)
+        return _checked(os.environ.get(name, "").strip(), name)
     try:
         token = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

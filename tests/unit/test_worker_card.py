@@ -14,6 +14,7 @@ import pytest
 
 from tasks.elastic import worker_process
 from tasks.elastic.worker_card import (
+    EARLIER_TOKEN_VARIABLE,
     PROOF_HOLDS_S,
     TOKEN_VARIABLE,
     Terms,
@@ -80,6 +81,21 @@ def test_the_token_is_read_from_a_file_or_the_environment(
     file.write_text("\n")
     with pytest.raises(ValueError, match="must hold the run's token"):
         read_token(str(file))
+
+
+def test_the_tokens_earlier_variable_is_read_where_todays_is_not_set(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it a run would take workers that know no token."""
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.setenv(EARLIER_TOKEN_VARIABLE, "of-before")
+    assert read_token("") == "of-before"
+    (line,) = caplog.messages
+    assert (
+        line == f"{EARLIER_TOKEN_VARIABLE} is {TOKEN_VARIABLE} now; the old name is read until 0.3"
+    )
+    monkeypatch.setenv(TOKEN_VARIABLE, "of-today")
+    assert read_token("") == "of-today"
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "a blank", "umläut"])
