@@ -139,10 +139,17 @@ def test_nothing_outlives_a_command_that_is_killed_and_the_run_goes_on(
 
 
 def child(demo: subprocess.Popen[str], module: str) -> psutil.Process:
-    """The process that the command itself has started for this module."""
-    children = psutil.Process(demo.pid).children()
-    (found,) = (process for process in children if module in process.cmdline())
-    return found
+    """The process that the command itself has started for this module. Read again for a while: a
+    busy system may give an empty command line."""
+    ends = time.monotonic() + 10
+    while True:
+        lines = {process: process.cmdline() for process in psutil.Process(demo.pid).children()}
+        found = [process for process, words in lines.items() if module in words]
+        if found:
+            return found[0]
+        assert demo.poll() is None, demo.stdout and demo.stdout.read()
+        assert time.monotonic() < ends, f"no {module} among {lines}"
+        time.sleep(0.1)
 
 
 def await_commit(demo: subprocess.Popen[str], root: Path) -> None:
