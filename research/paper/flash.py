@@ -30,14 +30,18 @@ import numpy as np
 
 from research.ablations.policies import policy_of
 from research.paper.experiment import Experiment, FigurePart, Observed, Played, Scale, mean
+from research.spot.simulated_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    make_engines,
+    play_overlapped,
+)
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.base import Policy
-from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
-from tasks.simulation.simulated_round import make_engines
 
 SCALE, TOKENS_AS_ONE, RESPONSES = 16, 32, 16
 NUM_STEPS, FIRST_MEASURED, LAST_MEASURED = 20, 6, 15

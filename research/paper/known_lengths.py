@@ -16,9 +16,8 @@ from typing import Any
 from tasks.engines.simulation.writers import Lengths
 from tasks.scheduling.prompt_stream import derive_seed
 from tasks.simulation.protocols import GradientWork
-from tasks.simulation.reward_feed import QueuedFeed
 from tasks.simulation.reward_queue import RewardTimes
-from tasks.simulation.workloads import Workload, blank_question, row_of
+from tasks.simulation.workloads import QueuedFeed, Workload, blank_question, row_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from artifacts.records import Group, Span
 from artifacts.reports.device_cost import Held, Window, cost_figures, held_seconds
 from research.ablations.policies import policy_of
 from research.spot.elastic_shapes import SpotShape
+from research.spot.simulated_rounds import load_version, round_inputs
 from research.spot.spot_traces import Trace
 from research.spot.spot_workers import SPOT, SpotWorkers
 from tasks.engines.simulation.replica import SimulatedEngine
@@ -46,7 +47,6 @@ from tasks.scheduling.stream_training import (
     StreamTrainer,
     StreamTrainerConfig,
 )
-from tasks.simulation.simulated_round import load_version, round_inputs
 from tasks.simulation.trained_round import ROW_TOKENS, SimulatedRank
 
 RESERVED = "reserved"

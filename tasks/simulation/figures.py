@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from artifacts.records import Fate, Group, Score, Span
+from artifacts.records import Fate, Span
 from artifacts.reports.timeline import attributed_s, bubble_shares, device_times, length, union
-from tasks.rounds.report import RolloutReport
+from tasks.rounds.records import RoundResult
+from tasks.rounds.report import RolloutReport, round_report
 from tasks.scheduling.events import RoundPlan
+from tasks.simulation.cluster import Cluster
 from tasks.simulation.trained_round import SimulatedTraining
 
 # parts of a step, and the kind of work that each is; a moment of two parts belongs to the earlier
@@ -194,8 +196,35 @@ class RoundRecord:
     plan: RoundPlan
     report: RolloutReport
     groups: tuple[TrainedGroup, ...]  # in acceptance order
+    spans: tuple[Span, ...]  # of generation and of scoring
     tensor_parallel_size: int
     num_generated: int  # tokens that the engines counted
+
+
+async def record_of(plan: RoundPlan, result: RoundResult, cluster: Cluster) -> RoundRecord:
+    """Returns the record of a round that the engines of this cluster have just played."""
+    readings = await cluster.readings()
+    report = round_report(result, readings, cluster.devices, is_evaluation=False)
+    scoring = union((score.started_s, score.finished_s) for score in result.scores)
+    scored = (
+        Span(device="host", actor="rewards", kind="reward", start_s=start_s, end_s=end_s)
+        for start_s, end_s in scoring
+    )
+    groups = (
+        TrainedGroup(
+            prompt_tokens=len(group.prompt.token_ids),
+            response_tokens=tuple(response.generated.num_sampled for response in group.responses),
+        )
+        for group in result.groups
+    )
+    return RoundRecord(
+        plan=plan,
+        report=report,
+        groups=tuple(groups),
+        spans=(*report.spans, *scored),
+        tensor_parallel_size=cluster.size,
+        num_generated=await cluster.take_generated(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,23 +237,13 @@ class StepWindow:
     end_s: float
 
 
-def trained_groups(groups: Iterable[Group]) -> tuple[TrainedGroup, ...]:
-    """Returns the prompt and response lengths of accepted groups."""
-    return tuple(
-        TrainedGroup(
-            prompt_tokens=len(group.prompt.token_ids),
-            response_tokens=tuple(response.generated.num_sampled for response in group.responses),
-        )
-        for group in groups
-    )
-
-
 def played_step(record: RoundRecord, training: SimulatedTraining, window: StepWindow) -> PlayedStep:
     """Compute the figures of a step."""
     plan, report, spans = record.plan, record.report, window.spans
     parts = {part for share in training.split for part, _ in share.parts}
     assert parts == set(report.accepted), "what is accepted is trained, and nothing else"
     times = device_times(spans, window.devices, window.start_s, window.end_s)
+    shares, idle_s = attributed_s(spans, [*PARTS.values()], window.start_s, window.end_s)
     return PlayedStep(
         step=plan.step,
         kind=plan.kind,
@@ -233,7 +252,7 @@ def played_step(record: RoundRecord, training: SimulatedTraining, window: StepWi
         tensor_parallel_size=record.tensor_parallel_size,
         start_s=window.start_s,
         end_s=window.end_s,
-        parts_s=_parts_s(spans, window.start_s, window.end_s),
+        parts_s={part: shares[kind] for part, kind in PARTS.items()} | {IDLE: idle_s},
         reward_wait_s=length(report.reward_waits),
         train_device_s=sum(
             span.end_s - span.start_s for span in training.spans if span.kind == "train"
@@ -268,18 +287,3 @@ def left_share(spans: Sequence[Span]) -> float:
     freed = (span.start_s for span in spans if span.kind in ("sleep", "train"))
     freed_s = max(began_s, min(freed, default=ended_s))
     return max(0.0, ended_s - freed_s) / (ended_s - began_s)
-
-
-def _parts_s(spans: Sequence[Span], start_s: float, end_s: float) -> dict[str, float]:
-    """Seconds of a step by part."""
-    shares, idle_s = attributed_s(spans, [*PARTS.values()], start_s, end_s)
-    return {part: shares[kind] for part, kind in PARTS.items()} | {IDLE: idle_s}
-
-
-def reward_spans(scores: Iterable[Score]) -> tuple[Span, ...]:
-    """Returns the spans in which at least one of these scores was being computed."""
-    busy = union((score.started_s, score.finished_s) for score in scores)
-    return tuple(
-        Span(device="host", actor="rewards", kind="reward", start_s=start_s, end_s=end_s)
-        for start_s, end_s in busy
-    )

@@ -1,20 +1,15 @@
-"""A machine and a workload whose speeds and lengths are given as numbers, for comparison with
-closed forms and for experiments that look at one effect."""
+"""A machine whose speeds are given as numbers: those of a recorded run (`calibration`), or of a
+closed form to compare with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from tasks.engines.simulation.replica import SimulatedEngineConfig
-from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
-from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.scheduling.parallelism import possible_sizes
-from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
-from tasks.simulation.workloads import blank_question
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -24,8 +19,8 @@ class PlainMachine:
     """Devices with given speeds; the defaults resemble a 7B model on large GPUs.
 
     A replica of size t has the memory of t devices minus one copy of the weights. A decode step
-    takes the time to read each device's share of the weights, plus an exchange that grows with t
-    (`MachineCosts`).
+    takes the time to read each device's share of the weights, plus an exchange that grows with t.
+    The methods are those of `Machine`.
     """
 
     num_devices: int = 8
@@ -70,7 +65,13 @@ class PlainMachine:
             device="plain",
             kv_tokens={size: replica.kv_tokens for size, replica in replicas.items()},
             points=tuple(
-                _point(size, batch, replica)
+                ThroughputPoint(
+                    size=size,
+                    batch=batch,
+                    length=1,
+                    prefill_tokens_per_s=1 / replica.prefill_s_per_token,
+                    decode_tokens_per_s=batch / replica.pace.base_s(batch, 0),
+                )
                 for size, replica in replicas.items()
                 for batch in BATCHES
             ),
@@ -90,45 +91,3 @@ class PlainMachine:
 
     def free_s(self) -> float:
         return self.freeing_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainWorkload:
-    """Prompts of one length in a number of domains, log-normal responses (`RunWork`)."""
-
-    longest_tokens: int = 16_000
-    num_prompt_tokens: int = 200
-    names: tuple[str, ...] = ("any",)  # of the domains, which take turns
-    lengths: LengthModel = field(default_factory=LengthModel)
-    growth: float = 1.0  # median length of a step over that of the step before
-    rewards: SimulatedRewardConfig = field(default_factory=SimulatedRewardConfig)
-
-    def domains(self, num_rows: int) -> Sequence[str]:
-        return [self.names[row % len(self.names)] for row in range(num_rows)]
-
-    def prompt_tokens(self, prompt_id: str) -> int:
-        return self.num_prompt_tokens
-
-    def question(self, prompt_id: str) -> tuple[int, ...]:
-        return blank_question(prompt_id, self.prompt_tokens(prompt_id))
-
-    def writer(self, step: int, seed: int) -> LengthModel:
-        median = self.lengths.median_tokens * self.growth ** (step - 1)
-        return self.lengths.model_copy(update={"median_tokens": median, "seed": seed})
-
-    def feed(self, machine: Any, seed: int) -> SimulatedFeed:  # Any: judges nothing
-        return SimulatedFeed(self.rewards.model_copy(update={"seed": seed}))
-
-    def gradients(self, seed: int) -> GradientWork:
-        return EVERY_TOKEN
-
-
-def _point(size: int, batch: int, replica: SimulatedEngineConfig) -> ThroughputPoint:
-    step_s = replica.pace.base_s(batch, 0)
-    return ThroughputPoint(
-        size=size,
-        batch=batch,
-        length=1,
-        prefill_tokens_per_s=1 / replica.prefill_s_per_token,
-        decode_tokens_per_s=batch / step_s,
-    )

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.writers import Lengths
 from tasks.learner.dealing import GroupPart
 from tasks.learner.streaming import tokens_of
 from tasks.rounds.records import ScoreFeed
-from tasks.scheduling.layout_planner import ThroughputProfile
+from tasks.simulation.machine import Machine
+from tasks.simulation.plain import PlainMachine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,52 +37,7 @@ def every_token(parts: Sequence[GroupPart]) -> int:
 EVERY_TOKEN = GradientWork(flat_costs=True, num_tokens=every_token)
 
 
-class MachineCosts(Protocol):
-    """Seconds that a cluster with a model on it takes for each kind of work."""
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of the cluster."""
-        ...
-
-    @property
-    def devices_per_host(self) -> int:
-        """Devices of one host; no replica spans two hosts."""
-        ...
-
-    def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
-        """Returns the tensor-parallel sizes, up to `largest`, that num_devices and the model's
-        heads allow."""
-        ...
-
-    def engine(self, size: int) -> SimulatedEngineConfig:
-        """Returns speed and KV capacity of a replica over `size` devices."""
-        ...
-
-    def profile(self, sizes: Sequence[int]) -> ThroughputProfile:
-        """Returns the profile that calibration would measure on replicas of these sizes."""
-        ...
-
-    def train_s_per_token(self) -> float:
-        """Seconds that one device takes to train a computed token: log-probabilities, forward,
-        backward."""
-        ...
-
-    def update_s(self) -> float:
-        """Seconds from complete gradients to new weights."""
-        ...
-
-    def publish_s(self) -> float:
-        """Seconds from new weights to engines that generate with them."""
-        ...
-
-    def relayout_s(self, old: int, new: int) -> float:
-        """Seconds in which the engines are rebuilt from the old to the new tensor-parallel size."""
-        ...
-
-    def free_s(self) -> float:
-        """Seconds in which a device switches from generating to training."""
-        ...
+MachineCosts = Machine | PlainMachine
 
 
 class RunWork(Protocol):

@@ -15,6 +15,7 @@ row, and histories that a chat template rendered anew.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,15 +28,15 @@ import numpy as np
 
 from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.journal import Journal
-from artifacts.records import Generated, Response, num_computed
+from artifacts.records import Generated, Outcome, Response, Score, num_computed
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
+from tasks.engines.mailbox import Mailbox
 from tasks.learner.dealing import GroupPart, has_equal_rewards
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.packing import shared_prefix
 from tasks.simulation.draws import uniform
 from tasks.simulation.protocols import GradientWork
-from tasks.simulation.reward_feed import RecordedFeed
 from tasks.simulation.workloads import row_of
 
 
@@ -233,6 +234,44 @@ class RecordedLengths:
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
         return self.work.num_tokens(prompt_id, index, self.seed, noise)
+
+
+class RecordedFeed:
+    """A `ScoreFeed` whose verdicts come after the recorded seconds, on the event loop's clock."""
+
+    def __init__(self, work: RecordedWork, seed: int) -> None:
+        self._work = work
+        self._seed = seed
+        # when the verdict comes, by response and its end: what is asked anew ends at another time
+        self._due_s: dict[tuple[str, float], float] = {}
+        self._scores = Mailbox[Score]()
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        loop = asyncio.get_running_loop()
+        for response in generated:
+            now_s, name = loop.time(), (response.response_id, response.finished_s)
+            took_s = self._work.scored_s(response.prompt_id, response.index, self._seed)
+            due_s = self._due_s.setdefault(name, now_s + took_s)
+            score = self._score(response, now_s, max(now_s, due_s))
+            loop.call_at(score.finished_s, self._scores.put, score)
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        return await self._scores.take(wait_s)
+
+    def _score(self, response: Generated, started_s: float, finished_s: float) -> Score:
+        is_cut = response.finish_reason == "length"
+        name = response.prompt_id, response.index
+        reward = self._work.reward(self._seed, *name, is_cut=is_cut)
+        return Score(
+            prompt_id=response.prompt_id,
+            index=response.index,
+            reward=reward,
+            outcome=Outcome.OK if reward > 0 else Outcome.WRONG,
+            detail="simulated",
+            scorer="simulated",
+            started_s=started_s,
+            finished_s=finished_s,
+        )
 
 
 def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:

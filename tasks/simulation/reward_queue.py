@@ -11,7 +11,7 @@
 The limits of programs are those of `tasks.rewards.programs.adaptive_timeout`. Rules and programs
 share the reward workers by the rule of the real pool (`next_kind`); judges serve their own queue,
 several answers in a pass. Pure: the time is passed in, and the caller, who holds a clock, calls
-`end` when a work's time has come (`reward_feed`)."""
+`end` when a work's time has come (`QueuedFeed`)."""
 
 from __future__ import annotations
 

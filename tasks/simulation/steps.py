@@ -16,30 +16,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 
-from artifacts.records import Response, Span
+from artifacts.records import Prompt, Response, Span
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.rounds.report import RolloutReport, round_report
+from tasks.rounds.driver import drive_round
+from tasks.rounds.records import RoundInputs
+from tasks.rounds.report import RolloutReport
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.layout_planner import expected_demand, seen_demand
 from tasks.scheduling.parallelism import PlannerState, RoundReading
-from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round
-from tasks.scheduling.stream_training import HISTORY_ROUNDS
+from tasks.scheduling.stream_training import HISTORY_ROUNDS, StreamTrainer
 from tasks.simulation.cluster import Cluster, device_names, spans_on
-from tasks.simulation.figures import (
-    PlayedRun,
-    PlayedStep,
-    RoundRecord,
-    StepWindow,
-    played_step,
-    reward_spans,
-    trained_groups,
-)
+from tasks.simulation.figures import PlayedRun, PlayedStep, StepWindow, played_step, record_of
 from tasks.simulation.overlapped import play_overlapped_steps
-from tasks.simulation.reward_feed import RoundFeed
-from tasks.simulation.simulated_run import Prompts, SimulatedRun, prompts_of
-from tasks.simulation.trained_round import RoundRules, TrainedRound, update_and_publish
+from tasks.simulation.simulated_run import RoundFeed, SimulatedRun
+from tasks.simulation.trained_round import SimulatedGradients, update_and_publish
 
 __all__ = ["SimulatedRun", "play"]
 
@@ -47,18 +40,17 @@ __all__ = ["SimulatedRun", "play"]
 def play(run: SimulatedRun) -> PlayedRun:
     """Play the run to its end on a virtual clock of its own. Raises ValueError for steps that
     overlap on devices which rollout and training would have to share."""
-    return run_virtual(_play(run))
 
+    async def steps() -> tuple[PlayedStep, ...]:
+        return await (play_overlapped_steps(run) if run.overlaps else _Player(run).play())
 
-async def _play(run: SimulatedRun) -> PlayedRun:
-    steps = await (play_overlapped_steps(run) if run.overlaps else _Player(run).play())
-    return PlayedRun(steps=steps, period_steps=run.policy.algebra(run.batch).period_steps)
+    period_steps = run.policy.algebra(run.batch).period_steps
+    return PlayedRun(steps=run_virtual(steps()), period_steps=period_steps)
 
 
 class _Player:
     def __init__(self, run: SimulatedRun) -> None:
         self._run = run
-        self._domains = run.domains
         self._feed = RoundFeed(run.work.feed(run.machine, run.seed))
         self._cluster = Cluster(run.machine, run.work, run.placement)
         self._layouts = run.layouts
@@ -70,91 +62,77 @@ class _Player:
 
     async def play(self) -> tuple[PlayedStep, ...]:
         steps: list[PlayedStep] = []
-        while (plan := self._plan(len(steps) + 1)) is not None:
+        while (plan := self._run.plan_round(self._state, len(steps) + 1)) is not None:
             steps.append(await self._step(plan))
         return tuple(steps)
 
-    def _plan(self, step: int) -> RoundPlan | None:
-        turn = PlanningInputs(
-            state=self._state,
-            batch=self._run.batch,
-            step=step,
-            num_steps=self._run.num_steps,
-            domains=self._domains,
-            seed=None,
-        )
-        return self._run.policy.plan_round(turn)
-
     async def _step(self, plan: RoundPlan) -> PlayedStep:
-        start_s, cluster = self._clock(), self._cluster
-        prompts = prompts_of(self._run.work, plan.candidates)
-        cluster.open_step(plan.step, self._run.seed)
-        relayout = await self._arrange(plan, prompts)
-        num_before = await cluster.tokens_generated()
-        trained = await TrainedRound(self._rules(plan, prompts), cluster).play()
-        report = round_report(
-            trained.result, trained.readings, cluster.devices, is_evaluation=False
-        )
-        num_generated = await cluster.tokens_generated() - num_before
-        published = await update_and_publish(cluster, self._run.machine, plan.step)
-        self._remember(plan, report, prompts)
-        self._carried = trained.result.carried_responses
-        record = RoundRecord(
-            plan=plan,
-            report=report,
-            groups=trained_groups(trained.result.groups),
-            tensor_parallel_size=cluster.size,
-            num_generated=num_generated,
-        )
-        spans = (*relayout, *report.spans, *reward_spans(trained.result.scores))
+        run, start_s, cluster = self._run, self._clock(), self._cluster
+        prompts = run.prompts(plan.candidates)
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts.values()) // len(prompts)
+        cluster.open_step(plan.step, run.seed)
+        relayout = await self._arrange(plan, prompt_tokens)
+        async with asyncio.TaskGroup() as tasks:
+            gradients = SimulatedGradients(run, cluster, tasks, plan.accept_prompts)
+            result = await drive_round(self._inputs(plan, prompts, gradients))
+            record = await record_of(plan, result, cluster)
+            await gradients.stop_engines()
+            training = await gradients.finish()
+        published = await update_and_publish(cluster, run.machine, plan.step)
+        self._remember(plan, record.report, prompt_tokens)
+        self._carried = result.carried_responses
         window = StepWindow(
-            spans=(*spans, *trained.training.spans, *published),
+            spans=(*relayout, *record.spans, *training.spans, *published),
             devices=cluster.placement.devices,
             start_s=start_s,
             end_s=self._clock(),
         )
-        return played_step(record, trained.training, window)
+        return played_step(record, training, window)
 
-    async def _arrange(self, plan: RoundPlan, prompts: Prompts) -> tuple[Span, ...]:
+    def _inputs(
+        self, plan: RoundPlan, prompts: Mapping[str, Prompt], gradients: SimulatedGradients
+    ) -> RoundInputs:
+        run, cluster = self._run, self._cluster
+        return run.round_inputs(
+            cluster,
+            self._feed,
+            plan,
+            prompts,
+            recorded=self._carried,
+            seed=run.seed,
+            on_accept=gradients.accept,
+            on_freed=gradients.free,
+            stream_trainer=StreamTrainer(
+                run.stream_trainer,
+                cluster.groups,
+                plan.accept_prompts,
+                [tokens for held in self._history for tokens in held],
+                devices_per_engine=cluster.size,
+            ),
+        )
+
+    async def _arrange(self, plan: RoundPlan, prompt_tokens: int) -> tuple[Span, ...]:
         """Rebuild the engines for the layout of a round. Returns the spans of that, none if the
         size stays."""
-        old, size = self._cluster.size, self._size(plan, prompts)
+        old, size = self._cluster.size, self._size(plan, prompt_tokens)
         if size == old:
             return ()
         start_s = self._clock()
         await asyncio.sleep(self._run.machine.relayout_s(old, size) if old else 0.0)
-        await self._cluster.rebuild(size, plan.step - 1)
+        self._cluster.rebuild(size, plan.step - 1)
         devices = device_names(self._run.placement.rollout)
         return spans_on(devices, "engines", "wake", start_s, self._clock())
 
-    def _size(self, plan: RoundPlan, prompts: Prompts) -> int:
+    def _size(self, plan: RoundPlan, prompt_tokens: int) -> int:
         """Returns the tensor-parallel size of the engines of a round."""
         if not (self._run.planner.enabled and plan.layout):
             return self._cluster.size or self._run.tensor_parallel_size
         shape = self._run.policy.algebra(self._run.batch).shape_of(plan.layout)
-        demand = expected_demand(shape, mean_tokens(prompts), self._run.work.longest_tokens)
+        demand = expected_demand(shape, prompt_tokens, self._run.work.longest_tokens)
         self._planner = self._layouts.begun(self._planner, plan.layout, demand)
         return self._planner.layouts[plan.layout].size
 
-    def _rules(self, plan: RoundPlan, prompts: Prompts) -> RoundRules:
-        run = self._run
-        self._feed.open_round()
-        return RoundRules(
-            machine=run.machine,
-            plan=plan,
-            scheduler=run.watch(plan, run.policy.scheduler(plan)),
-            prompts=prompts,
-            recorded=self._carried,
-            feed=self._feed,
-            gradients=run.work.gradients(run.seed),
-            longest_tokens=run.work.longest_tokens,
-            stream_trainer=run.stream_trainer,
-            balancing=run.balancing,
-            history=[tokens for held in self._history for tokens in held],
-            seed=run.seed,
-        )
-
-    def _remember(self, plan: RoundPlan, report: RolloutReport, prompts: Prompts) -> None:
+    def _remember(self, plan: RoundPlan, report: RolloutReport, prompt_tokens: int) -> None:
         """Update the state from which the next steps are planned."""
         self._state = finish_round(self._state, plan, report)
         self._history.append(report.held_tokens)
@@ -167,10 +145,5 @@ class _Player:
         )
         num_responses = len(plan.prompts) * plan.launch_per_prompt
         num_tokens = sum(report.tokens.values())
-        demand = seen_demand(num_responses, mean_tokens(prompts), num_tokens, report.held_tokens)
+        demand = seen_demand(num_responses, prompt_tokens, num_tokens, report.held_tokens)
         self._planner = self._layouts.after(self._planner, reading, demand)
-
-
-def mean_tokens(prompts: Prompts) -> int:
-    """Returns the mean length of a round's prompts in tokens."""
-    return sum(len(prompt.token_ids) for prompt in prompts.values()) // len(prompts)

@@ -2,7 +2,7 @@
 
     Workload ──▶ domains(rows), prompt_tokens(id)          the data set
              ──▶ writer(step, seed).tokens(id, index, noise)   lengths of responses
-             ──▶ feed(machine, seed)                           verdicts (`reward_feed`)
+             ──▶ feed(machine, seed)                           verdicts (`reward_queue`)
 
 Everything is a function of names and seeds. The published workloads are a uniform mix of
 mathematics, programs and questions for a judge (RollPacker, section 6.1): P75 of 755 to 1,100
@@ -18,29 +18,50 @@ prompts' lengths are our choice. The bound cuts the law and does not stretch it.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
+from artifacts.records import CaseVerdict, Generated, Outcome, Score
+from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.writers import Lengths
-from tasks.simulation.draws import normal
+from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
+from tasks.simulation.draws import alike, normal, normal_score
 from tasks.simulation.length_law import LengthLaw
 from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
-from tasks.simulation.reward_feed import Correctness, QueuedFeed
 from tasks.simulation.reward_queue import (
+    AnswerToScore,
     JudgeTimes,
     ProgramTimes,
+    RewardLoad,
+    RewardQueue,
     RewardTimes,
     RewardWorkers,
     RuleTimes,
+    Work,
 )
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples fill an interval evenly
 FIRST_TOKEN = 2  # of the question of the first row
 LONGEST_PROMPT = 2048  # tokens; the published prompts' bound
 PROMPT_SIGMA = 0.4  # of the logarithm of a prompt's length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correctness:
+    """The law by which answers are right: a share of them, correlated within a prompt."""
+
+    share: float = 0.5  # of the answers that end by themselves
+    prompt_share: float = 0.5  # correlation of two answers to a prompt, before they are counted
+
+    def is_right(self, seed: int, prompt_id: str, index: int) -> bool:
+        """True if this answer is right."""
+        shared = normal(seed, "easy prompt", prompt_id)
+        own = normal(seed, "right", prompt_id, index)
+        return alike(shared, own, self.prompt_share) < normal_score(self.share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +160,104 @@ class DrawnLengths:
             found = law, normal(self._seed, "question", row_of(prompt_id))
             self._prompts[prompt_id] = found
         return found
+
+
+class ScoredWork(Protocol):
+    """What a reward stage needs of a workload: see the methods of `Workload`."""
+
+    def prompt_tokens(self, prompt_id: str) -> int: ...
+
+    def reward_of(self, prompt_id: str) -> RewardTimes: ...
+
+    def is_right(self, seed: int, prompt_id: str, index: int) -> bool: ...
+
+
+class QueuedFeed:
+    """A `ScoreFeed` whose verdicts wait in the queue of the run's reward workers."""
+
+    def __init__(self, work: ScoredWork, workers: RewardWorkers, seed: int) -> None:
+        self._work = work
+        self._seed = seed
+        self._queue = RewardQueue(workers, MeasuredTimes(), seed)
+        self._timers: dict[Work, asyncio.TimerHandle] = {}
+        self._scores = Mailbox[Score]()
+        self._attempt = 0  # of the round that published last
+
+    @property
+    def load(self) -> RewardLoad:
+        """Busy and waiting seconds of the reward workers so far."""
+        return self._queue.load
+
+    async def publish(self, generated: Sequence[Generated]) -> None:
+        for response in generated:
+            if response.attempt != self._attempt:
+                self._attempt = response.attempt
+                self._give_up()
+            self._offer(response)
+
+    async def scored(self, wait_s: float) -> list[Score]:
+        return await self._scores.take(wait_s)
+
+    def _offer(self, response: Generated) -> None:
+        names = (response.prompt_id, response.index)
+        is_right = self._work.is_right(self._seed, *names)
+        is_cut = response.finish_reason == "length"
+        answer = AnswerToScore(
+            prompt_id=response.prompt_id,
+            index=response.index,
+            num_tokens=self._work.prompt_tokens(response.prompt_id) + len(response.token_ids),
+            is_right=is_right and not is_cut,
+            is_cut=is_cut,
+        )
+        times = self._work.reward_of(response.prompt_id)
+        self._start(self._queue.offer(answer, times, asyncio.get_running_loop().time()))
+
+    def _start(self, works: Sequence[Work]) -> None:
+        loop = asyncio.get_running_loop()
+        for work in works:
+            self._timers[work] = loop.call_at(work.ends_s, self._end, work)
+
+    def _end(self, work: Work) -> None:
+        del self._timers[work]
+        for answer in work.answers:
+            self._scores.put(_score(work, answer))
+        self._start(self._queue.end(work, asyncio.get_running_loop().time()))
+
+    def _give_up(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for answer in self._queue.give_up():
+            score = Score(
+                prompt_id=answer.prompt_id,
+                index=answer.index,
+                reward=None,
+                outcome=Outcome.INFRA,
+                detail="given up",
+                scorer="simulated",
+                started_s=now_s,
+                finished_s=now_s,
+            )
+            self._scores.put(score)
+
+
+def _score(work: Work, answer: AnswerToScore) -> Score:
+    """TIMEOUT if a test case was killed, else OK or WRONG."""
+    is_killed = any(case.verdict is CaseVerdict.TIMEOUT for case in work.cases)
+    is_right = answer.is_right and not is_killed
+    verdict = Outcome.OK if is_right else Outcome.WRONG
+    return Score(
+        prompt_id=answer.prompt_id,
+        index=answer.index,
+        reward=float(is_right),
+        outcome=Outcome.TIMEOUT if is_killed else verdict,
+        detail="simulated",
+        scorer="simulated",
+        started_s=work.begins_s,
+        finished_s=work.ends_s,
+        cases=work.cases,
+    )
 
 
 def row_of(prompt_id: str) -> int:

@@ -14,6 +14,12 @@ from hypothesis import strategies as st
 from round_factories import make_plan, play
 
 from artifacts.records import Fate, Generated, Running, WeightsRef
+from research.spot.simulated_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    SimulatedRound,
+    play_overlapped,
+)
 from tasks.engines.base import Attestation
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -24,8 +30,6 @@ from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.stream_training import DeviceGroup, StreamTrainer, StreamTrainerConfig
-from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
-from tasks.simulation.simulated_round import SimulatedRound
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 PLANS = (

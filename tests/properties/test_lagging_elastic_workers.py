@@ -13,18 +13,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts.records import Running, WeightsRef
+from research.spot.simulated_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    SimulatedRound,
+    blank_weights,
+    play_overlapped,
+)
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.simulation.overlapped import (
-    OverlappedRun,
-    SimulatedLearner,
-    blank_weights,
-    play_overlapped,
-)
-from tasks.simulation.simulated_round import SimulatedRound
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=3)
 HUNG_S = 5_000.0  # far longer than any of these runs takes

@@ -12,6 +12,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from artifacts.records import Running, response_id
+from research.spot.simulated_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    SimulatedRound,
+    make_engines,
+    play_overlapped,
+)
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -19,8 +26,6 @@ from tasks.engines.simulation.writers import LengthModel
 from tasks.rounds.figures import ledger_of
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
-from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
-from tasks.simulation.simulated_round import SimulatedRound, make_engines
 
 # what an engine does with what runs when it loads weights; of a round that pauses nothing runs
 AT_UPDATE = {

@@ -17,6 +17,7 @@ from turn_factories import TalkingEngine
 from artifacts.records import Fate, Outcome, sampled_versions
 from research.ablations.longest_first import LongestFirstConfig
 from research.ablations.over_sampling import OverSamplingConfig
+from research.spot.simulated_rounds import SimulatedRound
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -33,7 +34,6 @@ from tasks.scheduling.queue_state import Carried, QueueState, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.staleness import Dispatched
 from tasks.scheduling.wait_for_all import WaitForAll
-from tasks.simulation.simulated_round import SimulatedRound
 
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 

@@ -13,13 +13,13 @@ from artifacts.records import Fate, Response, response_id
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from research.benchmarks.acceptance_bias import choices, clustered_mean, main, parts, read_rounds
+from research.spot.simulated_rounds import SimulatedRound
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.ledger import Launched, acceptance_figures, fate_of
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.simulation.simulated_round import SimulatedRound
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 

@@ -14,6 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.records import Request
+from research.spot.simulated_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    SimulatedRound,
+    play_overlapped,
+)
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -22,8 +28,6 @@ from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import Decision, Event, Launch, Published, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.prompt_stream import derive_seed
-from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
-from tasks.simulation.simulated_round import SimulatedRound
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
 TRAIN_S, MEAN_S, STEP_S, SLOTS = 4.0, 2.0, 0.01, 16

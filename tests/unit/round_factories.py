@@ -7,8 +7,15 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from artifacts.records import Generated, Group, Prompt, Response, WeightsRef, response_id
+from research.spot import simulated_rounds
+from research.spot.simulated_rounds import (
+    SimulatedRound,
+    blank_prompts,
+    round_inputs,
+)
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -31,19 +38,12 @@ from tasks.scheduling.events import (
 )
 from tasks.scheduling.policies.base import PlanningInputs, Policy
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.scheduling.queue_state import QueueState
+from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.stream_training import (
     FreesDevices,
     ScaleDown,
     StreamTrainer,
     StreamTrainerConfig,
-)
-from tasks.simulation import simulated_round
-from tasks.simulation.simulated_round import (
-    SimulatedRound,
-    blank_prompts,
-    play_rounds,
-    round_inputs,
 )
 
 ENGINE = SimulatedEngineConfig(
@@ -127,7 +127,7 @@ def plan_round(
 
 
 def make_engines(count: int, config: SimulatedEngineConfig = ENGINE) -> list[SimulatedEngine]:
-    return simulated_round.make_engines(count, config)
+    return simulated_rounds.make_engines(count, config)
 
 
 def make_prompts(plan: RoundPlan, num_tokens: int = 20) -> dict[str, Prompt]:
@@ -239,22 +239,24 @@ async def simulate_run(
     that lives."""
     alive = list(engines)
 
-    def next_plan(state: QueueState, step: int) -> RoundPlan | None:
+    state, loop = QueueState(), asyncio.get_running_loop()
+    rounds: list[SimulatedRound] = []
+    for step in count(1):
         kept = QueueState.from_json(json.loads(json.dumps(state.to_json())))
-        return plan_round(
+        plan = plan_round(
             kept, batch, scheduling, domains=domains, seed=seed, step=step, num_steps=num_steps
         )
-
-    async def play_once(plan: RoundPlan) -> RoundResult:
+        if plan is None:
+            break
+        started_s = loop.time()
         feed = SimulatedFeed(reward or SimulatedRewardConfig())
-        return await play(
+        result = await play(
             plan, alive, feed, max_response_tokens=max_response_tokens, policy=scheduling
         )
-
-    rounds: list[SimulatedRound] = []
-    async for played in play_rounds(next_plan, play_once):
-        rounds.append(played)
-        alive = await publish(alive, played.plan.step)
+        state = finish_round(state, plan, result)
+        rollout_s = loop.time() - started_s
+        rounds.append(SimulatedRound(plan=plan, result=result, state=state, rollout_s=rollout_s))
+        alive = await publish(alive, step)
     return rounds
 
 

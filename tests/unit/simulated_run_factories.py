@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.engines.simulation.score_feed import SimulatedRewardConfig
+from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
-from tasks.simulation.plain import PlainMachine, PlainWorkload
+from tasks.simulation.plain import PlainMachine
+from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
 from tasks.simulation.steps import SimulatedRun
+from tasks.simulation.workloads import blank_question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainWorkload:
+    """Prompts of one length in a number of domains, log-normal responses (`RunWork`)."""
+
+    longest_tokens: int = 16_000
+    num_prompt_tokens: int = 200
+    names: tuple[str, ...] = ("any",)  # of the domains, which take turns
+    lengths: LengthModel = field(default_factory=LengthModel)
+    growth: float = 1.0  # median length of a step over that of the step before
+    rewards: SimulatedRewardConfig = field(default_factory=SimulatedRewardConfig)
+
+    def domains(self, num_rows: int) -> Sequence[str]:
+        return [self.names[row % len(self.names)] for row in range(num_rows)]
+
+    def prompt_tokens(self, prompt_id: str) -> int:
+        return self.num_prompt_tokens
+
+    def question(self, prompt_id: str) -> tuple[int, ...]:
+        return blank_question(prompt_id, self.prompt_tokens(prompt_id))
+
+    def writer(self, step: int, seed: int) -> LengthModel:
+        median = self.lengths.median_tokens * self.growth ** (step - 1)
+        return self.lengths.model_copy(update={"median_tokens": median, "seed": seed})
+
+    def feed(self, machine: Any, seed: int) -> SimulatedFeed:  # Any: judges nothing
+        return SimulatedFeed(self.rewards.model_copy(update={"seed": seed}))
+
+    def gradients(self, seed: int) -> GradientWork:
+        return EVERY_TOKEN
+
 
 MACHINE = PlainMachine(
     num_devices=4,

@@ -29,12 +29,12 @@ from examples.ramp_policy import RampConfig
 from examples.squares_task import SquaresConfig
 from flows.commands.algebra_rows import algebra_rows
 from flows.config.run_config import RunConfig
+from research.spot.simulated_rounds import make_engines
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.token_loss import TokenBatch
 from tasks.scheduling.policies.sync import SyncConfig
-from tasks.simulation.simulated_round import make_engines
 from tests.test_layers import ROOMS
 
 BY_PATH = ["guess_environment"]  # examples that no line of ours chooses, but an import path

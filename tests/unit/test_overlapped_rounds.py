@@ -17,6 +17,15 @@ from round_factories import ENGINE
 
 from artifacts.attempt_log import TokenLog, read_tokens
 from artifacts.records import Generated, Request, Response, Running, Score
+from research.spot import simulated_rounds
+from research.spot.simulated_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    SimulatedRound,
+    inputs_of,
+    play_overlapped,
+    turn_of,
+)
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -28,15 +37,6 @@ from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.simulation import overlapped
-from tasks.simulation.overlapped import (
-    OverlappedRun,
-    SimulatedLearner,
-    inputs_of,
-    play_overlapped,
-    turn_of,
-)
-from tasks.simulation.simulated_round import SimulatedRound
 
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=3)
 ONE_AHEAD = AsynchronousConfig(async_ratio=1.0)
@@ -341,7 +341,7 @@ def test_what_a_round_was_told_of_what_it_left_the_next_one_goes_on_with(
         config = ENGINE.model_copy(update={"report_tokens": 8})
         engines = [CountingEngine(f"engine-{place}", config) for place in range(2)]
         run = make_run(engines, train_s=1000.0)
-        monkeypatch.setattr(overlapped, "inputs_of", telling)
+        monkeypatch.setattr(simulated_rounds, "inputs_of", telling)
         inputs, first = await second_round(run)
         begun = read_tokens(tmp_path, lambda attempt: True)
         left = [each for each in first.in_flight if each.response_id in begun]

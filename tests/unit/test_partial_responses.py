@@ -18,6 +18,7 @@ from artifacts.episodes import Episode
 from artifacts.new_tokens import NewTokens
 from artifacts.records import Fate, Generated, Prompt, Response, VersionSpan
 from artifacts.store import Store
+from research.spot.simulated_rounds import round_inputs
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.games.guess import GuessConfig
@@ -34,7 +35,6 @@ from tasks.run.partial_responses import (
 from tasks.run.run_context import RunContext, StepPlan
 from tasks.scheduling.staleness import Admission
 from tasks.scheduling.wait_for_all import WaitForAll
-from tasks.simulation.simulated_round import round_inputs
 
 PLAN = replace(make_plan(domains=("guess",) * 3, accept_per_prompt=4), step=4)
 NUM_EPISODES = 12

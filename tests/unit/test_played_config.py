@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from simulated_run_factories import PlainWorkload
 
 from flows.config.run_config import RunConfig
 from flows.played_config import played_run
 from research.ablations.policies import ComparedConfig
 from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.balancing import BalancingConfig
-from tasks.simulation.plain import PlainMachine, PlainWorkload
+from tasks.simulation.plain import PlainMachine
 from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
 

@@ -15,6 +15,7 @@ from round_factories import make_plan
 from artifacts.attempt_log import TokenLog, read_tokens
 from artifacts.new_tokens import News, PartialResponse, split_news
 from artifacts.records import Request, VersionSpan
+from research.spot.simulated_rounds import load_version, round_inputs
 from tasks.engines.base import EngineLost
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -23,7 +24,6 @@ from tasks.rounds.driver import drive_round
 from tasks.rounds.figures import ledger_of
 from tasks.rounds.records import RoundResult
 from tasks.scheduling.wait_for_all import WaitForAll
-from tasks.simulation.simulated_round import load_version, round_inputs
 
 PLAN = replace(make_plan(domains=("a",) * 6, accept_per_prompt=4), step=4)
 NUM_RESPONSES = 24

@@ -10,9 +10,9 @@ from learner_factories import make_group
 from artifacts.records import Generated, Outcome
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.simulation.reward_feed import QueuedFeed, RoundFeed
 from tasks.simulation.reward_queue import RewardWorkers
-from tasks.simulation.workloads import workload
+from tasks.simulation.simulated_run import RoundFeed
+from tasks.simulation.workloads import QueuedFeed, workload
 
 GROUP = make_group((1, 2), [(3,), (4, 5)], [1.0, 0.0])
 FIRST, SECOND = (response.generated for response in GROUP.responses)

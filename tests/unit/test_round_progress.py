@@ -6,6 +6,7 @@ from __future__ import annotations
 from round_factories import ENGINE, Ended
 
 from artifacts.records import Outcome
+from research.spot.simulated_rounds import OverlappedRun, SimulatedLearner, play_overlapped
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -23,7 +24,6 @@ from tasks.scheduling.events import (
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round
-from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
 
 BATCH = BatchConfig(prompts_per_step=2, responses_per_prompt=2)
 DOMAINS = ("any",) * 80

@@ -21,6 +21,7 @@ from artifacts.records import (
     WeightsRef,
     response_id,
 )
+from research.spot.simulated_rounds import round_inputs
 from tasks.engines.base import Attestation, EngineStats
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.driver import drive_round
@@ -28,7 +29,6 @@ from tasks.scheduling.events import Decision, Event, Finished, RoundPlan, RoundS
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.simulation.simulated_round import round_inputs
 from tasks.simulation.steps import play
 
 Item = TypeVar("Item")

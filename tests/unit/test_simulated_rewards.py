@@ -17,7 +17,6 @@ import pytest
 from artifacts.records import CaseVerdict, Generated, Outcome, Score, VersionSpan
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig, MeasuredTimes
-from tasks.simulation.reward_feed import Correctness, QueuedFeed
 from tasks.simulation.reward_queue import (
     AnswerToScore,
     JudgeTimes,
@@ -28,7 +27,7 @@ from tasks.simulation.reward_queue import (
     RuleTimes,
     Work,
 )
-from tasks.simulation.workloads import MATH, Workload, workload
+from tasks.simulation.workloads import MATH, Correctness, QueuedFeed, Workload, workload
 
 ONE_SECOND = RuleTimes(median_s=1.0, sigma=0.0)
 

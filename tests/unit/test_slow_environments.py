@@ -12,6 +12,12 @@ from episode_factories import EOS, GAME, PACE, TOKENIZER, EpisodeFeed, GuessWrit
 
 from artifacts.records import Prompt, sampled_versions
 from research.kills.delayed import DelayedConfig
+from research.spot.simulated_rounds import (
+    OverlappedRun,
+    SimulatedLearner,
+    SimulatedRound,
+    play_overlapped,
+)
 from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.environments.config import EnvironmentProcessConfig, EpisodeConfig
 from tasks.environments.episodes.bridge import make_bridge
@@ -22,8 +28,6 @@ from tasks.scheduling.events import PromptRef
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.simulation.overlapped import OverlappedRun, SimulatedLearner, play_overlapped
-from tasks.simulation.simulated_round import SimulatedRound
 
 PATIENT = EnvironmentProcessConfig(
     num_hosts=48, reset_s=120.0, step_s=120.0

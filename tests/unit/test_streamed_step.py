@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulated_run_factories import PlainWorkload
 
 from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.simulation.figures import PlayedStep
-from tasks.simulation.plain import PlainMachine, PlainWorkload
+from tasks.simulation.plain import PlainMachine
 from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.steps import play
 

@@ -22,6 +22,7 @@ from flows import step_controller as course
 from flows.commands.algebra_rows import algebra_rows
 from flows.config.run_config import RunConfig
 from flows.engine_layout import demand_of
+from research.spot.simulated_rounds import SimulatedRound
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.metrics.step_metrics import step_metrics
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape
@@ -41,7 +42,6 @@ from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
-from tasks.simulation.simulated_round import SimulatedRound
 from tests.unit.test_open_run import opened
 
 
