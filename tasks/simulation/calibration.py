@@ -135,16 +135,13 @@ def busy_periods(steps: Sequence[RecordedStep], shares_prompts: bool) -> list[li
     """Returns the responses of every engine in every step; an aborted response counts up to its
     abort. shares_prompts: whether only the first response to a prompt prefills the prompt's tokens.
     """
-    return [
-        _decoded([row for row in step.rows if _is_of(engine, row)], shares_prompts)
-        for step in steps
-        for engine in engines_of([step])
-    ]
-
-
-def engines_of(steps: Sequence[RecordedStep]) -> list[str]:
-    """Returns the sorted names of the engines that generated in these steps."""
-    return sorted({row.response.generated.engine for step in steps for row in step.rows})
+    periods: list[list[Decoded]] = []
+    for step in steps:
+        rows: dict[str, list[ResponseRow]] = {}
+        for row in step.rows:
+            rows.setdefault(row.response.generated.engine, []).append(row)
+        periods += [_decoded(rows[engine], shares_prompts) for engine in sorted(rows)]
+    return periods
 
 
 def decode_drift(pace: EnginePace, steps: Sequence[RecordedStep]) -> float:
@@ -152,7 +149,9 @@ def decode_drift(pace: EnginePace, steps: Sequence[RecordedStep]) -> float:
     the measured seconds of all responses over the seconds that the pace predicts for the same
     batches."""
     periods = busy_periods(steps, pace.shares_prompts)
-    return float(_seconds(periods).sum() / _told(pace, periods).sum())
+    constants = np.array([pace.step_s, pace.step_s_per_sequence, pace.prefill_s_per_token])
+    predicted_s = _rows(periods, constants, pace.sequence_exponent) @ constants
+    return float(_seconds(periods).sum() / predicted_s.sum())
 
 
 def train_s_per_token(steps: Sequence[RecordedStep]) -> float:
@@ -194,17 +193,14 @@ def _values(steps: Sequence[RecordedStep], figure: str) -> list[float]:
     return [step.metrics[figure] for step in steps]
 
 
-def _is_of(engine: str, row: ResponseRow) -> bool:
-    generated = row.response.generated
-    return generated.engine == engine and bool(generated.token_ids)
-
-
 def _decoded(rows: Sequence[ResponseRow], shares_prompts: bool) -> list[Decoded]:
     """Returns the responses of one engine in one step, in the order of submission."""
     prefilled: set[str] = set()
     found: list[Decoded] = []
     for row in sorted(rows, key=lambda row: row.response.generated.submitted_s):
         generated, prompt = row.response.generated, row.prompt
+        if not generated.token_ids:
+            continue
         is_kept = shares_prompts and prompt.prompt_id in prefilled
         prefilled.add(prompt.prompt_id)
         found.append(
@@ -235,13 +231,6 @@ def _fit(exponent: float, periods: Sequence[Sequence[Decoded]]) -> tuple[float, 
         residual=float(errors.mean() / seconds.mean()),
     )
     return float((errors**2).sum()), pace
-
-
-def _told(pace: EnginePace, periods: Sequence[Sequence[Decoded]]) -> Floats:
-    """Returns the seconds that the pace predicts for every response."""
-    constants = np.array([pace.step_s, pace.step_s_per_sequence, pace.prefill_s_per_token])
-    told: Floats = _rows(periods, constants, pace.sequence_exponent) @ constants
-    return told
 
 
 def _seconds(periods: Sequence[Sequence[Decoded]]) -> Floats:

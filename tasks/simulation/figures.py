@@ -3,8 +3,8 @@ run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from artifacts.records import Fate, Span
 from artifacts.reports.timeline import attributed_s, bubble_shares, device_times, length, union
@@ -33,11 +33,6 @@ class TrainedGroup:
 
     prompt_tokens: int
     response_tokens: tuple[int, ...]  # sampled tokens of each
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens of all responses, each with its own prompt."""
-        return self.prompt_tokens * len(self.response_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,48 +84,13 @@ class PlayedStep:
         return self.parts_s["train"]
 
     @property
-    def update_s(self) -> float:
-        return self.parts_s["update"]
-
-    @property
-    def publish_s(self) -> float:
-        return self.parts_s["publish"]
-
-    @property
     def relayout_s(self) -> float:
         return self.parts_s["relayout"]
-
-    @property
-    def free_s(self) -> float:
-        """Seconds in which devices do nothing but switch from generating to training."""
-        return self.parts_s["free"]
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens of trained responses, each with its own prompt."""
-        return sum(group.num_prompt_tokens for group in self.groups)
 
     @property
     def tokens_trained(self) -> int:
         """Sampled tokens in trained groups."""
         return self.tokens[Fate.TRAINED]
-
-    def row(self) -> dict[str, str | int | float]:
-        """The figures as a row of a table."""
-        return {
-            "step": self.step,
-            "kind": self.kind,
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "step_s": self.step_s,
-            **{f"{part}_s": seconds for part, seconds in self.parts_s.items()},
-            "tokens_trained": self.tokens_trained,
-            "tokens_generated": self.num_generated,
-            "longest_tokens": self.longest_tokens,
-            "preemptions": self.num_preemptions,
-            "migrated": self.num_migrated,
-            "streamed": self.num_streamed,
-            **{f"bubble_{cause}": share for cause, share in self.bubbles.items()},
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,32 +98,15 @@ class PlayedRun:
     """The figures of a run, step by step."""
 
     steps: tuple[PlayedStep, ...]
-    period_steps: int  # after which a run in steady state has trained as much as it launched
 
     @property
     def planned(self) -> PlayedRun:
         """The run without its drain steps, which train the groups that the planned steps left."""
-        return self._of(step for step in self.steps if not step.is_drain)
+        return PlayedRun(steps=tuple(step for step in self.steps if not step.is_drain))
 
     def after(self, num_steps: int) -> PlayedRun:
         """Returns the run without its first num_steps steps."""
-        return self._of(self.steps[num_steps:])
-
-    def of_kind(self, kind: str) -> PlayedRun:
-        """Returns the steps whose rounds are of this kind."""
-        return self._of(step for step in self.steps if step.kind == kind)
-
-    def periods(self, skipped: int = 1) -> PlayedRun:
-        """Returns the planned steps of whole periods, without the first `skipped` periods. Raises
-        ValueError if no period is left."""
-        planned = self.planned.steps
-        num_periods = len(planned) // self.period_steps
-        if num_periods <= skipped:
-            raise ValueError(
-                f"a run must have more than {skipped} periods of {self.period_steps} steps, got"
-                f" {len(planned)} steps; play more"
-            )
-        return self._of(planned[skipped * self.period_steps : num_periods * self.period_steps])
+        return PlayedRun(steps=self.steps[num_steps:])
 
     def mean(self, figure: str) -> float:
         """The mean of an attribute of the steps, by its name. ValueError for a run without
@@ -180,13 +123,6 @@ class PlayedRun:
     def tokens_per_s(self) -> float:
         """Sampled tokens of trained groups per second."""
         return self.total("tokens_trained") / self.total("step_s")
-
-    def rows(self) -> list[dict[str, str | int | float]]:
-        """A table with a row for every step."""
-        return [step.row() for step in self.steps]
-
-    def _of(self, steps: Iterable[PlayedStep]) -> PlayedRun:
-        return replace(self, steps=tuple(steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ all are the same for every model, size and batch. Leaves out what depends on a m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,36 +73,33 @@ class Device:
         return self.host_bytes_per_s * self.reaches.links
 
 
-GPU_REACHES = Reached(memory=0.8, matrix=0.6, training=0.4, links=0.7, cache=0.85)
-
-
-def _gpu(
-    name: str,
-    memory_bytes_per_s: float,
-    memory_bytes: float,
-    nvlink_bytes_per_s: float,
-    flops: float = 989e12,
-    network_bytes_per_s: float = 50e9,
-    host_bytes_per_s: float = 64e9,
-) -> Device:
-    return Device(
-        name=name,
-        memory_bytes_per_s=memory_bytes_per_s,
-        flops=flops,
-        memory_bytes=memory_bytes,
-        nvlink_bytes_per_s=nvlink_bytes_per_s,
-        network_bytes_per_s=network_bytes_per_s,
-        host_bytes_per_s=host_bytes_per_s,
-        launch_s=2.5e-6,
-        host_s=1.1e-3,
-        host_s_per_sequence=2e-4,
-        process_s=1e-3,
-        eager_s=1.75e-5,
-        collective_s=15e-6,
-        reaches=GPU_REACHES,
-    )
-
-
+H800 = Device(
+    name="h800",
+    memory_bytes_per_s=3.35e12,
+    flops=989e12,
+    memory_bytes=80e9,
+    nvlink_bytes_per_s=200e9,
+    network_bytes_per_s=50e9,
+    host_bytes_per_s=64e9,
+    launch_s=2.5e-6,
+    host_s=1.1e-3,
+    host_s_per_sequence=2e-4,
+    process_s=1e-3,
+    eager_s=1.75e-5,
+    collective_s=15e-6,
+    reaches=Reached(memory=0.8, matrix=0.6, training=0.4, links=0.7, cache=0.85),
+)
+H100 = replace(H800, name="h100", nvlink_bytes_per_s=450e9)
+H200 = replace(H100, name="h200", memory_bytes_per_s=4.8e12, memory_bytes=141e9)
+A100 = replace(
+    H800,
+    name="a100",
+    memory_bytes_per_s=2.039e12,
+    flops=312e12,
+    nvlink_bytes_per_s=300e9,
+    network_bytes_per_s=25e9,
+    host_bytes_per_s=32e9,
+)
 CORE = Device(
     name="core",
     memory_bytes_per_s=12e9,
@@ -120,24 +117,7 @@ CORE = Device(
     reaches=Reached(memory=0.8, matrix=0.75, training=0.65, links=0.7, cache=0.3),
 )
 
-DEVICES: Mapping[str, Device] = {
-    device.name: device
-    for device in (
-        _gpu("h800", 3.35e12, 80e9, 200e9),
-        _gpu("h100", 3.35e12, 80e9, 450e9),
-        _gpu("h200", 4.8e12, 141e9, 450e9),
-        _gpu(
-            "a100",
-            2.039e12,
-            80e9,
-            300e9,
-            flops=312e12,
-            network_bytes_per_s=25e9,
-            host_bytes_per_s=32e9,
-        ),
-        CORE,
-    )
-}
+DEVICES: Mapping[str, Device] = {device.name: device for device in (H800, H100, H200, A100, CORE)}
 
 SHEET = "data sheet"
 # of every constant; a device's own beside its name
@@ -216,26 +196,3 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
         "": "RollPacker's artifact: gpu_memory_utilization 0.85",
     },
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """A row of the table of constants."""
-
-    device: str
-    name: str
-    value: float  # in the unit that the name has
-    source: str
-
-
-def constants() -> Iterator[Constant]:
-    """Every number of every device, with its source."""
-    for device in DEVICES.values():
-        named = {field.name: getattr(device, field.name) for field in fields(device)}
-        reaches = asdict(named.pop("reaches"))
-        named |= {f"reaches.{share}": value for share, value in reaches.items()}
-        del named["name"]
-        for name, value in named.items():
-            sources = SOURCES[name]
-            source = sources.get(device.name) or sources[""]
-            yield Constant(device=device.name, name=name, value=value, source=source)

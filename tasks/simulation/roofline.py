@@ -31,18 +31,6 @@ class Roofline:
     size: int  # tensor-parallel
     is_one_host: bool = True  # whether its devices reach each other without the network
 
-    def step_s(self, num_sequences: int, kv_tokens: float, prefill_tokens: float = 0) -> float:
-        """Returns the seconds of an engine step. It decodes num_sequences, whose KV cache holds
-        kv_tokens in all, and prefills prefill_tokens."""
-        num_tokens = num_sequences + prefill_tokens
-        return (
-            self.fixed_s
-            + self.sequence_s * num_sequences
-            + self.exchange_s_per_token * num_tokens
-            + max(self.weights_s, self.matrix_s_per_token * num_tokens)
-            + self.kv_s_per_token * kv_tokens
-        )
-
     @property
     def fixed_s(self) -> float:
         """Seconds that every step takes, whatever its batch: the engine's processes, kernel
@@ -94,11 +82,6 @@ class Roofline:
         return self.model.flops_per_token_pair / self.model.flops_per_token
 
     @property
-    def prefill_s_per_token(self) -> float:
-        """Seconds to prefill one prompt token within a long chunk."""
-        return self.matrix_s_per_token + self.exchange_s_per_token
-
-    @property
     def kv_bytes_per_token(self) -> float:
         """KV bytes of a token on each device. Key-value heads are divided among the devices, or
         repeated when there are fewer heads than devices."""
@@ -123,11 +106,7 @@ class Roofline:
 
     @property
     def _room_bytes(self) -> float:
-        """Bytes of each device that are left for the KV cache."""
-        weights = self.model.weight_bytes / self.size
-        return self.device.cache_bytes - weights - self._activation_bytes
-
-    @property
-    def _activation_bytes(self) -> float:
-        """Bytes of each device for activations: the usual amount, or a tenth of a small device."""
-        return min(ACTIVATION_BYTES, 0.1 * self.device.cache_bytes)
+        """Bytes of each device for the KV cache. Activations get the usual amount, or a tenth of a
+        small device."""
+        activations = min(ACTIVATION_BYTES, 0.1 * self.device.cache_bytes)
+        return self.device.cache_bytes - self.model.weight_bytes / self.size - activations

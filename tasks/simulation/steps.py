@@ -44,8 +44,7 @@ def play(run: SimulatedRun) -> PlayedRun:
     async def steps() -> tuple[PlayedStep, ...]:
         return await (play_overlapped_steps(run) if run.overlaps else _Player(run).play())
 
-    period_steps = run.policy.algebra(run.batch).period_steps
-    return PlayedRun(steps=run_virtual(steps()), period_steps=period_steps)
+    return PlayedRun(steps=run_virtual(steps()))
 
 
 class _Player:

@@ -12,6 +12,7 @@ from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
+from tasks.simulation.roofline import Roofline
 from tasks.simulation.steps import SimulatedRun
 from tasks.simulation.workloads import blank_question
 
@@ -77,3 +78,17 @@ def make_run(**others: Any) -> SimulatedRun:  # Any: fields of SimulatedRun
         "num_steps": 3,
     }
     return SimulatedRun(**(given | others))
+
+
+def step_s(
+    roofline: Roofline, num_sequences: int, kv_tokens: float, prefill_tokens: float = 0
+) -> float:
+    """Seconds of an engine step, as the docstring of `roofline` adds them up."""
+    num_tokens = num_sequences + prefill_tokens
+    return (
+        roofline.fixed_s
+        + roofline.sequence_s * num_sequences
+        + roofline.exchange_s_per_token * num_tokens
+        + max(roofline.weights_s, roofline.matrix_s_per_token * num_tokens)
+        + roofline.kv_s_per_token * kv_tokens
+    )

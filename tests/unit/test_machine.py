@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from record_factories import make_request
+from simulated_run_factories import step_s
 
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
@@ -59,8 +60,8 @@ def test_equal_lengths_take_the_sum_of_their_steps(size: int) -> None:
     config = of_length(SMALL, size, 3_000)
     taken_s, num_tokens, _ = run_virtual(generate(config, num_prompts=8))
     roofline = SMALL.roofline(size)
-    steps_s = sum(roofline.step_s(64, 64 * (PROMPT_TOKENS + token)) for token in range(3_000))
-    prefill_s = roofline.step_s(0, 0, 8 * PROMPT_TOKENS)
+    steps_s = sum(step_s(roofline, 64, 64 * (PROMPT_TOKENS + token)) for token in range(3_000))
+    prefill_s = step_s(roofline, 0, 0, 8 * PROMPT_TOKENS)
     assert num_tokens == 64 * 3_000
     assert taken_s == pytest.approx(steps_s + prefill_s, rel=0.01)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+from simulated_run_factories import step_s
 
-from tasks.simulation.hardware import DEVICES, Reached, constants
+from tasks.simulation.hardware import DEVICES, SOURCES, Device, Reached
 from tasks.simulation.roofline import Roofline
 from tasks.simulation.shapes import MODELS, ModelShape
 
@@ -58,20 +59,20 @@ def test_a_mixture_of_experts_is_refused() -> None:
 
 
 def test_every_constant_has_a_source() -> None:
-    rows = list(constants())
-    assert all(row.source for row in rows)
-    per_device = len(fields(DEVICES["h800"])) - 2 + len(fields(Reached))
-    assert len(rows) == len(DEVICES) * per_device
+    names = {field.name for field in fields(Device)} - {"name", "reaches"}
+    assert SOURCES.keys() == names | {f"reaches.{field.name}" for field in fields(Reached)}
+    for name, sources in SOURCES.items():
+        assert all(sources.get(device) or sources[""] for device in DEVICES), name
 
 
 def test_one_response_waits_for_the_weights_and_the_host() -> None:
     weights_s = 2 * QWEN.model.matrix_parameters / (3.35e12 * 0.8)
     launches_s = 28 * 12 * 2.5e-6
-    assert QWEN.step_s(1, 0) == pytest.approx(weights_s + launches_s + 1.1e-3 + 2e-4)
+    assert step_s(QWEN, 1, 0) == pytest.approx(weights_s + launches_s + 1.1e-3 + 2e-4)
 
 
 def test_a_large_batch_waits_for_the_arithmetic() -> None:
-    more_s = QWEN.step_s(2000, 0) - QWEN.step_s(1000, 0)
+    more_s = step_s(QWEN, 2000, 0) - step_s(QWEN, 1000, 0)
     assert more_s == pytest.approx(1000 * (2 * QWEN.model.matrix_parameters / 593.4e12 + 2e-4))
 
 
@@ -112,5 +113,5 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 def test_a_larger_batch_decodes_more_tokens_a_second(name: str, device: str) -> None:
     roofline = Roofline(model=MODELS[name], device=DEVICES[device], size=2)
     context = 2_000
-    rates = [batch / roofline.step_s(batch, batch * context) for batch in range(1, 600, 7)]
+    rates = [batch / step_s(roofline, batch, batch * context) for batch in range(1, 600, 7)]
     assert rates == sorted(rates)

@@ -38,7 +38,7 @@ POLICIES: tuple[Policy, ...] = (
 def test_the_same_run_comes_out_the_same_and_another_seed_otherwise() -> None:
     run = make_run(policy=TailBatchingConfig(), stream_trainer=STREAMING)
     assert play(run) == play(run)
-    assert play(run).rows() != play(replace(run, seed=1)).rows()
+    assert play(run) != play(replace(run, seed=1))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -61,7 +61,7 @@ def test_parts_sum_to_the_step_and_steps_follow_each_other(policy: Policy) -> No
     for step in played.steps:
         assert sum(step.parts_s.values()) == pytest.approx(step.step_s)
         assert step.parts_s["idle"] == pytest.approx(0)
-        assert (step.update_s, step.publish_s) == pytest.approx((3.0, 2.0))
+        assert (step.parts_s["update"], step.parts_s["publish"]) == pytest.approx((3.0, 2.0))
         assert 0 < sum(step.bubbles.values()) < 1
 
 
@@ -88,14 +88,15 @@ def test_one_device_and_equal_lengths_take_what_arithmetic_says() -> None:
     assert step.rollout_s == pytest.approx(decode_s + prefill_s, rel=0.01)
     assert step.train_s == pytest.approx(machine.token_s * (num_responses * 400 + 8 * 50), rel=0.01)
     assert step.step_s == pytest.approx(step.rollout_s + 0.5 + step.train_s + 3 + 2, rel=0.01)
-    assert (step.longest_tokens, step.num_preemptions, step.prompt_tokens) == (400, 0, 32 * 50)
+    assert (step.longest_tokens, step.num_preemptions) == (400, 0)
+    assert [group.prompt_tokens for group in step.groups] == [50] * 8
 
 
 @pytest.mark.parametrize("policy", [SyncConfig(), TailBatchingConfig()], ids=str)
 def test_a_longer_bound_is_never_faster(policy: Policy) -> None:
     bounds = (200, 500, 1000, 2000)
     works = [replace(WORK, longest_tokens=bound, rewards=AT_ONCE) for bound in bounds]
-    runs = [play(make_run(policy=policy, work=work, num_steps=5)).periods(0) for work in works]
+    runs = [play(make_run(policy=policy, work=work, num_steps=5)).planned for work in works]
     seconds = [run.mean("rollout_s") for run in runs]
     assert seconds == sorted(seconds)
 
@@ -181,7 +182,7 @@ def test_the_planner_rebuilds_engines_when_preemptions_jump() -> None:
 def test_learners_on_devices_of_their_own_take_nobodys_time_to_change_over() -> None:
     played = play(make_run(learner_devices=2, devices_per_rank=2))
     for step in played.steps:
-        assert step.free_s == 0
+        assert step.parts_s["free"] == 0
         assert step.bubbles["tail"] >= 0.5 * step.rollout_s / step.step_s  # half of them wait
         assert step.train_device_s == pytest.approx(2 * step.train_s)
 
@@ -189,7 +190,7 @@ def test_learners_on_devices_of_their_own_take_nobodys_time_to_change_over() -> 
 def test_reserved_devices_do_nothing() -> None:
     fewer = replace(MACHINE, num_devices=3, devices_per_host=3)
     reserved = play(make_run(reserved_devices=1, machine=replace(MACHINE, devices_per_host=4)))
-    assert reserved.rows() == play(make_run(machine=fewer)).rows()
+    assert reserved == play(make_run(machine=fewer))
 
 
 @pytest.mark.parametrize(
@@ -200,17 +201,14 @@ def test_devices_without_a_use_are_refused(wrong: dict[str, int]) -> None:
         Placement(num_devices=4, **wrong)
 
 
-def test_means_are_of_whole_periods() -> None:
-    played = play(make_run(policy=TailBatchingConfig(), num_steps=11))
-    assert played.period_steps == 5
-    whole = played.periods(1)
-    assert [step.step for step in whole.steps] == [6, 7, 8, 9, 10]
-    assert len(whole.of_kind("long").steps) == 1
-    assert whole.tokens_per_s == pytest.approx(
-        whole.total("tokens_trained") / whole.total("step_s")
+def test_totals_are_of_the_planned_steps_and_the_drain_is_left_out() -> None:
+    played = play(make_run(policy=TailBatchingConfig(), num_steps=8))
+    planned = played.planned
+    assert [step.step for step in planned.after(5).steps] == [6, 7, 8]
+    assert len(played.steps) > len(planned.steps)
+    assert planned.tokens_per_s == pytest.approx(
+        planned.total("tokens_trained") / planned.total("step_s")
     )
-    with pytest.raises(ValueError, match="more than 2 periods"):
-        played.periods(2)
 
 
 def test_more_devices_are_faster() -> None:
