@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import DYNAMIC_SAMPLING, PlanningInputs, queue_round
 from tasks.scheduling.short_round import ShortRoundScheduler
@@ -46,7 +46,7 @@ class OverSamplingConfig(BaseModel):
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         """One kind of round, which loses what it launches beyond a step."""
-        shape = self._shape(batch)
+        shape = round_shape(OVERSAMPLED, batch, prompt_overprovision=self.prompt_overprovision)
         return BatchAlgebra(
             rounds=(shape,),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
@@ -57,14 +57,9 @@ class OverSamplingConfig(BaseModel):
         """New prompts in every step; nothing is left after the last."""
         if turn.is_after_last:
             return None
-        shape = self._shape(turn.batch)
-        turn.check_rows(shape.launch_prompts)
-        num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
-        return queue_round(turn, shape, (), num_reserve, chooses=True)
+        algebra = self.algebra(turn.batch)
+        return queue_round(turn, algebra.ordinary, algebra, chooses=True)
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """The first to finish are kept; nothing is put off."""
         return ShortRoundScheduler(plan, late="dropped")
-
-    def _shape(self, batch: BatchConfig) -> RoundShape:
-        return round_shape(OVERSAMPLED, batch, prompt_overprovision=self.prompt_overprovision)

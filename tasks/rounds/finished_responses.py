@@ -141,6 +141,11 @@ class FinishedResponses:
         scored = {name: response.score for name, response in unasked.items()} | scores
         return RoundResult(
             groups=tuple(self._groups),
+            accepted=tuple(group.prompt.prompt_id for group in self._groups),
+            answer_tokens={
+                group.prompt.prompt_id: max(each.generated.num_sampled for each in group.responses)
+                for group in self._groups
+            },
             deferred=tuple(self._deferred),
             dropped=tuple(self._dropped),
             filtered=tuple(self._filtered),

@@ -23,8 +23,9 @@ from artifacts.records import (
 from tasks.engines.base import Engine, SamplingConfig
 from tasks.rounds.elastic_engines import ElasticWorkers
 from tasks.scheduling.balancing import BalancingConfig
-from tasks.scheduling.events import Carry, RoundPlan, RoundScheduler
+from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.prompt_stream import derive_seed
+from tasks.scheduling.queue_state import RoundEnd
 from tasks.scheduling.stream_training import (
     FreesDevices,
     ScaleDown,
@@ -167,45 +168,36 @@ class RoundInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
+class PlayedRound(RoundEnd):
+    """The end of a round, and what happened on its engines."""
+
+    late: Sequence[str] = ()  # of the deferred and dropped prompts, those that came too late
+    freed: Sequence[str] = ()  # learners whose devices were freed in mid-round, in this order
+    # responses of carried prompts that run on; empty in a report that is read back: they may be
+    # lost
+    in_flight: tuple[InFlight, ...] = ()
+    awaited_weights_s: float = 0.0  # seconds in which engines idled for newer weights
+    num_interrupted: int = 0  # responses that ran on an engine when it was lost
+    interrupted: Sequence[str] = ()  # names of these engines
+    # the most tokens that each of these responses lost; empty where engines report no tokens
+    lost_tokens_bounds: Sequence[int] = ()
+    # devices of every engine that joined the round, by its name
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult(PlayedRound):
     """The result of a round. `generated`, `carried_responses` and `stale_tokens` together have
     every sampled token once."""
 
     groups: tuple[Group, ...]  # accepted, in acceptance order
-    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
-    dropped: tuple[str, ...]  # prompt ids given up
-    filtered: tuple[str, ...]  # prompt ids of complete groups that were not worth training on
     generated: tuple[Generated, ...]  # every response, aborted ones included
     # partial responses that moved to another engine; their tokens are in `generated`, too
     migrated: tuple[Generated, ...]
     scores: tuple[Score, ...]  # every verdict that came in time
     stale_tokens: int = 0  # of responses that another attempt asked for, or of weights not allowed
-    late: tuple[str, ...] = ()  # of the deferred and dropped ones, those that came too late
-    freed: tuple[str, ...] = ()  # learners whose devices the round freed, in this order
-    freed_s: tuple[float, ...] = ()  # when each of these was free, seconds of the round
+    freed_s: tuple[float, ...] = ()  # when each learner was freed, seconds of the round
     took_s: float = 0.0  # seconds of the round, until none of its responses ran
-    carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
     # of carried prompts: whole responses for the next round to count, and stopped ones that it goes
     # on with
     carried_responses: tuple[Response, ...] = ()
-    in_flight: tuple[InFlight, ...] = ()  # responses of carried prompts that run on
-    awaited_weights_s: float = 0.0  # seconds in which the round waited only for weights
-    num_interrupted: int = 0  # responses that ran on an engine when it was lost
-    interrupted: tuple[str, ...] = ()  # names of these engines
-    # the most tokens that each of these responses lost; empty without reports of tokens
-    lost_tokens_bounds: tuple[int, ...] = ()
-    # devices of every engine that joined the round, by its name
-    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """Ids of the accepted prompts, in training order."""
-        return tuple(group.prompt.prompt_id for group in self.groups)
-
-    @property
-    def answer_tokens(self) -> dict[str, int]:
-        """Sampled tokens of the longest answer of every accepted group, by prompt id."""
-        return {
-            group.prompt.prompt_id: max(each.generated.num_sampled for each in group.responses)
-            for group in self.groups
-        }

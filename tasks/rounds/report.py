@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, TypeVar
 
 from artifacts import layout
@@ -28,9 +28,9 @@ from tasks.rounds.figures import (
     trained_ids,
     unclaimed,
 )
-from tasks.rounds.records import InFlight, RoundResult
+from tasks.rounds.records import InFlight, PlayedRound, RoundResult
 from tasks.scheduling.events import Carry
-from tasks.scheduling.ledger import acceptance_figures, launched_of
+from tasks.scheduling.ledger import Launched, acceptance_figures, fate_of
 from tasks.scheduling.seeding import SeedingWindow
 
 
@@ -74,13 +74,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutReport:
+class RolloutReport(PlayedRound):
     """The report of a round; kept as JSON when the round closes."""
 
-    accepted: tuple[str, ...]  # prompt ids in training order
-    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
-    dropped: tuple[str, ...]  # prompt ids given up: failures of infrastructure, or too late
-    filtered: tuple[str, ...]  # prompt ids of groups whose rewards agreed, replaced by others
     tokens: Mapping[str, int]  # sampled tokens by fate
     lengths: tuple[int, ...]  # sampled tokens of every response that ended by itself or at a bound
     acceptance: Mapping[str, float]  # accepted against launched responses, by name of the metric
@@ -90,28 +86,14 @@ class RolloutReport:
     finished_s: float  # last response
     kv_usage_max: float = 0.0  # the fullest that an engine's KV cache was in this round, 0..1
     num_migrated: int = 0  # responses that went on in another engine
-    freed: tuple[str, ...] = ()  # learners whose devices were freed in mid-round
     reward_waits: tuple[Interval, ...] = ()  # intervals in which the round waited only for verdicts
-    carried: tuple[Carry, ...] = ()  # prompts for the next round, in its order
-    # responses left on the engines; empty in a report that is read back: they may be lost
-    in_flight: tuple[InFlight, ...] = ()
-    awaited_weights_s: float = 0.0  # seconds in which engines idled for newer weights
-    late: tuple[str, ...] = ()  # of the deferred and dropped prompts, those that came too late
     # responses to the prompts that it trained, filtered or dropped, and their tokens
     num_decided_responses: int = 0
     num_decided_tokens: int = 0
     num_unclaimed: int = 0  # responses that run on though no round adopts them
-    num_interrupted: int = 0  # responses that ran on an engine when it was lost
-    interrupted: tuple[str, ...] = ()  # names of these engines
-    # bound on the tokens that each of those lost; empty where engines report no tokens
-    lost_tokens_bounds: tuple[int, ...] = ()
-    # devices of every engine that joined it, by the engine's name
-    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # tokens after the prompt that each of `lengths` held in a KV cache, given ones included
     held_tokens: tuple[int, ...] = ()
     window: WindowRecord | None = None  # of a round that seeds
-    # sampled tokens of the longest answer to each accepted prompt
-    answer_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def round_report(
@@ -125,16 +107,20 @@ def round_report(
     engine name."""
     ended = [response for response in result.generated if response.finish_reason != "aborted"]
     rewards = {response_id(score.prompt_id, score.index): score.reward for score in result.scores}
-    launched = launched_of(
-        result.generated, rewards, trained=trained_ids(result), filtered=filtered_ids(result)
-    )
+    trained, filtered = trained_ids(result), filtered_ids(result)
+    launched = [
+        Launched(
+            prompt_id=response.prompt_id,
+            num_tokens=response.num_sampled,
+            reward=rewards.get(response.response_id),
+            fate=fate_of(response, trained, filtered),
+        )
+        for response in result.generated
+    ]
     ledger = ledger_of(result, is_evaluation=is_evaluation)
     decided = lengths_of_decided(result)
     return RolloutReport(
-        accepted=result.accepted,
-        deferred=result.deferred,
-        dropped=result.dropped,
-        filtered=result.filtered,
+        **{each.name: getattr(result, each.name) for each in fields(PlayedRound)},
         tokens={str(fate): count for fate, count in ledger.items()},
         lengths=tuple(response.num_sampled for response in ended),
         held_tokens=tuple(len(response.token_ids) for response in ended),
@@ -143,20 +129,10 @@ def round_report(
         kv_usage_max=max((reading.kv_usage_max for reading in readings), default=0.0),
         spans=rollout_spans(result, {**devices, **result.joined}),
         num_migrated=len(result.migrated),
-        freed=result.freed,
         reward_waits=reward_waits(result),
-        carried=result.carried,
-        answer_tokens=result.answer_tokens,
-        in_flight=result.in_flight,
-        awaited_weights_s=result.awaited_weights_s,
-        late=result.late,
         num_decided_responses=len(decided),
         num_decided_tokens=sum(decided),
         num_unclaimed=len(unclaimed(result, readings)),
-        num_interrupted=result.num_interrupted,
-        lost_tokens_bounds=result.lost_tokens_bounds,
-        interrupted=result.interrupted,
-        joined=result.joined,
         started_s=min((response.submitted_s for response in result.generated), default=0.0),
         finished_s=max((response.finished_s for response in result.generated), default=0.0),
     )

@@ -269,7 +269,7 @@ class ResponseTracker:
             if not self._pool.router.is_alive(name):
                 continue
             lost = self._pool.remove(name)
-            if not (self._pool.router.num_alive or self.is_closed):
+            if not (self._pool.router.alive or self.is_closed):
                 if self._inputs.elastic_workers is None:
                     raise EngineLost(f"no engine is left, {name} was the last: {error}") from error
                 step = self._inputs.plan.step

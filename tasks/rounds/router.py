@@ -81,11 +81,6 @@ class Router:
         return tuple(name for name in self._replicas if name in self._leaving)
 
     @property
-    def num_alive(self) -> int:
-        """Number of replicas that are present."""
-        return len(self._replicas)
-
-    @property
     def num_in_all(self) -> int:
         """Number of requests, over all replicas, that are not answered."""
         return len(self._where)

@@ -204,7 +204,7 @@ class EventSources:
     def _check_engines(self, now_s: float) -> None:
         """The run's own engines can be made anew; a longer wait for an elastic worker would cost
         more."""
-        if self._pool.router.num_alive:
+        if self._pool.router.alive:
             self._had_engines_s = now_s
         elif now_s - self._had_engines_s > self._empty_s:
             raise EngineLost(

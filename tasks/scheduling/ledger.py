@@ -19,7 +19,7 @@ the true one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from artifacts.records import Fate, Generated
@@ -80,39 +80,14 @@ class Launched:
         return self.fate is Fate.TRAINED
 
 
-def launched_of(
-    generated: Iterable[Generated],
-    rewards: Mapping[str, float | None],
-    *,
-    trained: Collection[str],
-    filtered: Collection[str],
-) -> list[Launched]:
-    """All responses of a training round; `rewards` by response id, `trained` and `filtered` hold
-    response ids."""
-    return [
-        Launched(
-            prompt_id=response.prompt_id,
-            num_tokens=response.num_sampled,
-            reward=rewards.get(response.response_id),
-            fate=fate_of(response, trained, filtered),
-        )
-        for response in generated
-    ]
-
-
-def siblings_of_accepted(launched: Sequence[Launched]) -> list[Launched]:
-    """Every launched response of the accepted prompts, from which the accepted ones were chosen."""
-    accepted = {response.prompt_id for response in launched if response.is_accepted}
-    return [response for response in launched if response.prompt_id in accepted]
-
-
 def acceptance_figures(launched: Sequence[Launched]) -> dict[str, float]:
     """The metrics of acceptance: length and reward of the accepted responses beside those of their
     siblings and of all; empty if none was accepted."""
     accepted = [response for response in launched if response.is_accepted]
     if not accepted:
         return {}
-    siblings = siblings_of_accepted(launched)
+    chosen_from = {response.prompt_id for response in accepted}
+    siblings = [response for response in launched if response.prompt_id in chosen_from]
     return {
         "acceptance/accepted_tokens_mean": mean_tokens(accepted),
         "acceptance/sibling_tokens_mean": mean_tokens(siblings),

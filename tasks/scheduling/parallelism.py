@@ -112,30 +112,21 @@ def observe(
 ) -> PlannerState:
     """The state after a round with this reading. sizes: the possible sizes; kv_tokens: KV-cache
     capacity of a replica by size, where it is known."""
-    after = _after(state.layouts[reading.layout], reading, sizes, kv_tokens)
-    return state.having(reading.layout, after)
-
-
-def _after(
-    state: LayoutState, reading: RoundReading, sizes: Sequence[int], kv_tokens: Mapping[int, int]
-) -> LayoutState:
-    preemptions = reading.num_preemptions
-    quiet_rounds = 0 if preemptions else state.quiet_rounds + 1
-    if (
-        state.preemptions is not None
-        and is_jump(state.preemptions, preemptions)
-        and 2 * state.size in sizes
-    ):
-        return LayoutState(size=2 * state.size, preemptions=preemptions)
-    half, odd = divmod(state.size, 2)
-    if (
+    before, preemptions = state.layouts[reading.layout], reading.num_preemptions
+    size, quiet_rounds = before.size, 0 if preemptions else before.quiet_rounds + 1
+    half, odd = divmod(size, 2)
+    earlier = before.preemptions
+    if earlier is not None and is_jump(earlier, preemptions) and 2 * size in sizes:
+        size, quiet_rounds = 2 * size, 0
+    elif (
         quiet_rounds >= QUIET_ROUNDS
         and not odd
         and half in sizes
-        and _fits(reading.kv_usage_max, state.size, half, kv_tokens)
+        and _fits(reading.kv_usage_max, size, half, kv_tokens)
     ):
-        return LayoutState(size=half, preemptions=preemptions)
-    return LayoutState(size=state.size, preemptions=preemptions, quiet_rounds=quiet_rounds)
+        size, quiet_rounds = half, 0
+    after = LayoutState(size=size, preemptions=preemptions, quiet_rounds=quiet_rounds)
+    return state.having(reading.layout, after)
 
 
 def is_jump(before: int, after: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from tasks.scheduling.events import Carry, PromptRef, RoundPlan
 from tasks.scheduling.staleness import Dispatched
@@ -93,39 +93,18 @@ class QueueState:
         return cls(**(dict(raw) | refs | {"carried": carried, "answer_tokens": answers}))
 
 
-class RoundEnd(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEnd:
     """The end of a round: the id of every prompt that it launched is in exactly one of `accepted`,
     `deferred`, `dropped`, `filtered` and `carried`."""
 
-    @property
-    def accepted(self) -> Collection[str]:
-        """Prompts that are trained."""
-        ...
-
-    @property
-    def deferred(self) -> Sequence[str]:
-        """Prompts for the long-prompt queue, in its order."""
-        ...
-
-    @property
-    def dropped(self) -> Collection[str]:
-        """Prompts that are given up."""
-        ...
-
-    @property
-    def filtered(self) -> Collection[str]:
-        """Prompts that are not trained because their rewards agree."""
-        ...
-
-    @property
-    def carried(self) -> Sequence[Carry]:
-        """Prompts for the next round, in its order."""
-        ...
-
-    @property
-    def answer_tokens(self) -> Mapping[str, int]:
-        """Tokens of the longest answer to each trained prompt."""
-        ...
+    accepted: Sequence[str]  # prompts that are trained, in training order
+    deferred: Sequence[str] = ()  # prompts for the long-prompt queue, in its order
+    dropped: Sequence[str] = ()  # prompts given up: failures of infrastructure, or too late
+    filtered: Sequence[str] = ()  # prompts that are not trained because their rewards agree
+    carried: Sequence[Carry] = ()  # prompts for the next round, in its order
+    # sampled tokens of the longest answer to each accepted prompt
+    answer_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueState:

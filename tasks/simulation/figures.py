@@ -41,7 +41,6 @@ class PlayedStep:
 
     step: int  # from 1
     kind: str  # of its round, as its policy names it
-    layout: str  # of its engines, as the policy names it
     is_drain: bool  # whether it came after the planned ones
     tensor_parallel_size: int  # of its engines
     start_s: float
@@ -60,9 +59,9 @@ class PlayedStep:
     num_freed: int  # learner ranks that were freed before the round was over
     num_streamed: int  # groups of which something was trained before it was over
     left_share: float  # of its rollout, when devices first went over to training; 0 if none did
-    trained: tuple[str, ...]  # ids of the prompts that ranks trained, in acceptance order
+    trained: Sequence[str]  # ids of the prompts that ranks trained, in acceptance order
     num_trained_responses: int
-    deferred: tuple[str, ...]  # prompt ids for the long-prompt queue
+    deferred: Sequence[str]  # prompt ids for the long-prompt queue
 
     @property
     def step_s(self) -> float:
@@ -183,7 +182,6 @@ def played_step(record: RoundRecord, training: SimulatedTraining, window: StepWi
     return PlayedStep(
         step=plan.step,
         kind=plan.kind,
-        layout=plan.layout,
         is_drain=plan.is_drain,
         tensor_parallel_size=record.tensor_parallel_size,
         start_s=window.start_s,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from round_factories import ENGINE, Ended, make_engines, make_plan, plan_round, play, simulate_run
+from round_factories import ENGINE, make_engines, make_plan, plan_round, play, simulate_run
 from turn_factories import TalkingEngine
 
 from artifacts.records import Fate, Outcome, sampled_versions
@@ -30,7 +30,7 @@ from tasks.scheduling.policies.multilevel import MultilevelBatchingConfig
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
-from tasks.scheduling.queue_state import Carried, QueueState, finish_round
+from tasks.scheduling.queue_state import Carried, QueueState, RoundEnd, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.staleness import Dispatched
 from tasks.scheduling.wait_for_all import WaitForAll
@@ -280,7 +280,7 @@ def test_in_steady_state_one_round_in_so_many_is_long(
         assert plan is not None
         names = prompt_ids(plan.prompts)
         accepted, deferred = names[: plan.accept_prompts], names[plan.accept_prompts :]
-        state = finish_round(state, plan, Ended(accepted=accepted, deferred=deferred))
+        state = finish_round(state, plan, RoundEnd(accepted=accepted, deferred=deferred))
         kinds.append(plan.kind)
     assert Counter(kinds) == {"short": num_periods * (period - 1), "long": num_periods}
     assert state.queue == ()
@@ -321,7 +321,7 @@ def test_unfit_rows_are_passed_over_and_counted(
         filtered, rest = names[: len(reserved)], names[len(reserved) :]
         accepted, deferred = rest[: plan.accept_prompts], rest[plan.accept_prompts :]
         state = finish_round(
-            state, plan, Ended(accepted=accepted, deferred=deferred, filtered=filtered)
+            state, plan, RoundEnd(accepted=accepted, deferred=deferred, filtered=filtered)
         )
         asked |= set(names)
         passed_over = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
-from round_factories import Ended, make_engines, make_plan, plan_round, play, simulate_run
+from round_factories import make_engines, make_plan, plan_round, play, simulate_run
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
@@ -31,7 +31,7 @@ from tasks.scheduling.events import (
     Scored,
 )
 from tasks.scheduling.policies.sync import SyncConfig
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import QueueState, RoundEnd, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 from tests.unit.test_scheduling_schedulers import infra, launches, scored
@@ -134,7 +134,7 @@ def test_the_round_says_what_its_prompts_took_in_earlier_epochs() -> None:
         plan = planned(policy, state, step)
         assert plan.expected_tokens == (0, 0, 0, 0)
         answers = {ref.prompt_id: 10 * step for ref in plan.prompts}
-        state = finish_round(state, plan, Ended(accepted=[*answers], answer_tokens=answers))
+        state = finish_round(state, plan, RoundEnd(accepted=[*answers], answer_tokens=answers))
     kept = QueueState.from_json(json.loads(json.dumps(state.to_json())))
     assert kept == state
     again = planned(policy, kept, 4)
@@ -144,7 +144,7 @@ def test_the_round_says_what_its_prompts_took_in_earlier_epochs() -> None:
     plan = plan_round(kept, BATCH, SyncConfig(), domains=DOMAINS, seed=3, step=4, num_steps=5)
     assert plan is not None
     assert plan.expected_tokens == ()
-    ended = Ended(accepted=[ref.prompt_id for ref in plan.prompts], answer_tokens={"1/0": 5})
+    ended = RoundEnd(accepted=[ref.prompt_id for ref in plan.prompts], answer_tokens={"1/0": 5})
     assert finish_round(kept, plan, ended).answer_tokens == kept.answer_tokens
 
 

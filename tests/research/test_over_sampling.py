@@ -6,7 +6,7 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from round_factories import Ended, make_engines, make_plan, plan_round, simulate_run
+from round_factories import make_engines, make_plan, plan_round, simulate_run
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import assemble
@@ -23,7 +23,7 @@ from tasks.scheduling.events import (
     RoundPlan,
 )
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import QueueState, RoundEnd, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tests.unit.test_scheduling_schedulers import answer
 
@@ -47,7 +47,7 @@ def test_every_step_loses_what_it_launches_beyond_what_it_trains(eta: float, los
         assert len(names) == 8 + lost
         assert (plan.accept_prompts, plan.launch_per_prompt, plan.num_queued) == (8, 4, 0)
         assert {quota.domain for quota in plan.quotas} == {"add", "letters"}
-        state = finish_round(state, plan, Ended(accepted=names[:8], dropped=names[8:]))
+        state = finish_round(state, plan, RoundEnd(accepted=names[:8], dropped=names[8:]))
         assert (state.queue, state.num_dropped) == ((), lost * step)
         assert state.num_drawn == state.num_trained + state.num_dropped
     assert planned(policy, state, 6) is None
@@ -74,7 +74,7 @@ def test_the_same_state_plans_the_same_round_after_json() -> None:
     plan = planned(policy, QueueState(), 1)
     assert plan is not None
     names = [ref.prompt_id for ref in plan.candidates]
-    end = Ended(accepted=names[:8], dropped=names[8:10], filtered=names[10:11])
+    end = RoundEnd(accepted=names[:8], dropped=names[8:10], filtered=names[10:11])
     state = finish_round(QueueState(), plan, end)
     again = QueueState.from_json(json.loads(json.dumps(state.to_json())))
     assert planned(policy, state, 2) == planned(policy, again, 2)

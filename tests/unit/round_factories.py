@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 from artifacts.records import Generated, Group, Prompt, Response, WeightsRef, response_id
@@ -27,7 +26,6 @@ from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import (
     AcceptGroup,
-    Carry,
     Decision,
     Event,
     Launch,
@@ -49,18 +47,6 @@ from tasks.scheduling.stream_training import (
 ENGINE = SimulatedEngineConfig(
     max_batch=64, kv_capacity_tokens=60_000, lengths=LengthModel(median_tokens=120, sigma=1.0)
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """Where the prompts of a round ended up (`RoundEnd`)."""
-
-    accepted: Collection[str]
-    deferred: Sequence[str] = ()
-    dropped: Collection[str] = ()
-    filtered: Collection[str] = ()
-    carried: Sequence[Carry] = ()
-    answer_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def make_plan(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from learner_factories import make_model, naive_model
-from round_factories import Ended, plan_round
+from round_factories import plan_round
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.explain import COMMON, field_rows, main, placement_rows
 from flows.config.run_config import RunConfig
 from tasks.learner.memory import model_size
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import QueueState, RoundEnd, finish_round
 
 
 def configured(preset: str = "tiny", **values: object) -> RunConfig:
@@ -213,7 +213,7 @@ def drain_rounds(config: RunConfig, num_steps: int) -> int:
         state = finish_round(
             state,
             plan,
-            Ended(accepted=names[: plan.accept_prompts], deferred=names[plan.accept_prompts :]),
+            RoundEnd(accepted=names[: plan.accept_prompts], deferred=names[plan.accept_prompts :]),
         )
         step += 1
     return step - 1 - num_steps

@@ -127,6 +127,7 @@ def test_prompts_that_leave_a_round_untrained_are_told_by_reason() -> None:
 def test_what_engines_go_on_with_and_nobody_is_to_have_is_counted() -> None:
     left = InFlight(engine="engine-0", prompt_id="0/7", index=1, attempt=1, num_kept=0)
     result = RoundResult(
+        accepted=(),
         groups=(),
         deferred=(),
         dropped=(),

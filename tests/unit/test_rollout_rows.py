@@ -52,6 +52,7 @@ def rows(kind: str) -> dict[str, ResponseRow]:
     given_up = make_group((1, 3), [(3,), (4, 5)], [1.0, 0.0], prompt_id="0/1")
     responses = (*accepted.responses, *given_up.responses)
     result = RoundResult(
+        accepted=("0/0",),
         groups=(accepted,),
         deferred=(),
         dropped=(),

@@ -3,7 +3,7 @@ by hand and over whole simulated runs."""
 
 from __future__ import annotations
 
-from round_factories import ENGINE, Ended
+from round_factories import ENGINE
 
 from artifacts.records import Outcome
 from research.spot.simulated_rounds import OverlappedRun, SimulatedLearner, play_overlapped
@@ -23,7 +23,7 @@ from tasks.scheduling.events import (
 )
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import PlanningInputs
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import QueueState, RoundEnd, finish_round
 
 BATCH = BatchConfig(prompts_per_step=2, responses_per_prompt=2)
 DOMAINS = ("any",) * 80
@@ -72,7 +72,7 @@ class Round:
     def after(self) -> QueueState:
         carried = tuple(decision for decision in self.decisions if isinstance(decision, Carry))
         accepted = [ref.prompt_id for ref in self.plan.candidates[: BATCH.prompts_per_step]]
-        return finish_round(self.before, self.plan, Ended(accepted=accepted, carried=carried))
+        return finish_round(self.before, self.plan, RoundEnd(accepted=accepted, carried=carried))
 
 
 def test_responses_run_then_wait_for_a_verdict_then_make_a_group() -> None:

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from round_factories import Ended, make_engines, make_plan, plan_round, play
+from round_factories import make_engines, make_plan, plan_round, play
 
 from artifacts.records import Outcome, Response
 from tasks.engines.simulation.score_feed import SimulatedFeed, SimulatedRewardConfig
@@ -29,7 +29,7 @@ from tasks.scheduling.events import (
 from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import QueueState, RoundEnd, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -190,7 +190,7 @@ def test_what_a_round_passes_over_is_asked_first_by_the_next() -> None:
     state = finish_round(
         QueueState(),
         plan,
-        Ended(accepted=[*names[1:], third.prompt_id], filtered=[names[0]]),
+        RoundEnd(accepted=[*names[1:], third.prompt_id], filtered=[names[0]]),
     )
     assert (state.skipped, state.num_drawn, state.num_filtered) == (plan.reserve[:2], 7, 1)
     state = QueueState.from_json(json.loads(json.dumps(state.to_json())))
@@ -228,7 +228,7 @@ def test_a_long_round_fills_up_from_the_stream_and_a_drain_trains_what_there_is(
     state = finish_round(
         QueueState(queue=queue, num_drawn=10),
         long,
-        Ended(accepted=accepted, filtered=["9/0"]),
+        RoundEnd(accepted=accepted, filtered=["9/0"]),
     )
     assert (state.queue, state.num_drawn, state.num_trained, state.num_filtered) == ((), 11, 4, 1)
 

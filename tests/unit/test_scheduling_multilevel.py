@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
-from round_factories import Ended, plan_round
+from round_factories import plan_round
 
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import RoundPlan
@@ -17,7 +17,7 @@ from tasks.scheduling.policies.multilevel import (
     levels_within,
 )
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
-from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.queue_state import QueueState, RoundEnd, finish_round
 from tasks.scheduling.short_round import ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -43,7 +43,7 @@ def play_all(
         if plan is None:
             return plans, state
         names = sorted(rows(plan), key=lambda name: int(name.partition("/")[2]))
-        end = Ended(accepted=names[: plan.accept_prompts], deferred=names[plan.accept_prompts :])
+        end = RoundEnd(accepted=names[: plan.accept_prompts], deferred=names[plan.accept_prompts :])
         state = finish_round(state, plan, end)
         plans.append(plan)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from round_factories import Ended, plan_round
+from round_factories import plan_round
 
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.events import PromptRef, RoundPlan
@@ -15,7 +15,7 @@ from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.prompt_stream import draw_prompts
-from tasks.scheduling.queue_state import Carried, QueueState, finish_round
+from tasks.scheduling.queue_state import Carried, QueueState, RoundEnd, finish_round
 from tasks.scheduling.staleness import Dispatched
 
 BATCH = BatchConfig(prompts_per_step=8, responses_per_prompt=4)
@@ -35,7 +35,7 @@ def finish(state: QueueState, round_plan: RoundPlan) -> QueueState:
     """The round as if its first prompts had been the quick ones."""
     names = [ref.prompt_id for ref in round_plan.prompts]
     accepted, deferred = names[: round_plan.accept_prompts], names[round_plan.accept_prompts :]
-    return finish_round(state, round_plan, Ended(accepted=accepted, deferred=deferred))
+    return finish_round(state, round_plan, RoundEnd(accepted=accepted, deferred=deferred))
 
 
 def play_all(num_steps: int, scheduling: Policy = TAIL) -> tuple[list[RoundPlan], QueueState]:
@@ -146,7 +146,7 @@ def test_a_round_must_account_for_all_of_its_prompts() -> None:
     round_plan = plan(QueueState(), 1, 1)
     assert round_plan is not None
     with pytest.raises(ValueError, match="account for each of its 10 prompts once"):
-        finish_round(QueueState(), round_plan, Ended(accepted=["0/1"]))
+        finish_round(QueueState(), round_plan, RoundEnd(accepted=["0/1"]))
 
 
 def test_overprovisioned_counts_are_rounded_up_without_float_noise() -> None:

@@ -61,6 +61,7 @@ def brought_home(
     responses = tuple(Response(generated=generated, score=score) for generated, score in scored)
     prompt = replace(GROUP.prompt, prompt_id="0/0")
     return RoundResult(
+        accepted=("0/0",),
         groups=(replace(GROUP, prompt=prompt, responses=responses),),
         deferred=(),
         dropped=(),

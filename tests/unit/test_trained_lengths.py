@@ -26,6 +26,7 @@ def test_a_response_counts_in_the_round_that_decides_its_prompt() -> None:
     partial = replace(generated("dropped", 30)[0], finish_reason="aborted")
     trained = make_group((1,), [(1, 2), (1, 2, 3)], [1.0, 0.0], prompt_id="trained")
     result = RoundResult(
+        accepted=("trained",),
         groups=(trained,),
         deferred=("deferred",),
         dropped=("dropped",),

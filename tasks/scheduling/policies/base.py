@@ -128,15 +128,18 @@ SHORT, LONG, DRAIN = "short", "long", "drain"
 def queue_round(
     turn: PlanningInputs,
     shape: RoundShape,
-    waiting: tuple[PromptRef, ...],
-    num_reserve: int,
+    algebra: BatchAlgebra,
+    waiting: tuple[PromptRef, ...] = (),
     *,
-    chooses: bool,
+    chooses: bool = False,
 ) -> RoundPlan:
     """A round of this shape over the waiting prompts and, for the rest of its places, new ones.
-    chooses: whether the round keeps the groups that finish first, within each domain's quota."""
+    chooses: whether the round keeps the groups that finish first, within each domain's quota.
+    Raises ValueError if a round over new prompts alone would launch a row twice."""
+    if not waiting:
+        turn.check_rows(shape.launch_prompts)
     num_new = shape.launch_prompts - len(waiting)
-    upcoming = turn.upcoming(num_new + num_reserve)
+    upcoming = turn.upcoming(num_new + algebra.reserve_prompts)
     prompts = (*waiting, *upcoming[:num_new])
     return RoundPlan(
         step=turn.step,
@@ -150,17 +153,20 @@ def queue_round(
         quotas=domain_quotas(prompts, shape.accept_prompts) if chooses else (),
         reserve=upcoming[num_new:],
         places=turn.places(len(upcoming)),
+        scores_last=algebra.scores_last,
     )
 
 
-def drain_round(turn: PlanningInputs, queue: tuple[PromptRef, ...]) -> RoundPlan:
+def drain_round(turn: PlanningInputs, queue: tuple[PromptRef, ...]) -> RoundPlan | None:
     """The next round of a drain, which plays the queue, in this order, in as few rounds as possible
     of about equal size: a tiny last round would make a noisy update. A drain loads the engines like
-    a long round.
+    a long round. None if the queue is empty.
 
     It has no reserve: no new prompt is drawn, and groups whose rewards agree are trained as they
     are.
     """
+    if not queue:
+        return None
     num_rounds = math.ceil(len(queue) / turn.batch.prompts_per_step)
     return last_round(turn, queue[: math.ceil(len(queue) / num_rounds)], DRAIN, LONG)
 

@@ -100,15 +100,19 @@ class MultilevelBatchingConfig(BaseModel):
         if turn.is_after_last:
             # those that were deferred least first
             queue = tuple(sorted(turn.state.queue, key=turn.state.times_deferred))
-            return drain_round(turn, queue) if self.drain and queue else None
-        for level in reversed(range(1, self.num_levels)):
-            waiting = [ref for ref in turn.state.queue if self._level(turn, ref) == level]
-            shape = self._shape(turn.batch, level)
-            if len(waiting) >= shape.launch_prompts:
-                return self._round(turn, shape, tuple(waiting[: shape.launch_prompts]))
-        shape = self._shape(turn.batch, 0)
-        turn.check_rows(shape.launch_prompts)
-        return self._round(turn, shape, ())
+            return drain_round(turn, queue if self.drain else ())
+        algebra = self.algebra(turn.batch)
+        levels = reversed(range(1, self.num_levels))
+        full = (
+            level
+            for level in levels
+            if len(self._waiting(turn, level)) >= algebra.rounds[level].launch_prompts
+        )
+        level = next(full, 0)
+        shape = algebra.rounds[level]
+        waiting = self._waiting(turn, level)[: shape.launch_prompts]
+        chooses = shape.accept_prompts < shape.launch_prompts
+        return queue_round(turn, shape, algebra, waiting, chooses=chooses)
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """The scheduler of a round: one that chooses if the round launches more than it keeps, else
@@ -116,16 +120,21 @@ class MultilevelBatchingConfig(BaseModel):
         chooses = plan.accept_prompts < len(plan.prompts)
         return ShortRoundScheduler(plan) if chooses else WaitForAll(plan)
 
-    def _level(self, turn: PlanningInputs, ref: PromptRef) -> int:
-        return min(turn.state.times_deferred(ref), self.num_levels - 1)
+    def _waiting(self, turn: PlanningInputs, level: int) -> tuple[PromptRef, ...]:
+        """The prompts that rounds of this level ask; none of level 0, which asks new ones."""
+        deferred = turn.state.times_deferred
+        queue, last = turn.state.queue, self.num_levels - 1
+        return tuple(ref for ref in queue if min(deferred(ref), last) == level)
 
     def _shape(self, batch: BatchConfig, level: int) -> RoundShape:
-        is_last = level == self.num_levels - 1
+        if level == self.num_levels - 1:
+            return round_shape(LONG, batch)
+        middle = MIDDLE if self.num_levels == 3 else f"{MIDDLE}-{level}"
         return round_shape(
-            kind_of(level, self.num_levels),
+            middle if level else SHORT,
             batch,
-            prompt_overprovision=1.0 if is_last else self.prompt_overprovision,
-            frequency=1.0 if is_last else self._frequency(batch, level),
+            prompt_overprovision=self.prompt_overprovision,
+            frequency=self._frequency(batch, level),
         )
 
     def _frequency(self, batch: BatchConfig, level: int) -> float:
@@ -136,19 +145,3 @@ class MultilevelBatchingConfig(BaseModel):
             return 1.0
         num_between = self.num_levels - 2 - level
         return batch.prompts_per_step / deferred * (asked / deferred) ** num_between
-
-    def _round(
-        self, turn: PlanningInputs, shape: RoundShape, waiting: tuple[PromptRef, ...]
-    ) -> RoundPlan:
-        num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
-        chooses = shape.accept_prompts < shape.launch_prompts
-        return queue_round(turn, shape, waiting, num_reserve, chooses=chooses)
-
-
-def kind_of(level: int, num_levels: int) -> str:
-    """The name of the rounds of a level, which is the kind of their shape."""
-    if level == 0:
-        return SHORT
-    if level == num_levels - 1:
-        return LONG
-    return MIDDLE if num_levels == 3 else f"{MIDDLE}-{level}"

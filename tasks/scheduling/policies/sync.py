@@ -17,6 +17,7 @@ from tasks.scheduling.policies.base import (
     STREAMING_NEEDS_VERDICTS,
     PlanningInputs,
     RewardTiming,
+    queue_round,
 )
 from tasks.scheduling.wait_for_all import WaitForAll
 
@@ -47,21 +48,7 @@ class SyncConfig(BaseModel):
         if turn.is_after_last:
             return None
         algebra = self.algebra(turn.batch)
-        shape = algebra.ordinary
-        turn.check_rows(shape.launch_prompts)
-        upcoming = turn.upcoming(shape.launch_prompts + algebra.reserve_prompts)
-        return RoundPlan(
-            step=turn.step,
-            kind=SYNC,
-            layout=SYNC,
-            prompts=upcoming[: shape.launch_prompts],
-            launch_per_prompt=shape.launch_per_prompt,
-            accept_prompts=shape.accept_prompts,
-            accept_per_prompt=shape.accept_per_prompt,
-            reserve=upcoming[shape.launch_prompts :],
-            places=turn.places(len(upcoming)),
-            scores_last=algebra.scores_last,
-        )
+        return queue_round(turn, algebra.ordinary, algebra)
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """The scheduler of a round, which waits for every launched response."""

@@ -17,7 +17,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
+from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
     DYNAMIC_SAMPLING,
@@ -91,13 +91,19 @@ class TailBatchingConfig(BaseModel):
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         """The counts of short and long rounds, of which there are 1/(eta_P - 1) short ones for each
         long one; short ones alone if no prompt is ever deferred."""
-        short = self._short(batch)
-        num_deferred = short.launch_prompts - short.accept_prompts
-        rounds = (short, round_shape(LONG, batch)) if num_deferred else (short,)
+        num_launched = times(self.prompt_overprovision, batch.prompts_per_step)
+        num_deferred = num_launched - batch.prompts_per_step
+        short = round_shape(
+            SHORT,
+            batch,
+            prompt_overprovision=self.prompt_overprovision,
+            response_overprovision=self.response_overprovision,
+            frequency=batch.prompts_per_step / num_deferred if num_deferred else 1.0,
+        )
         # P0 - 1 prompts before the last short round, and those that it defers
-        longest_queue = short.launch_prompts - 1 if num_deferred else 0
+        longest_queue = num_launched - 1 if num_deferred else 0
         return BatchAlgebra(
-            rounds=rounds,
+            rounds=(short, round_shape(LONG, batch)) if num_deferred else (short,),
             reserve_prompts=times(self.dynamic_sampling, batch.prompts_per_step),
             max_drain_steps=math.ceil(longest_queue / short.accept_prompts) if self.drain else 0,
             scores_last=self._scores_last,
@@ -107,8 +113,14 @@ class TailBatchingConfig(BaseModel):
     def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
         """A long round as soon as the queue can fill one, else a short round; after the last
         planned step a drain."""
-        plan = self._planned(turn)
-        return replace(plan, scores_last=self._scores_last) if plan is not None else None
+        if turn.is_after_last:
+            plan = drain_round(turn, turn.state.queue if self.drain else ())
+            return replace(plan, scores_last=self._scores_last) if plan is not None else None
+        algebra = self.algebra(turn.batch)
+        waiting = turn.state.queue[: turn.batch.prompts_per_step]
+        if len(waiting) == turn.batch.prompts_per_step:
+            return queue_round(turn, round_shape(LONG, turn.batch), algebra, waiting)
+        return queue_round(turn, algebra.ordinary, algebra, chooses=True)
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
         """The scheduler of a round: one that chooses in a short round, else one that waits for
@@ -121,27 +133,3 @@ class TailBatchingConfig(BaseModel):
     @property
     def _scores_last(self) -> bool:
         return self.reward_timing == "after_rollout"
-
-    def _planned(self, turn: PlanningInputs) -> RoundPlan | None:
-        if turn.is_after_last:
-            queue = turn.state.queue
-            return drain_round(turn, queue) if self.drain and queue else None
-        num_reserve = times(self.dynamic_sampling, turn.batch.prompts_per_step)
-        waiting = turn.state.queue[: turn.batch.prompts_per_step]
-        if len(waiting) == turn.batch.prompts_per_step:
-            long = round_shape(LONG, turn.batch)
-            return queue_round(turn, long, waiting, num_reserve, chooses=False)
-        short = self._short(turn.batch)
-        turn.check_rows(short.launch_prompts)
-        return queue_round(turn, short, (), num_reserve, chooses=True)
-
-    def _short(self, batch: BatchConfig) -> RoundShape:
-        num_launched = times(self.prompt_overprovision, batch.prompts_per_step)
-        num_deferred = num_launched - batch.prompts_per_step
-        return round_shape(
-            SHORT,
-            batch,
-            prompt_overprovision=self.prompt_overprovision,
-            response_overprovision=self.response_overprovision,
-            frequency=batch.prompts_per_step / num_deferred if num_deferred else 1.0,
-        )
