@@ -75,14 +75,6 @@ async def _nothing_begun() -> Mapping[str, Generated]:
     return {}
 
 
-def _discard(new_tokens: Sequence[NewTokens]) -> None:
-    pass
-
-
-def _frees_nothing() -> StreamTrainer:
-    return StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
-
-
 async def _ignore(decision: ScaleDown) -> None:
     pass
 
@@ -106,7 +98,9 @@ class RoundInputs:
     on_finished: Callable[[Sequence[Generated]], None]  # called with whole responses
     on_accept: Callable[[Group], Awaitable[None]]  # takes accepted groups, in training order
     # decides which devices stop generating in mid-round; fresh, too
-    stream_trainer: FreesDevices = field(default_factory=_frees_nothing)
+    stream_trainer: FreesDevices = field(
+        default_factory=lambda: StreamTrainer(StreamTrainerConfig(), groups=(), accept_prompts=0)
+    )
     # called with each decision of the stream trainer once the engines are empty
     on_freed: Callable[[ScaleDown], Awaitable[None]] = _ignore
     # how long there may be no engine at all, where elastic workers may come
@@ -122,7 +116,7 @@ class RoundInputs:
     begun: Callable[[], Awaitable[Mapping[str, Generated]]] = _nothing_begun
     report_tokens: int = 0  # steps between two reports of an engine; 0 without reports
     # records the tokens of running responses that engines report, for `begun`
-    on_new_tokens: Callable[[Sequence[NewTokens]], None] = _discard
+    on_new_tokens: Callable[[Sequence[NewTokens]], None] = lambda new_tokens: None
 
     @property
     def max_running(self) -> int | None:

@@ -52,7 +52,7 @@ class SeedingConfig(BaseModel):
 class PlannedWindow:
     """The seeding window planned for a step."""
 
-    window_s: float | None  # see `is_over`
+    window_s: float | None  # None for a window without a length
     workers: frozenset[str]  # names of the elastic workers that are present
 
 
@@ -110,21 +110,6 @@ def workers_worth_holding(times: SeedingTimes) -> float | None:
     return work_s / times.train_s
 
 
-def is_time_up(window_s: float | None, elapsed_s: float) -> bool:
-    """True if a window with a length has been open for at least that long."""
-    return window_s is not None and elapsed_s >= window_s - TIMER_S
-
-
-def is_over(
-    window_s: float | None, elapsed_s: float, *, num_own_running: int, num_workers: int
-) -> bool:
-    """True if the own devices stop generating now: the window's time is up or they have nothing
-    left to generate, and an elastic worker is present to go on."""
-    if not num_workers:
-        return False
-    return is_time_up(window_s, elapsed_s) or not num_own_running
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
     """When a seeding window closed, and whether its time was up."""
@@ -139,7 +124,7 @@ class SeedingWindow:
     def __init__(
         self, window_s: float | None, groups: Sequence[DeviceGroup], alone: FreesDevices
     ) -> None:
-        """window_s: length of the window, see `seeding.is_over`. alone: decides while the window is
+        """window_s: length of the window, None for one without a length. alone: decides while the window is
         open."""
         self.window_s = window_s
         self.closing: Closing | None = None  # while it is open
@@ -164,7 +149,7 @@ class SeedingWindow:
             return []
         if not self._closes(reading):
             return self._alone.handle(reading)
-        is_early = not is_time_up(self.window_s, reading.elapsed_s)
+        is_early = not self._is_time_up(reading)
         self.closing = Closing(at_s=reading.elapsed_s, is_early=is_early)
         in_service = set(reading.capacity_tokens)
         return [
@@ -173,10 +158,12 @@ class SeedingWindow:
             if group.engines and group.learners and set(group.engines) <= in_service
         ]
 
+    def _is_time_up(self, moment: Moment) -> bool:
+        """True if a window with a length has been open for at least that long."""
+        return self.window_s is not None and moment.elapsed_s >= self.window_s - TIMER_S
+
     def _closes(self, moment: Moment) -> bool:
-        return is_over(
-            self.window_s,
-            moment.elapsed_s,
-            num_own_running=moment.num_running,
-            num_workers=moment.num_elastic_workers,
-        )
+        """True if the window's time is up or the own devices have nothing left to generate, and an
+        elastic worker is present to go on."""
+        is_over = self._is_time_up(moment) or not moment.num_running
+        return is_over and moment.num_elastic_workers > 0

@@ -65,9 +65,10 @@ CAUTION = 0.9  # a response's projected length: this quantile of the lengths bey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrowingResponse:
-    """A response that is not finished."""
+class RunningRequest:
+    """A response that an engine has not finished."""
 
+    engine: str  # where it runs or waits
     prompt_tokens: int  # tokens of its prompt
     num_tokens: int  # tokens after it that the engine holds, given ones included
     max_new_tokens: int  # bound on the tokens after the prompt
@@ -89,13 +90,13 @@ class RemainingRoom:
         self._kv_share = kv_share
         self._lengths = sorted(lengths)
 
-    def fits(self, running: Sequence[GrowingResponse], capacity_tokens: Collection[int]) -> bool:
+    def fits(self, running: Sequence[RunningRequest], capacity_tokens: Collection[int]) -> bool:
         """True if engines with KV caches of these sizes can take all running responses."""
         if len(running) > self._max_running * len(capacity_tokens):
             return False
         return self.projected_peak_tokens(running) <= self._kv_share * sum(capacity_tokens)
 
-    def projected_peak_tokens(self, running: Sequence[GrowingResponse]) -> int:
+    def projected_peak_tokens(self, running: Sequence[RunningRequest]) -> int:
         """Largest KV-cache use to come, in tokens, if all these responses decode side by side, one
         token per step, until they reach their projected lengths."""
         left = sorted(
@@ -111,7 +112,7 @@ class RemainingRoom:
             num_running -= 1
         return peak
 
-    def projected_length(self, response: GrowingResponse) -> int:
+    def projected_length(self, response: RunningRequest) -> int:
         """Tokens that a response is projected to reach: a high quantile (`CAUTION`) of the earlier
         lengths beyond its present one, at most its bound."""
         beyond = self._lengths[bisect_right(self._lengths, response.num_tokens) :]
@@ -206,13 +207,6 @@ class StreamTrainerConfig(BaseModel):
             if self.enabled
             else ()
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningRequest(GrowingResponse):
-    """A response that an engine has not finished."""
-
-    engine: str  # where it runs or waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,16 +71,6 @@ class Placement:
         }
 
 
-class StepLengths:
-    """Response lengths of the step that is being played; `now` is replaced at every step."""
-
-    def __init__(self, now: Lengths) -> None:
-        self.now = now
-
-    def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        return self.now.tokens(prompt_id, index, noise)
-
-
 class Cluster:
     """The engines and devices of one run."""
 
@@ -91,15 +81,17 @@ class Cluster:
         self.devices: Mapping[str, tuple[str, ...]] = {}  # by engine
         self.groups: tuple[DeviceGroup, ...] = ()  # that can be freed independently of each other
         self._machine, self._work = machine, work
-        self._lengths: StepLengths | None = None
+        self._lengths: Lengths | None = None  # of the open step
         self._taken_tokens = 0  # generated before the last `take_generated`
 
     def open_step(self, step: int, seed: int) -> None:
         """Give responses that begin from now on the lengths of this step."""
-        lengths = self._work.writer(step, seed)
-        if self._lengths is None:
-            self._lengths = StepLengths(lengths)
-        self._lengths.now = lengths
+        self._lengths = self._work.writer(step, seed)
+
+    def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
+        """Returns the length of a response that begins now (`Lengths`)."""
+        assert self._lengths is not None, "a step is open"
+        return self._lengths.tokens(prompt_id, index, noise)
 
     def rebuild(self, size: int, version: int) -> None:
         """Replace all engines by engines of this tensor-parallel size, with weights of this
@@ -108,8 +100,7 @@ class Cluster:
         places = device_groups(self.placement.rollout, size, self._machine.devices_per_host)
         max_model_len = PROMPT_ROOM + self._work.longest_tokens
         config = self._machine.engine(size).model_copy(update={"max_model_len": max_model_len})
-        assert self._lengths is not None, "a step is open"
-        writer = BlankWriter(self._lengths)
+        writer = BlankWriter(self)
         self.size = size
         self.devices = {
             f"engine-{place}": device_names(devices) for place, devices in enumerate(places)

@@ -161,26 +161,16 @@ class Work:
     ends_s: float
 
 
-@dataclass(slots=True)
-class RewardLoad:
-    """Busy and waiting seconds of a queue so far."""
-
-    busy_s: dict[str, float] = field(default_factory=dict)  # of workers, by kind of times
-    waited_s: float = 0.0  # of all answers, before they were begun
-    num_begun: int = 0
-
-
 class RewardQueue:
     """Answers that wait for reward workers; first come, first served within a kind."""
 
     def __init__(self, workers: RewardWorkers, book: MeasuredTimes, seed: int) -> None:
         """book: the measured times of the whole run, which outlive its steps."""
-        self.load = RewardLoad()
         self._workers = workers
         self._book = book
         self._seed = seed
         self._times: dict[str, RewardTimes] = {}
-        self._backlog: dict[str, deque[tuple[AnswerToScore, float]]] = {}
+        self._backlog: dict[str, deque[AnswerToScore]] = {}
         self._running: Counter[str] = Counter()
         self._works: dict[Work, None] = {}  # that go on, in the order in which they began
 
@@ -188,7 +178,7 @@ class RewardQueue:
         """Queue an answer; returns the works that begin now."""
         kind = type(times).__name__
         assert self._times.setdefault(kind, times) == times, f"two sorts of {kind} in a run"
-        self._backlog.setdefault(kind, deque()).append((answer, now_s))
+        self._backlog.setdefault(kind, deque()).append(answer)
         return list(self._begin(now_s))
 
     def end(self, work: Work, now_s: float) -> list[Work]:
@@ -204,7 +194,7 @@ class RewardQueue:
         """Drop all answers that have no verdict, and free the workers. Returns these answers: those
         in work first, then the waiting ones."""
         running = (answer for work in self._works for answer in work.answers)
-        waiting = (answer for backlog in self._backlog.values() for answer, _ in backlog)
+        waiting = (answer for backlog in self._backlog.values() for answer in backlog)
         unneeded = (*running, *waiting)
         self._works.clear()
         self._running.clear()
@@ -216,9 +206,6 @@ class RewardQueue:
             work = self._work(kind, now_s)
             self._running[kind] += 1
             self._works[work] = None
-            busy_s = self.load.busy_s.get(kind, 0.0)
-            self.load.busy_s[kind] = busy_s + work.ends_s - now_s
-            self.load.num_begun += len(work.answers)
             yield work
 
     def _free_kind(self) -> str | None:
@@ -233,7 +220,7 @@ class RewardQueue:
 
     def _work(self, kind: str, now_s: float) -> Work:
         times = self._times[kind]
-        answers = self._take(kind, now_s)
+        answers = self._take(kind)
         cases: tuple[CaseResult, ...] = ()
         if isinstance(times, ProgramTimes):
             cases = (times.case(answers[0], self._seed, self._book),)
@@ -251,15 +238,14 @@ class RewardQueue:
             ends_s=now_s + took_s,
         )
 
-    def _take(self, kind: str, now_s: float) -> tuple[AnswerToScore, ...]:
+    def _take(self, kind: str) -> tuple[AnswerToScore, ...]:
         """Take the first waiting answer, and for a judge also the next ones that fit into its
         pass."""
         times, waiting = self._times[kind], self._backlog[kind]
         taken = [waiting.popleft()]
         if isinstance(times, JudgeTimes):
-            room = times.pass_tokens - times.tokens(taken[0][0])
-            while waiting and times.tokens(waiting[0][0]) <= room:
-                room -= times.tokens(waiting[0][0])
+            room = times.pass_tokens - times.tokens(taken[0])
+            while waiting and times.tokens(waiting[0]) <= room:
+                room -= times.tokens(waiting[0])
                 taken.append(waiting.popleft())
-        self.load.waited_s += sum(now_s - since_s for _, since_s in taken)
-        return tuple(answer for answer, _ in taken)
+        return tuple(taken)

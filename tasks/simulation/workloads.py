@@ -36,7 +36,6 @@ from tasks.simulation.reward_queue import (
     AnswerToScore,
     JudgeTimes,
     ProgramTimes,
-    RewardLoad,
     RewardQueue,
     RewardTimes,
     RewardWorkers,
@@ -182,11 +181,6 @@ class QueuedFeed:
         self._timers: dict[Work, asyncio.TimerHandle] = {}
         self._scores = Mailbox[Score]()
         self._attempt = 0  # of the round that published last
-
-    @property
-    def load(self) -> RewardLoad:
-        """Busy and waiting seconds of the reward workers so far."""
-        return self._queue.load
 
     async def publish(self, generated: Sequence[Generated]) -> None:
         for response in generated:

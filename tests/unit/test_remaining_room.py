@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scheduling.stream_training import GrowingResponse, RemainingRoom
+from tasks.scheduling.stream_training import RemainingRoom, RunningRequest
 
 
-def response(prompt: int = 10, tokens: int = 5, bound: int = 100) -> GrowingResponse:
-    return GrowingResponse(prompt_tokens=prompt, num_tokens=tokens, max_new_tokens=bound)
+def response(prompt: int = 10, tokens: int = 5, bound: int = 100) -> RunningRequest:
+    return RunningRequest(
+        engine="engine-0", prompt_tokens=prompt, num_tokens=tokens, max_new_tokens=bound
+    )
 
 
 def room(lengths: Sequence[int] = (), max_running: int = 64, kv_share: float = 1) -> RemainingRoom:
@@ -61,7 +63,7 @@ def test_an_engine_takes_so_many_responses_however_short() -> None:
 responses = st.builds(response, st.integers(1, 200), st.integers(0, 99), st.just(100))
 
 
-def naive_peak(found: RemainingRoom, running: Sequence[GrowingResponse]) -> int:
+def naive_peak(found: RemainingRoom, running: Sequence[RunningRequest]) -> int:
     """Step by step."""
     peak, step = 0, 0
     while True:
@@ -74,7 +76,7 @@ def naive_peak(found: RemainingRoom, running: Sequence[GrowingResponse]) -> int:
 
 @given(st.lists(responses, max_size=12), st.lists(st.integers(1, 100), max_size=20))
 def test_the_projected_peak_is_that_of_decoding_step_by_step(
-    running: list[GrowingResponse], lengths: list[int]
+    running: list[RunningRequest], lengths: list[int]
 ) -> None:
     found = room(lengths)
     assert found.projected_peak_tokens(running) == naive_peak(found, running)
