@@ -206,7 +206,7 @@ class _ElasticRound:
     def __init__(
         self, run: ElasticRun, plan: RoundPlan, window_s: float | None, lengths: list[int]
     ) -> None:
-        """window_s: see `seeding.is_over`."""
+        """window_s: see `SeedingWindow`."""
         self._run, self._plan = run, plan
         own = range(run.shape.num_own)
         groups = [

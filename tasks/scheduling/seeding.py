@@ -124,8 +124,8 @@ class SeedingWindow:
     def __init__(
         self, window_s: float | None, groups: Sequence[DeviceGroup], alone: FreesDevices
     ) -> None:
-        """window_s: length of the window, None for one without a length. alone: decides while the window is
-        open."""
+        """window_s: length of the window; None for one without a length. alone: decides while the
+        window is open."""
         self.window_s = window_s
         self.closing: Closing | None = None  # while it is open
         self._groups = tuple(groups)

@@ -15,10 +15,11 @@ from tasks.scheduling.seeding import (
     Seeding,
     SeedingConfig,
     SeedingTimes,
+    SeedingWindow,
     after_step,
-    is_over,
     workers_worth_holding,
 )
+from tasks.scheduling.stream_training import Moment, StreamTrainer, StreamTrainerConfig
 
 CONFIG = SeedingConfig()
 TIMES = SeedingTimes(
@@ -69,18 +70,30 @@ def test_the_workers_worth_holding_would_generate_the_step_while_it_trains() -> 
     assert workers_worth_holding(replace(TIMES, train_s=0.0)) is None
 
 
+def closes(window_s: float | None, elapsed_s: float, num_running: int, num_workers: int) -> bool:
+    """Whether a window closes at this moment of a round, where nothing else frees a device."""
+    window = SeedingWindow(window_s, (), StreamTrainer(StreamTrainerConfig(), (), 0))
+    moment = Moment(
+        num_accepted=0,
+        elapsed_s=elapsed_s,
+        num_running=num_running,
+        num_elastic_workers=num_workers,
+    )
+    return window.is_due(moment)
+
+
 def test_the_window_closes_when_its_time_is_up_or_its_work_is_done() -> None:
-    assert is_over(60.0, 60.0, num_own_running=9, num_workers=1)
-    assert is_over(60.0, 5.0, num_own_running=0, num_workers=1)
-    assert not is_over(60.0, 59.0, num_own_running=9, num_workers=1)
-    assert not is_over(None, 1e6, num_own_running=9, num_workers=1)
+    assert closes(60.0, 60.0, num_running=9, num_workers=1)
+    assert closes(60.0, 5.0, num_running=0, num_workers=1)
+    assert not closes(60.0, 59.0, num_running=9, num_workers=1)
+    assert not closes(None, 1e6, num_running=9, num_workers=1)
 
 
 @given(st.none() | seconds, seconds, st.integers(0, 99))
 def test_the_window_never_closes_while_nobody_else_is_there(
     window_s: float | None, elapsed_s: float, num_running: int
 ) -> None:
-    assert not is_over(window_s, elapsed_s, num_own_running=num_running, num_workers=0)
+    assert not closes(window_s, elapsed_s, num_running, num_workers=0)
 
 
 @given(st.floats(20, 400), st.floats(0, 1000), st.floats(1, 5))
