@@ -10,12 +10,8 @@ One queue of events and one loop: an event is taken, the scheduler handles it, i
 out to the end, and only then is the next event taken. Carrying out an answer may append events, for
 example if an engine is found lost, but never handles them. All launches and all aborts of one
 answer go to an engine in one call, so that a round's opening is one batch per engine and always
-samples the same tokens.
-
-A response counts if this attempt at the round requested it from this engine, or adopted the request
-of an earlier round, and if its weights are allowed (`RoundInputs.allows`). The same code drives
-real engines and simulated ones on a virtual clock. Leaves out how the driver waits (`sources`) and
-the life of a response between its launch and its end (`response_tracker`).
+samples the same tokens. Leaves out how the driver waits (`sources`) and the life of a response
+between its launch and its end (`response_tracker`).
 """
 
 from __future__ import annotations

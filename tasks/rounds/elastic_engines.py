@@ -6,16 +6,14 @@
       EngineGone      what ran there is generated elsewhere
 
 News may arrive twice, late, or about an engine that the round does not know: news that changes
-nothing is ignored. Leaves out which workers are admitted, and how weights reach them.
-
-A round calls an elastic worker through a `BufferedEngine`, whose `submit` and `abort` return at
-once:
+nothing is ignored. A round calls an elastic worker through a `BufferedEngine`, whose `submit` and
+`abort` return at once:
 
     submit, abort ─▶ sent one after the other, by a task of its own ─┐
     collect ───────▶ the elastic worker's answer, or the failure of a send ◀┘
 
-So an elastic worker that hangs delays no other engine, and the news that it is gone arrives all the
-same. Any failure of an elastic worker counts as its loss: the run goes on without it.
+So an elastic worker that hangs delays no other engine. Any failure of an elastic worker counts as
+its loss: the run goes on without it.
 """
 
 from __future__ import annotations

@@ -11,12 +11,10 @@ A response keeps its tokens, their log-probabilities and versions; the new engin
 prompt and them again (one prefill), which restores the distribution of the next token exactly, so
 that migration changes nothing about what is sampled.
 
-The number of tokens that are lost with an engine cannot be known, since they are in its memory
-alone, but it can be bounded. An engine reports on all its responses at a time, every
-`report_tokens` of its steps, and a step gives a response at most one token. So each response loses
-at most that many tokens, and no more than it had left to its own bound. If an engine lives on
-behind a broken link, this bounds the tokens that it had not reported when the link broke; later
-tokens are not counted.
+The number of tokens that are lost with an engine can be bounded only. An engine reports on all its
+responses at a time, every `report_tokens` of its steps, and a step gives a response at most one
+token: each loses at most that many, and no more than it had left to its own bound. Tokens after a
+link broke, behind which an engine lives on, are not counted.
 """
 
 from __future__ import annotations

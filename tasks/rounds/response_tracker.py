@@ -6,8 +6,7 @@ given up, lost.
                └── it moves on ◀──┴─ scale_down, balance, an elastic worker is leaving
 
 Carries out the driver's orders on the `EnginePool`; reports a response that must be generated again
-by a `Lost` event. A round that elastic workers may join waits for one when it has no engine. Leaves
-out verdicts, groups and what to launch.
+by a `Lost` event. A round that elastic workers may join waits for one when it has no engine.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@ same choices.
 The work of a replica is counted in tokens: every running response up to its bound, and with the
 first response of a prompt its prefill, which costs a fraction of that. So the responses of a group
 spread over replicas when decoding dominates, and stay together when a long prompt would have to be
-computed twice for short answers. A replica may have a limit of requests, beyond which it gets none,
-and weights that are too old for some of them.
-
-A request adds the same work to every replica, except to those that have computed its prompt before.
-So the router compares only these few, those whose weights may lag behind, and the one of all others
-with the least to do, which a heap finds in time logarithmic in the number of replicas.
+computed twice for short answers. A request adds the same work to every replica, except to those
+that have computed its prompt before: only these few are compared, those whose weights may lag
+behind, and the one of all others with the least to do, which a heap finds.
 """
 
 from __future__ import annotations

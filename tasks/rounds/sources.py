@@ -3,13 +3,11 @@ of elastic workers, moves for balancing, and after a silence readings of the eng
 
     next ─▶ poll every source that may have something ─▶ wait for the first ─▶ Incoming
 
-Long polls: an engine is polled only while it runs something, the feed only while a verdict is due,
-so that a round ends the moment its last response does. Each source has one open poll at most.
-
-A round that is silent for its deadline ends. The engines are asked for their tokens only when
-nothing else has happened for a quarter of the deadline: a busy round costs its engines no call, and
-a stall is noticed at most a quarter of the deadline late. Leaves out what follows from the answers
-(`driver`).
+An engine is polled only while it runs something, the feed only while a verdict is due, so that a
+round ends the moment its last response does. A round that is silent for its deadline ends. The
+engines are asked for their tokens only when nothing else has happened for a quarter of the
+deadline: a busy round costs its engines no call, and a stall is noticed at most a quarter of the
+deadline late.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The scheduler of an asynchronous round. The round overlaps the training of earlier steps, or
-(`pauses`) goes on with responses that the round before stopped; then no weights are published
-meanwhile.
+"""The scheduler of an asynchronous round, which overlaps the training of earlier steps, or
+(`pauses`) goes on with responses that the round before stopped.
 
     start ── what the round before left undecided, then new prompts ─▶ launched
     Published(version) ─▶ more prompts may be dispatched (`Admission`)
@@ -9,10 +8,8 @@ meanwhile.
     all slots taken ─▶ carry what is undecided into the next round, close
 
 A slot is another's if a group with a nearer deadline will need it. Of the groups that are held, the
-one with the nearest deadline is accepted first. Groups that a short round would defer go on here:
-all groups that are dispatched ahead of a step compete for its slots, and those that come too late
-are carried into the next round with their tokens. Within a prompt, eta_R works as in `short_round`;
-a prompt that was parked before launches only R0 responses, as in a long round. While earlier steps
+one with the nearest deadline is accepted first. Within a prompt, eta_R works as in `short_round`; a
+prompt that was parked before launches only R0 responses, as in a long round. While earlier steps
 still train, the round waits for every group at its deadline: closing sooner would give the group up
 and gain nothing. After that, `at_deadline` decides:
 

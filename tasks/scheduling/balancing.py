@@ -1,14 +1,12 @@
 """Continuous balancing (PolyRL, Algorithm 2): which running responses move to an engine that has
-less to do.
+less to do. Pure.
 
     loads of all engines ─▶ balance ─▶ moves ─▶ (stopped there, resumed here) ─▶ loads ─▶ ...
 
 A move costs the target engine a prefill of all tokens that the response has. So the youngest
 responses move, only to engines that have less to do even after the move, and never to an engine
-where they were before. An engine that decodes few responses gives none up: fewer would be no
-faster. So no response moves back and forth, whatever the loads do between two readings. Pure.
-Leaves out how a response moves (`rounds.migration`) and how the loads are read
-(`rounds.rebalancing`).
+where they were before: no response moves back and forth, whatever the loads do between two
+readings. An engine that decodes few responses gives none up: fewer would be no faster.
 """
 
 from __future__ import annotations

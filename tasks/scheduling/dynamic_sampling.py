@@ -8,17 +8,14 @@ prompt takes its place.
         -> it is asked early and stands by
     a stand-in cannot be needed any more -> it is aborted, and comes first in the next round
 
-Every filtered group is replaced by one prompt of its domain: the mix of domains stays as drawn, and
-the reserve bounds how long a round can go on. There is room for an early prompt as long as no more
-requests are active than the round began with (RollPacker, section 7). Without a reserve nothing is
-filtered.
+The mix of domains stays as drawn, and the reserve bounds how long a round can go on; without one
+nothing is filtered. There is room for an early prompt as long as no more requests are active than
+the round began with (RollPacker, section 7).
 
-A stand-in joins in the order of the reserve and only in place of a filtered group, whatever its own
-answers are and however soon they came. So a round filters as many groups, and trains the same
-groups with differing rewards, as if it had asked no prompt early. A stand-in that was not needed
-counts as not asked, and draws the same responses when its turn comes. Short rounds ask no prompt
-early: other prompts run there already, and a prompt that started sooner would be ahead in the race
-for a slot.
+A stand-in joins in the order of the reserve and only in place of a filtered group, however soon its
+own answers came. So a round filters as many groups, and trains the same groups with differing
+rewards, as if it had asked no prompt early. Short rounds ask none early: a prompt that started
+sooner would be ahead in the race for a slot.
 """
 
 from __future__ import annotations

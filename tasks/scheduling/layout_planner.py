@@ -2,12 +2,9 @@
 profile of measured throughput. Pure.
 
     first round of a layout ─▶ `begun`: the best size of a profile, or the configured one
-    round is over ──────────▶ `after`: the paper's rule, without sizes that a profile has as slower;
-                              or the best size of a profile for the measured lengths
-
-`parallelism` has the paper's rule; `flows.engine_layout` plans with it for real engines and
-`tasks.simulation` for simulated ones. A profile is measured by `rollflow calibrate`. Leaves out how
-engines are rebuilt.
+    round is over ──────────▶ `after`: the paper's rule (`parallelism`), without sizes that a
+                              profile has as slower; or the best size of a profile for the measured
+                              lengths
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """The token ledger: every sampled token in exactly one column, named by its fate; and the bias of
 acceptance, trained responses against all that were launched. Pure.
 
-Leaves out tokens that were given within an episode, which no model generated, and tokens that are
-in no record: those that died with an engine, and those that a load dropped because the coordinator
-that had requested them was dead. Tokens that judges write are counted by the reward stage. Device
-seconds have a ledger of their own.
+Leaves out tokens that were given within an episode, and tokens that are in no record: those that
+died with an engine, and those that a load dropped because the coordinator that had requested them
+was dead.
 
 How acceptance biases the sample. Within a prompt: keeping the first R0 of eta_R*R0 verdicts keeps
 the shortest ones; with eta_R = 1 nothing is chosen there. Between rounds: a prompt is deferred
 because one of its answers was long, and answers again in a long round. If that round draws anew,
-short answers have two chances to be trained and long ones one, even with eta_R = 1. If it draws
-with the same seeds (`RoundInputs.request`), every prompt is trained on its first R0 draws, as far
-as the updates in between have not changed the policy, and only the order of prompts has changed. An
-engine without such draws would keep this second, smaller bias; synchronous rounds have neither.
-Aborted responses count with the tokens they had, so every difference reported here is smaller than
-the true one.
+short answers have two chances to be trained and long ones one. If it draws with the same seeds
+(`RoundInputs.request`), every prompt is trained on its first R0 draws, as far as the updates in
+between have not changed the policy, and only the order of prompts has changed. Aborted responses
+count with the tokens they had, so every difference reported here is smaller than the true one.
 """
 
 from __future__ import annotations

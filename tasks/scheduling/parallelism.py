@@ -7,8 +7,7 @@ A larger tensor-parallel size leaves more room for the KV cache (the weights are
 means fewer replicas. Short rounds launch more responses than they keep and so run out of room
 first: in the paper they preempt 1.8 times as often as long ones and gain 25 % from the size that
 costs long rounds 10 % (figure 6). Hence one size for each layout that the policy names in its
-plans, doubled when preemptions jump, halved when they stay away. Leaves out how engines are rebuilt
-(`tasks.run.fleet`) and how a size is chosen from measured throughput (`layout_planner`).
+plans, doubled when preemptions jump, halved when they stay away.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Seeding: how long the trainer's own devices generate at the beginning of a step, and how many
-workers beside them are worth holding (RLBoost, algorithm 1).
+workers beside them are worth holding (RLBoost, algorithm 1). Pure: times come in, windows go out.
 
     window for n workers ─▶ a step ─▶ what it waited for ─▶ next window ─▶ memory of n ─▶ ...
 
@@ -7,13 +7,9 @@ workers beside them are worth holding (RLBoost, algorithm 1).
     workers       ├── generate ── and what the own devices had begun ──────────────┤ idle
 
 If training waited for responses, the next window is longer; if workers waited for training, it is
-shorter. Pure: times come in, windows go out. Before the first measurement a window has no length:
-it stays open until the own devices have nothing left to generate.
-
-Within a round `SeedingWindow` decides, one object for one round. While the window is open, the
-stream trainer frees devices as it would alone; when the window closes, every device group that can
-train is freed. A window does not close without an elastic worker; if every worker leaves after
-that, the router takes the engines back.
+shorter. Before the first measurement a window has no length: it stays open until the own devices
+have nothing left to generate. A window does not close without an elastic worker; if every worker
+leaves after that, the router takes the engines back.
 """
 
 from __future__ import annotations

@@ -10,9 +10,7 @@
 
 Slots follow the launched mix of domains (`quotas`) and therefore can always be filled. Within a
 prompt the first R0 verdicts count, which favours short answers when eta_R > 1. No rule can avoid
-that and still gain time: a group that is trained before all eta_R*R0 responses are in cannot
-contain those that still run. With eta_R = 1 nothing is chosen within a prompt; `ledger` says which
-bias is left then, and on which engines none is.
+that and still gain time; `ledger` says which bias is left with eta_R = 1.
 
 `ScoredLast` chooses before anything is scored, as systems with batch rewards do; a baseline:
 
@@ -22,7 +20,7 @@ bias is left then, and on which engines none is.
 
 A response without a verdict is replaced by another one, as in any round. A chosen group that runs
 out of replacements is dropped, and no group takes its place: the others were given up when the
-choice was made. Leaves out dynamic sampling, which needs verdicts to choose by.
+choice was made.
 """
 
 from __future__ import annotations

@@ -7,16 +7,14 @@ With B groups a step, an async ratio of α and a largest lag of L >= α versions
     a group may be dispatched   while fewer than floor((α + v + 1)·B) are
     its deadline is             step v + 1 + L
 
-As dispatched count all trained and undecided groups, and the slots that a step could not fill; a
-group that is filtered, dropped or parked no longer counts. The groups of deadline k or earlier were
-dispatched at versions up to k - 1 - L, when at most floor((α + k - L)·B) <= k·B were: no more than
-steps 1 to k train. So a step may take a group early only if groups with nearer deadlines do not
-need its slot (`can_all_be_trained`). Then no step ever has more than B groups that are due, and no
-token lags more than L versions behind the weights that it trains. The mean lag is at most α,
-whatever L: by Little's law it is the number of dispatched groups that are not trained, divided by
-B. When a step begins, (L - α)·B of its B slots are reserved for no group: the step may fill them
-with the groups that are complete first. Tail batching has that freedom without a bound; at L = α
-there is none.
+As dispatched count all trained and undecided groups, and the slots that a step could not fill. The
+groups of deadline k or earlier were dispatched at versions up to k - 1 - L, when at most
+floor((α + k - L)·B) <= k·B were: no more than steps 1 to k train. So a step may take a group early
+only if groups with nearer deadlines do not need its slot (`can_all_be_trained`); then no step ever
+has more than B groups that are due, and no token lags more than L versions behind the weights that
+it trains. The mean lag is at most α, whatever L: by Little's law it is the number of dispatched
+groups that are not trained, divided by B. (L - α)·B of a step's B slots are reserved for no group:
+the groups that are complete first fill them.
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@
 
 A response of n tokens takes n decode steps of `step_s + step_s_per_sequence x others ^ exponent`
 each, and the prefill that its engine does meanwhile (once per prompt where the engine keeps
-prefixes). This is linear in the three constants, which are fitted by least squares over all
-responses, once for each exponent of a list; the exponent with the smallest error is kept. The
-number of other sequences comes from the engine's own record, each interval weighted by the steps
-that fit into it. The weights depend on the constants, so the fit is repeated a few times. The first
-step of the run is not fitted, because it also pays for compilation and cold caches. Leaves out
-preemption and the length of contexts.
+prefixes). The three constants are fitted by least squares over all responses, once for each
+exponent of a list; the exponent with the smallest error is kept. Each interval of an engine's
+record counts by the steps that fit into it, which depend on the constants: the fit is repeated a
+few times. The first step of the run also pays for compilation and cold caches, and is left out;
+preemption and the length of contexts are, too.
 """
 
 from __future__ import annotations

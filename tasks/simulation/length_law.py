@@ -8,11 +8,10 @@
       └──────────────┴───────────┴── normal score of the response among all others
                     P75
 
-Three numbers set it: the median, the 75th percentile, and how many times the median the longest
-response of a step of 128 x 8 would be if nothing cut it. The body passes through the first two, the
-tail through the last two; a single log-normal through the first two has its longest at about a
-dozen medians. A prompt's responses share a part of their normal score (a Gaussian copula), which
-leaves the law of all of them as it is.
+The body passes through the median and the 75th percentile, the tail through the latter and the
+longest response of a step of 128 x 8; a single log-normal would have its longest at about a dozen
+medians. A prompt's responses share a part of their normal score (a Gaussian copula), which leaves
+the law of all of them as it is.
 """
 
 from __future__ import annotations

@@ -2,14 +2,10 @@
 
 Rollout and training are colocated, as in RollPacker: engines and learner take turns on the same
 devices, whose hosts keep the states of the side that sleeps, and engines of every size are kept
-built.
-
-A learner's micro-batch goes through the layers six times (forward, its recomputation, the backward
-pass that counts twice, log-probabilities under the old policy and under the reference). Short
-micro-batches spread over many devices wait for the process that starts the operations and not for
-the arithmetic: with a response of a thousand tokens on eight devices that is most of the time.
-Leaves out the bubble of a pipeline, which hundreds of micro-batches hide, and the exchange of keys
-and values between context-parallel devices, which goes on during attention.
+built. Short micro-batches spread over many devices wait for the process that starts the operations
+and not for the arithmetic: with a response of a thousand tokens on eight devices that is most of
+the time. Leaves out the bubble of a pipeline, which hundreds of micro-batches hide, and the
+exchange of keys and values between context-parallel devices, which goes on during attention.
 """
 
 from __future__ import annotations

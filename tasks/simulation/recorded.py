@@ -4,13 +4,12 @@
     row of a simulated data set ──▶ the prompt at that place; behind the last one any of them, drawn
 
 A replayed response has its recorded length, verdict and seconds of scoring. What was not recorded
-(other indices, other seeds, further prompts) is drawn from the recorded responses of its prompt.
-The simulated learner computes a shared prefix of recorded sequences once, and groups of equal
-rewards only if the recorded learner did. A response that the bound or an abort cut is only known to
-be at least so long. Where it may go on, its further length is drawn from an exponential law. The
-mean of that law is estimated from all lengths above the median (maximum likelihood under
-censoring). Leaves out that a call with more tokens than one row computes shared tokens once per
-row, and histories that a chat template rendered anew.
+(other indices, other seeds, further prompts) is drawn from the recorded responses of its prompt. A
+response that the bound or an abort cut is only known to be at least so long: its further length is
+drawn from an exponential law, whose mean is estimated from all lengths above the median (maximum
+likelihood under censoring). The simulated learner computes a shared prefix of recorded sequences
+once. Leaves out that a call with more tokens than one row computes shared tokens once per row, and
+histories that a chat template rendered anew.
 """
 
 from __future__ import annotations

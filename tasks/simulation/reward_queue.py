@@ -8,10 +8,10 @@
 
     offer(answer, times) ─▶ its kind's backlog ─▶ a free worker ─▶ Work, until ends_s ─▶ end
 
-The limits of programs are those of `tasks.rewards.programs.adaptive_timeout`. Rules and programs
-share the reward workers by the rule of the real pool (`next_kind`); judges serve their own queue,
-several answers in a pass. Pure: the time is passed in, and the caller, who holds a clock, calls
-`end` when a work's time has come (`QueuedFeed`)."""
+Rules and programs share the reward workers by the rule of the real pool (`next_kind`); judges serve
+their own queue, several answers in a pass. Pure: the time is passed in, and the caller, who holds a
+clock, calls `end` when a work's time has come (`QueuedFeed`).
+"""
 
 from __future__ import annotations
 

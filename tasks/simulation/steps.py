@@ -5,10 +5,8 @@
     run = SimulatedRun(machine=..., work=..., policy=..., batch=..., num_steps=40)
     played = play(run)
 
-All decisions are made by the parts of a real run: the policy and its schedulers, the driver and its
-router, the stream trainer, the dealing of groups, the parallelism planner, the queue of prompts.
-Engines, rewards, learners, updates and publications compute nothing and take the seconds that
-machine and work give (`protocols`). The policy decides when rewards begin (`reward_timing`).
+All decisions are made by the parts of a real run. Engines, rewards, learners, updates and
+publications compute nothing and take the seconds that machine and work give (`protocols`).
 Deterministic by seed. Leaves out elastic workers and processes.
 """
 

@@ -6,14 +6,12 @@
 
 Everything is a function of names and seeds. The published workloads are a uniform mix of
 mathematics, programs and questions for a judge (RollPacker, section 6.1): P75 of 755 to 1,100
-tokens, the longest response 25 to 32 times the median, bounds of 8k, 16k and 32k tokens. With
-medians of 520 to 620 tokens that longest response is the bound of 16k itself, so the lengths
-without a bound are not published. The tail (a slope of 1.3 above P75) and the correlation of a
+tokens, the longest response 25 to 32 times the median, bounds of 8k, 16k and 32k tokens. Lengths
+without a bound are not published: the tail (a slope of 1.3 above P75) and the correlation of a
 prompt's responses (0.25) are calibrated on the rollout seconds of Figure 11 at 8k, mathematics with
 a factor on prompts or on responses. Programs get the lengths of mathematics: then short rounds
-shorten the longest response of 16k by up to 8.9 times, as in Figure 4a. Which domain has the lower
-P75 is not published; here the judge's questions have it. The medians of the domains and the
-prompts' lengths are our choice. The bound cuts the law and does not stretch it.
+shorten the longest response of 16k by up to 8.9 times, as in Figure 4a. That the judge's questions
+have the lower P75, the medians of the domains and the prompts' lengths are our choice.
 """
 
 from __future__ import annotations

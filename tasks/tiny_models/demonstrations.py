@@ -3,12 +3,9 @@ episodes of a game in which every move is valid.
 
 Chain sums are free of errors at first, so that a model finds the rule. In the last quarter a known
 share of steps is wrong, so that sampling errs while the most likely answer is mostly right. The
-moves of a game are drawn from the valid ones: the model learns the form of an action, and not which
-one to choose. In some games a share of the episodes takes the game's answers into account, so that
-the model sometimes does so, too. The model also learns to predict the game's answers, and so what
-follows from an action.
-
-Either way, reinforcement learning has something left to improve.
+moves of a game are drawn from the valid ones: the model learns the form of an action and what
+follows from it, and not which one to choose; in some games a share of the episodes takes the game's
+answers into account. Either way, reinforcement learning has something left to improve.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
     round s closes ──▶ step s trains, updates, publishes version s
                └─▶ round s + 1 begins at once, over what round s left undecided and new prompts
 
-The async ratio, a real number, says how far generation may be ahead of training: `staleness`
-derives the bounds from it, and the scheduler of `asynchronous_round` decides within a round. The
-ratio plays the part of tail batching's eta_P, too: 1 + ratio times as many groups as a step trains
-compete for its slots, and the others go on. A ratio of 0 is the synchronous schedule, and is played
-by its scheduler.
+The async ratio says how far generation may be ahead of training: `staleness` derives the bounds
+from it. It plays the part of tail batching's eta_P, too: 1 + ratio times as many groups as a step
+trains compete for its slots, and the others go on. A ratio of 0 is the synchronous schedule.
 
 Where the same devices generate and train, `at_update=pause` has them do it in turn:
 

@@ -7,10 +7,10 @@ or waiting ones, and the drain.
                   ▲                                                      │
                   └── QueueState ◀── finish_round ◀── accepted, deferred, dropped, filtered
 
-A policy is one file of this folder and one line of `registry`. It is its own configuration: a
-frozen pydantic model with a `kind`, chosen under `scheduling.kind`. Its only memory from step to
-step is the `QueueState`, so that planning twice from the state of a commit gives the same round.
-All other code reads a round's plan and the algebra, and never asks which policy made them.
+A policy is its own configuration: a frozen pydantic model with a `kind`, chosen under
+`scheduling.kind`. Its only memory from step to step is the `QueueState`, so that planning twice
+from the state of a commit gives the same round. All other code reads a round's plan and the
+algebra, and never asks which policy made them.
 """
 
 from __future__ import annotations

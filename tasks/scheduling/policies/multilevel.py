@@ -6,15 +6,12 @@ are deferred again.
     last level                ──▶ as soon as there are P0: all waited for
     steps over                ──▶ drain: what is left, in rounds of about the same size
 
-A round waits for its slowest prompt, so that prompts that take about as long should share one. How
-long a prompt takes is unknown before it is asked; a prompt that was given up once is among the
-longest fifth, one that was given up twice among the longest twenty-fifth. With the defaults one
-round in 25 waits for responses up to the bound, in tail batching one in five. The price is the
-tokens of prompts that are given up more than once.
-
-Every prompt launches as many responses as are trained and draws them again with the same seeds
-(`ledger`), so that no length is favoured. Leaves out response over-provisioning, which favours
-short responses.
+A round waits for its slowest prompt, so that prompts that take about as long should share one; a
+prompt that was given up once is among the longest fifth, twice among the longest twenty-fifth. With
+the defaults one round in 25 waits for responses up to the bound, in tail batching one in five. The
+price is the tokens of prompts that are given up more than once. Leaves out response
+over-provisioning: every prompt draws the same responses again (`ledger`), so that no length is
+favoured.
 """
 
 from __future__ import annotations
