@@ -81,7 +81,9 @@ class _Round:
             while not (tracker.is_closed and self._pool.is_idle) or self._sources.are_polled(
                 self._pool.left_on
             ):
-                await self._hand_to_feed()
+                is_due = self._pool.is_idle or not self._inputs.plan.scores_last
+                if is_due and self._finished.has_held and not tracker.is_closed:
+                    await self._inputs.feed.publish(self._finished.hand_over())
                 await self._listen()
                 await self._handle_events()
             await tracker.freeing.finish()
@@ -257,12 +259,6 @@ class _Round:
                 self._inputs.on_finished([response.generated])
                 self._events.append(_finished(response.generated))
                 self._score(response.score)
-
-    async def _hand_to_feed(self) -> None:
-        """Have finished responses scored: at once, or, if so planned, when nothing generates."""
-        is_due = self._pool.is_idle or not self._inputs.plan.scores_last
-        if is_due and self._finished.has_held and not self._tracker.is_closed:
-            await self._inputs.feed.publish(self._finished.hand_over())
 
     def _describe_stall(self) -> str:
         """For the deadline's error message: the wait, its length, and the engines that live."""

@@ -59,12 +59,11 @@ class WindowRecord:
 
 def window_record(window: SeedingWindow, result: RoundResult, began_s: float) -> WindowRecord:
     """The record of a round's window; the round began at began_s, Unix seconds."""
-    closing = window.closing
     return WindowRecord(
         began_s=began_s,
         window_s=window.window_s,
-        closed_s=None if closing is None else closing.at_s,
-        is_early=closing is not None and closing.is_early,
+        closed_s=window.closed_s,
+        is_early=window.is_early,
         freed_s=result.freed_s,
         took_s=result.took_s,
     )

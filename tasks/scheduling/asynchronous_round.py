@@ -167,7 +167,11 @@ class AsynchronousScheduler:
             return []
         decisions: list[Decision] = []
         while (name := self._next_to_accept()) is not None:
-            decisions += self._accept(name)
+            group = self._decide(name).group
+            del self._complete[name]
+            self._num_free -= 1
+            accepted = AcceptGroup(prompt_id=name, indices=group.accepted_indices())
+            decisions += [accepted, *group.close()]
         for name in self._complete:
             decisions += self._undecided[name].group.close()
         can_come = bool(self._undecided or self._upcoming)
@@ -195,13 +199,6 @@ class AsynchronousScheduler:
         others = num_due - Counter([candidate.deadline] if is_counted else [])
         step, num_groups = self._plan.step, self._admission.prompts_per_step
         return can_all_be_trained(others, step, self._num_free - 1, num_groups)
-
-    def _accept(self, name: str) -> list[Decision]:
-        group = self._decide(name).group
-        del self._complete[name]
-        self._num_free -= 1
-        accepted = AcceptGroup(prompt_id=name, indices=group.accepted_indices())
-        return [accepted, *group.close()]
 
     def _decide(self, name: str) -> _Undecided:
         """Remove a group that is accepted or given up."""

@@ -126,16 +126,12 @@ def _worthwhile(
         for target in by_load:
             if target is source or target.room == 0:
                 continue
-            response = _youngest(source.responses, target.name)
+            may_go = (each for each in reversed(source.responses) if target.name not in each.closed)
+            response = next(may_go, None)  # the one with the most to generate
             if response is None:
                 continue
             if source.seconds > (1 + config.threshold) * target.seconds_with(response):
                 yield source, target, response
-
-
-def _youngest(responses: Sequence[MovableResponse], target: str) -> MovableResponse | None:
-    """The response with the most to generate that may go to the target."""
-    return next((each for each in reversed(responses) if target not in each.closed), None)
 
 
 def _shared(loads: Sequence[EngineLoad]) -> list[_Shared]:

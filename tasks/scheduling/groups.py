@@ -66,7 +66,9 @@ class GroupProgress:
             case Scored(index=index, reward=reward):
                 return self._score(index, reward)
             case Lost(index=index):
-                return self._lose(index)
+                if index in self._running and self.is_open:
+                    return [self._launched(index)]
+                self._running.pop(index, None)
         return []
 
     def _finish(self, index: int) -> None:
@@ -82,19 +84,10 @@ class GroupProgress:
         if reward is not None:
             self._valid[index] = reward
             return []
-        return self._replace()
-
-    def _replace(self) -> list[Launch]:
         if not self.is_open or self._num_live() >= self._needed or self._replacements_left == 0:
             return []
         self._replacements_left -= 1
         return list(self.launch(1))
-
-    def _lose(self, index: int) -> list[Launch]:
-        if index not in self._running or not self.is_open:
-            self._running.pop(index, None)
-            return []
-        return [self._launched(index)]
 
     def _launched(self, index: int) -> Launch:
         oldest = self.oldest_version

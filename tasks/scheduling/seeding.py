@@ -106,14 +106,6 @@ def workers_worth_holding(times: SeedingTimes) -> float | None:
     return work_s / times.train_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
-    """When a seeding window closed, and whether its time was up."""
-
-    at_s: float  # seconds of the round
-    is_early: bool  # whether nothing was left to generate before the time was up
-
-
 class SeedingWindow:
     """Frees all devices of a round at once when its seeding window closes (`FreesDevices`)."""
 
@@ -123,30 +115,30 @@ class SeedingWindow:
         """window_s: length of the window; None for one without a length. alone: decides while the
         window is open."""
         self.window_s = window_s
-        self.closing: Closing | None = None  # while it is open
+        self.closed_s: float | None = None  # seconds of the round; None while it is open
+        self.is_early = False  # whether nothing was left to generate before the time was up
         self._groups = tuple(groups)
         self._alone = alone
 
     @property
     def next_due_s(self) -> float | None:
-        return self.window_s if self.closing is None else None
+        return self.window_s if self.closed_s is None else None
 
     def start(self) -> list[ScaleDown]:
         return self._alone.start()
 
     def is_due(self, moment: Moment) -> bool:
-        is_open = self.closing is None
+        is_open = self.closed_s is None
         return is_open and (self._closes(moment) or self._alone.is_due(moment))
 
     def handle(self, reading: Reading) -> list[ScaleDown]:
         """While the window is open: the devices that `alone` frees. When it closes, once: every
         device group that still generates and could train."""
-        if self.closing is not None:
+        if self.closed_s is not None:
             return []
         if not self._closes(reading):
             return self._alone.handle(reading)
-        is_early = not self._is_time_up(reading)
-        self.closing = Closing(at_s=reading.elapsed_s, is_early=is_early)
+        self.closed_s, self.is_early = reading.elapsed_s, not self._is_time_up(reading)
         in_service = set(reading.capacity_tokens)
         return [
             ScaleDown(engines=group.engines, learners=group.learners)

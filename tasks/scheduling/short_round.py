@@ -176,8 +176,10 @@ class ScoredLast:
         if isinstance(event, Scored):
             self._early.append(event)
             return []
-        seen = _as_scored(event) if isinstance(event, Finished) else event
-        return self._chose(self._choosing.handle(seen))
+        if isinstance(event, Finished):
+            name, index = event.prompt_id, event.index
+            event = Scored(prompt_id=name, index=index, outcome=Outcome.OK, reward=0.0)
+        return self._chose(self._choosing.handle(event))
 
     def waiting_for(self) -> str:
         if not self._is_chosen:
@@ -225,7 +227,3 @@ class ScoredLast:
         )
         decisions += group.close()
         return decisions if self._chosen else [*decisions, CloseRound()]
-
-
-def _as_scored(event: Finished) -> Scored:
-    return Scored(prompt_id=event.prompt_id, index=event.index, outcome=Outcome.OK, reward=0.0)

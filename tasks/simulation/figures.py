@@ -162,30 +162,28 @@ async def record_of(plan: RoundPlan, result: RoundResult, cluster: Cluster) -> R
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWindow:
-    """The work of all devices between the beginning of a step and its end."""
-
-    spans: Sequence[Span]
-    devices: Sequence[str]  # that generate or train
-    start_s: float
-    end_s: float
-
-
-def played_step(record: RoundRecord, training: SimulatedTraining, window: StepWindow) -> PlayedStep:
-    """Compute the figures of a step."""
-    plan, report, spans = record.plan, record.report, window.spans
+def played_step(
+    record: RoundRecord,
+    training: SimulatedTraining,
+    spans: Sequence[Span],
+    devices: Sequence[str],
+    start_s: float,
+    end_s: float,
+) -> PlayedStep:
+    """Compute the figures of a step. spans: the work of all devices between its start and its end;
+    devices: those that generate or train."""
+    plan, report = record.plan, record.report
     parts = {part for share in training.split for part, _ in share.parts}
     assert parts == set(report.accepted), "what is accepted is trained, and nothing else"
-    times = device_times(spans, window.devices, window.start_s, window.end_s)
-    shares, idle_s = attributed_s(spans, [*PARTS.values()], window.start_s, window.end_s)
+    times = device_times(spans, devices, start_s, end_s)
+    shares, idle_s = attributed_s(spans, [*PARTS.values()], start_s, end_s)
     return PlayedStep(
         step=plan.step,
         kind=plan.kind,
         is_drain=plan.is_drain,
         tensor_parallel_size=record.tensor_parallel_size,
-        start_s=window.start_s,
-        end_s=window.end_s,
+        start_s=start_s,
+        end_s=end_s,
         parts_s={part: shares[kind] for part, kind in PARTS.items()} | {IDLE: idle_s},
         reward_wait_s=length(report.reward_waits),
         train_device_s=sum(

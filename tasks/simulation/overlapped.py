@@ -24,7 +24,7 @@ from tasks.rounds.records import RoundInputs, RoundResult
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.simulation.cluster import Cluster
-from tasks.simulation.figures import PlayedStep, RoundRecord, StepWindow, played_step, record_of
+from tasks.simulation.figures import PlayedStep, RoundRecord, played_step, record_of
 from tasks.simulation.simulated_run import RoundFeed, SimulatedRun
 from tasks.simulation.trained_round import (
     SimulatedGradients,
@@ -163,14 +163,9 @@ class _Overlapped:
         of_rounds = [record.spans for record in self._records]
         of_steps = [(*step.training.spans, *step.spans) for step in self._learner.steps]
         spans = list(chain.from_iterable((*of_rounds, *of_steps)))
-        start_s = 0.0
+        devices, start_s = self._cluster.placement.devices, 0.0
         for record, trained in zip(self._records, self._learner.steps, strict=True):
             end_s = trained.end_s
-            window = StepWindow(
-                spans=[span for span in spans if span.end_s > start_s and span.start_s < end_s],
-                devices=self._cluster.placement.devices,
-                start_s=start_s,
-                end_s=end_s,
-            )
-            yield played_step(record, trained.training, window)
+            own = [span for span in spans if span.end_s > start_s and span.start_s < end_s]
+            yield played_step(record, trained.training, own, devices, start_s, end_s)
             start_s = end_s

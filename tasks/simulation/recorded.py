@@ -284,16 +284,22 @@ def recorded_work(run: RecordedRun, longest_tokens: int = 0) -> RecordedWork:
             "a recorded run must have its responses to be played, got none; name one whose folder"
             " responses/ is still there"
         )
-    longest = [_furthest(of_prompt) for of_prompt in rows.values()]
-    sequences = {
-        row.response.generated.response_id: _computed(row)
-        for of_prompt in longest
-        for row in of_prompt.values()
-    }
     began_s = {step.commit.step: step.commit.timings["started_s"] for step in run.steps}
-    prompts = tuple(_prompt(of_prompt, began_s) for of_prompt in longest)
+    prompts: list[RecordedPrompt] = []
+    sequences: dict[str, tuple[int, ...]] = {}  # that a learner computes, by response id
+    for of_prompt in rows.values():
+        prompt, longest = of_prompt[0].prompt, _furthest(of_prompt)
+        for row in longest.values():
+            generated = row.response.generated
+            num_learned = max(0, num_computed(generated) - 1)  # the last one predicts nothing
+            learned = prompt.token_ids + generated.token_ids[:num_learned]
+            sequences[generated.response_id] = learned
+        responses = {index: _response(row, began_s[row.step]) for index, row in longest.items()}
+        prompts.append(
+            RecordedPrompt(domain=prompt.domain, token_ids=prompt.token_ids, responses=responses)
+        )
     return RecordedWork(
-        prompts=prompts,
+        prompts=tuple(prompts),
         longest_tokens=longest_tokens or run.longest_tokens,
         mean_excess=mean_excess(
             [response for prompt in prompts for response in prompt.responses.values()]
@@ -336,22 +342,6 @@ def _furthest(rows: Sequence[ResponseRow]) -> dict[int, ResponseRow]:
         if known is None or generated.num_sampled >= known.response.generated.num_sampled:
             longest[generated.index] = row
     return longest
-
-
-def _prompt(rows: Mapping[int, ResponseRow], began_s: Mapping[int, float]) -> RecordedPrompt:
-    """Make the recorded prompt of these rows. began_s: the start of each step."""
-    prompt = next(iter(rows.values())).prompt
-    return RecordedPrompt(
-        domain=prompt.domain,
-        token_ids=prompt.token_ids,
-        responses={index: _response(row, began_s[row.step]) for index, row in rows.items()},
-    )
-
-
-def _computed(row: ResponseRow) -> tuple[int, ...]:
-    """What a learner computes of a response: all but what predicts nothing."""
-    generated = row.response.generated
-    return row.prompt.token_ids + generated.token_ids[: max(0, num_computed(generated) - 1)]
 
 
 def _response(row: ResponseRow, began_s: float) -> RecordedResponse:

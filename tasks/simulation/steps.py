@@ -27,7 +27,7 @@ from tasks.scheduling.parallelism import PlannerState, RoundReading
 from tasks.scheduling.queue_state import QueueState, finish_round
 from tasks.scheduling.stream_training import HISTORY_ROUNDS, StreamTrainer
 from tasks.simulation.cluster import Cluster, device_names, spans_on
-from tasks.simulation.figures import PlayedRun, PlayedStep, StepWindow, played_step, record_of
+from tasks.simulation.figures import PlayedRun, PlayedStep, played_step, record_of
 from tasks.simulation.overlapped import play_overlapped_steps
 from tasks.simulation.simulated_run import RoundFeed, SimulatedRun
 from tasks.simulation.trained_round import SimulatedGradients, update_and_publish
@@ -78,13 +78,9 @@ class _Player:
         published = await update_and_publish(cluster, run.machine, plan.step)
         self._remember(plan, record.report, prompt_tokens)
         self._carried = result.carried_responses
-        window = StepWindow(
-            spans=(*relayout, *record.spans, *training.spans, *published),
-            devices=cluster.placement.devices,
-            start_s=start_s,
-            end_s=self._clock(),
-        )
-        return played_step(record, training, window)
+        spans = (*relayout, *record.spans, *training.spans, *published)
+        devices, end_s = cluster.placement.devices, self._clock()
+        return played_step(record, training, spans, devices, start_s, end_s)
 
     def _inputs(
         self, plan: RoundPlan, prompts: Mapping[str, Prompt], gradients: SimulatedGradients

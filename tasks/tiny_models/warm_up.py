@@ -12,7 +12,7 @@ fixed. Leaves out the content of the demonstrations (`demonstrations`).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.importing import building_model, importing_transformers
 from artifacts.models.registry import TinyConfig, save_model
-from tasks.tiny_models.demonstrations import Draw, Example, demonstrations_of
+from tasks.tiny_models.demonstrations import Example, demonstrations_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, those of torch.optim.Muon
 NUM_ITERATIONS = 5
@@ -36,15 +36,12 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float) -> None:
         super().__init__(list(parameters), {"lr": lr, "momentum": momentum})
-        for parameter in self._parameters():
+        for parameter in (each for group in self.param_groups for each in group["params"]):
             if parameter.ndim != 2:
                 raise ValueError(
                     f"Muon's parameters must be matrices, got one of shape {list(parameter.shape)};"
                     " give the others to AdamW"
                 )
-
-    def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -115,8 +112,13 @@ def warm_up(
         rng = random.Random(f"{config.seed}/warm_up")
         for step in range(config.warm_up_steps):
             is_clean = step < CLEAN_SHARE * config.warm_up_steps
-            lr_share = _lr_share(step, config.warm_up_steps)
-            loss = _train_step(model, optimizers, _batch(draw, rng, is_clean), lr_share)
+            # rises linearly over RAMP_STEPS, and falls linearly to a tenth
+            fall = 1.0 - (1.0 - FINAL_LR_SHARE) * step / config.warm_up_steps
+            lr_share = min(1.0, (step + 1) / RAMP_STEPS) * fall
+            examples: list[Example] = []
+            while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
+                examples.append(draw(rng, is_clean))
+            loss = _train_step(model, optimizers, examples, lr_share)
             if (step + 1) % 50 == 0:
                 report(
                     f"{config.kind}: warm-up step {step + 1} of {config.warm_up_steps}, loss"
@@ -169,24 +171,10 @@ def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
     )
 
 
-def _lr_share(step: int, num_steps: int) -> float:
-    """The share of the full learning rate: rises linearly over RAMP_STEPS, and falls linearly to a
-    tenth."""
-    return min(1.0, (step + 1) / RAMP_STEPS) * (1.0 - (1.0 - FINAL_LR_SHARE) * step / num_steps)
-
-
-def _batch(draw: Draw, rng: random.Random, is_clean: bool) -> tuple[Example, ...]:
-    """Fresh demonstrations of BATCH_TOKENS or a little more."""
-    examples: list[Example] = []
-    while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
-        examples.append(draw(rng, is_clean))
-    return tuple(examples)
-
-
 def _train_step(
     model: LlamaForCausalLM,
     optimizers: tuple[torch.optim.Optimizer, ...],
-    examples: tuple[Example, ...],
+    examples: Sequence[Example],
     lr_share: float,
 ) -> float:
     """One update on the mean loss per predicted token (nats); two micro-batches by length spare

@@ -11,7 +11,7 @@ from test_elastic_workers import NUM_RESPONSES, assert_undisturbed
 
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.rounds.elastic_engines import EngineGone
-from tasks.scheduling.seeding import Closing, SeedingWindow
+from tasks.scheduling.seeding import SeedingWindow
 from tasks.scheduling.stream_training import (
     DeviceGroup,
     Reading,
@@ -113,9 +113,9 @@ def test_a_window_knows_when_and_why_it_closed(
 ) -> None:
     window = SeedingWindow(window_s, GROUPS, ALONE)
     assert window.handle(reading(elapsed_s, num_running, num_elastic_workers=0)) == []
-    assert window.closing is None, "nobody else is there"
+    assert window.closed_s is None, "nobody else is there"
     window.handle(reading(elapsed_s, num_running))
-    assert window.closing == Closing(at_s=elapsed_s, is_early=is_early)
+    assert (window.closed_s, window.is_early) == (elapsed_s, is_early)
     assert not window.is_due(reading(9.0, 0)), "once a round"
 
 

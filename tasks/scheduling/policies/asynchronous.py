@@ -104,7 +104,7 @@ class AsynchronousConfig(BaseModel):
             max_drain_steps=math.ceil(most_parked / batch.prompts_per_step),
             mean_lag=self.async_ratio,
             max_lag=self._max_lag,
-            pauses=self._pauses,
+            pauses=self.async_ratio > 0 and self.at_update == "pause",
             at_update=self._at_update,
         )
 
@@ -113,7 +113,8 @@ class AsynchronousConfig(BaseModel):
         After the last planned step: over prompts that are still parked, or were left undecided when
         the run was resumed with fewer steps."""
         if turn.is_after_last:
-            return _returned_round(turn)
+            prompts = turn.state.waiting[: turn.batch.prompts_per_step]
+            return last_round(turn, prompts, RETURNED, ASYNCHRONOUS) if prompts else None
         admission = self._admission(turn)
         num_now = max(0, admission.limit(turn.version) - admission.num_before)
         num_new = max(0, admission.limit(turn.step - 1) - admission.num_before)
@@ -149,10 +150,6 @@ class AsynchronousConfig(BaseModel):
         return AsynchronousScheduler(plan, self.at_deadline) if carries else WaitForAll(plan)
 
     @property
-    def _pauses(self) -> bool:
-        return self.async_ratio > 0 and self.at_update == "pause"
-
-    @property
     def _at_update(self) -> Running:
         """Where engines are idle by then, they run nothing that anybody waits for."""
         is_idle = self.async_ratio == 0 or self.at_update == "pause"
@@ -186,11 +183,3 @@ def _returning(turn: PlanningInputs, admission: Admission) -> tuple[PromptRef, .
     num_left = turn.num_steps * num_groups - admission.num_before
     has_enough = len(turn.state.queue) >= min(num_groups, num_left)
     return turn.state.queue[:num_groups] if has_enough else ()
-
-
-def _returned_round(turn: PlanningInputs) -> RoundPlan | None:
-    """One of the rounds after the last planned step: waiting prompts, all waited for."""
-    prompts = turn.state.waiting[: turn.batch.prompts_per_step]
-    if not prompts:
-        return None
-    return last_round(turn, prompts, RETURNED, ASYNCHRONOUS)
