@@ -118,8 +118,7 @@ class _Round:
         self._events.clear()
 
     async def _stop(self) -> None:
-        """After a failure: leave the engines idle, for the next attempt requests the same
-        responses."""
+        """Leave the engines idle after a failure: the next attempt requests the same responses."""
         self._tracker.close()
         await self._tracker.freeing.stop(STOP_S)
         self._sources.only_engines(STOP_S)
@@ -157,8 +156,7 @@ class _Round:
         await tracker.scale_down(self._finished.num_groups)
 
     def _keep(self, engine: str, new_tokens: Sequence[NewTokens]) -> list[tuple[VersionSpan, ...]]:
-        """Keep the tokens that an engine reports of this attempt's responses; returns the versions
-        of refused ones, as `_admit` does."""
+        """Keep the reported tokens of this attempt's responses; returns the refused versions."""
         kept: list[NewTokens] = []
         refused: list[tuple[VersionSpan, ...]] = []
         for new in new_tokens:

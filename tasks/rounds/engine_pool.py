@@ -191,8 +191,7 @@ class EnginePool:
         return await self.hand_out()
 
     async def hand_out(self) -> dict[str, EngineLost]:
-        """Send pending requests to engines with room; returns the engines found lost, as `submit`
-        does."""
+        """Send pending requests to engines with room; returns the engines found lost."""
         batches = defaultdict[str, list[Request]](list)
         while (given := self._pending.next(self.router.assign)) is not None:
             name, request = given
@@ -203,8 +202,7 @@ class EnginePool:
         )
 
     async def abort(self, response_ids: Sequence[str]) -> dict[str, EngineLost]:
-        """Stop these responses where they run, and forget the pending ones; returns the engines
-        that were found lost."""
+        """Stop these responses, and forget the pending ones; returns the engines found lost."""
         self._pending.forget(response_ids)
         batches = defaultdict[str, list[str]](list)
         for response_id in response_ids:
@@ -269,8 +267,7 @@ class EnginePool:
         return request if request is not None and request.attempt == news.attempt else None
 
     def count_reported(self, name: str, new: NewTokens) -> None:
-        """Count these tokens of a running response as reported, even if the response is lost
-        later."""
+        """Count these tokens of a running response as reported, even if it is lost later."""
         key = (name, new.response_id, new.attempt)
         self._sent[key] = self._sent.get(key, 0) + len(new.token_ids)
 

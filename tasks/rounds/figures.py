@@ -43,8 +43,7 @@ def lengths_of_decided(result: RoundResult) -> tuple[int, ...]:
 
 
 def unclaimed(result: RoundResult, readings: Sequence[EngineStats]) -> frozenset[str]:
-    """Ids of the responses that engines still run after the round, though no round adopts them;
-    there should be none."""
+    """Ids of the responses that engines still run though no round adopts them: none, normally."""
     left = {response.response_id for response in result.in_flight}
     return frozenset(name for reading in readings for name in reading.progress) - left
 

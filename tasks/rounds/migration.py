@@ -70,8 +70,7 @@ class Migration:
         self.moved.append(reported)
 
     def find(self, found: Generated) -> None:
-        """Keep this part of a response that no engine generates any more, unless a longer one is
-        kept."""
+        """Keep this part of a response that no engine generates, unless a longer one is kept."""
         kept = self.kept.get(found.response_id)
         if kept is None or kept.num_sampled <= found.num_sampled:
             self.kept[found.response_id] = found
@@ -113,8 +112,7 @@ class Migration:
 
 
 class ReportedTokens:
-    """The tokens of running responses that engines have reported, and bounds on the tokens that
-    were lost with an engine."""
+    """The tokens that engines reported of running responses, and bounds on those that were lost."""
 
     def __init__(self, report_tokens: int) -> None:
         """report_tokens: steps of an engine between two of its reports; 0 without reports."""
@@ -142,8 +140,7 @@ class ReportedTokens:
         self._reported.pop(response_id, None)
 
     def lose(self, engine: str, requests: Iterable[Request]) -> list[Generated]:
-        """Count requests that were lost with their engine; returns the reported parts of their
-        responses."""
+        """Count requests that were lost with their engine; returns the reported parts."""
         partial: list[Generated] = []
         for request in requests:
             num_known = len(request.kept_tokens)
@@ -178,8 +175,7 @@ class Freeing:
         self._tasks.append(asyncio.create_task(self.free(decision)))
 
     async def free(self, decision: ScaleDown) -> None:
-        """Free the devices of this decision, whose engines must be empty: its learners may
-        begin."""
+        """Free the devices of this decision, whose engines must be empty, for its learners."""
         await self._on_freed(decision)
         self.learners += decision.learners
         self.freed_s += [self._elapsed_s()] * len(decision.learners)

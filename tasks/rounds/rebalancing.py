@@ -27,8 +27,7 @@ READING_S = 5.0  # the longest wait for an engine's reading
 
 
 class Rebalancing:
-    """Reads the engines of one round periodically and returns the moves that even out their
-    loads."""
+    """Reads the engines of one round periodically and returns moves that even out their loads."""
 
     def __init__(
         self, config: BalancingConfig, pool: EnginePool, *, among_own: bool = False

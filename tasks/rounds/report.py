@@ -148,8 +148,7 @@ def read_round(store: Store, step: int) -> RolloutReport | None:
 
 
 def left_by_round(store: Store, step: int) -> tuple[InFlight, ...]:
-    """The responses that a closed round left running on its engines, which may have been lost
-    since."""
+    """The responses that a closed round left running on engines, which may be lost by now."""
 
     def left(raw: Mapping[str, Any]) -> tuple[InFlight, ...]:  # Any: JSON values
         return tuple(InFlight(**each) for each in raw.get("in_flight", ()))

@@ -96,8 +96,7 @@ class ResponseTracker:
         return is_adopted
 
     async def submit(self, responses: Sequence[tuple[str, int]]) -> None:
-        """Have responses generated, given as (prompt id, index); each continues from its kept
-        tokens."""
+        """Have responses, by (prompt id, index), generated; each continues from its kept tokens."""
         requests = [
             replace(self._inputs.request(*response), oldest_version=self._oldest[response[0]])
             for response in responses
@@ -156,8 +155,7 @@ class ResponseTracker:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until the stream trainer may be due even if nothing happens; infinite if it never
-        is."""
+        """Seconds until the stream trainer may be due even if nothing happens, or infinity."""
         due_s = self._inputs.stream_trainer.next_due_s
         left_s = due_s - self.elapsed_s if due_s is not None else 0.0
         return left_s if left_s > TIMER_S and not self.is_closed else math.inf
@@ -196,8 +194,7 @@ class ResponseTracker:
             logger.info("step=%d joined=%s waiting=%d", step, name, self._pool.num_pending)
 
     async def _evacuate(self, name: str) -> None:
-        """Move the responses of an elastic worker that is leaving; a closed round stops them
-        anyway."""
+        """Move the responses of an elastic worker that is leaving, unless the round is closed."""
         if self.is_closed:
             return
         moving = self._pool.retire_leaving(name)

@@ -60,14 +60,12 @@ class RoundProgress:
 
     @property
     def does_learner_wait(self) -> bool:
-        """True if all earlier steps are trained and published, and groups of the round are
-        missing."""
+        """True if all earlier steps are published, and groups of the round are missing."""
         return self.version == self.step - 1 and not self.is_full
 
 
 class ObservedScheduler:
-    """Passes the decisions of another scheduler on unchanged, and records the progress of the
-    round."""
+    """Passes another scheduler's decisions on unchanged, and records the round's progress."""
 
     def __init__(self, scheduler: RoundScheduler, plan: RoundPlan) -> None:
         self._scheduler = scheduler

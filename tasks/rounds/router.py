@@ -159,13 +159,11 @@ class Router:
         return self._replicas[name].order
 
     def cost(self, name: str) -> int:
-        """The work of this replica in units of one prefilled token; exactly 0 when nothing runs
-        there."""
+        """The work of this replica in prefilled tokens; exactly 0 when nothing runs there."""
         return self._replicas[name].cost
 
     def room(self, name: str) -> int | None:
-        """Number of further requests that a replica can take; None for any number, or if the
-        replica is gone."""
+        """Further requests that a replica can take; None for any number, or if it is gone."""
         return self._replicas[name].room if name in self._replicas else None
 
     def where(self, response_id: str) -> str | None:

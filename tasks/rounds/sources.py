@@ -103,8 +103,7 @@ class SilenceWatch:
         self._reading_s = now_s + self._deadline_s / READINGS
 
     def read(self, reading: EngineStats, now_s: float) -> None:
-        """Record the reading of an engine; tokens generated since the reading before restart the
-        deadline."""
+        """Record the reading of an engine; tokens generated since the last restart the deadline."""
         before = self._generated.get(reading.engine, reading.tokens_generated)
         self._generated[reading.engine] = reading.tokens_generated
         self._unfinished[reading.engine] = sum(reading.progress.values())
@@ -150,8 +149,7 @@ class EventSources:
     def __init__(
         self, pool: EnginePool, inputs: RoundInputs, describe_stall: Callable[[], str]
     ) -> None:
-        """describe_stall: makes the message of the TimeoutError that ends a silence of
-        deadline_s."""
+        """describe_stall: makes the message of the TimeoutError after a silence of deadline_s."""
         self.awaited_weights_s = 0.0  # in which only newer weights could help
         self._pool = pool
         self._feed = inputs.feed
@@ -261,8 +259,7 @@ class EventSources:
         return f"alive: {', '.join(engines) or 'no engine'}{queue}"
 
     def only_engines(self, deadline_s: float) -> None:
-        """Wait only for the engines from now on, with this deadline for a silence; drop the polls
-        of all other sources."""
+        """Wait only for the engines from now on, with this deadline, and drop all other polls."""
         for source in (FEED, PUBLICATIONS, ELASTIC_WORKERS):
             self._polls.drop(source)
         self._publications = self._elastic_workers = None

@@ -152,8 +152,7 @@ def _shared(loads: Sequence[EngineLoad]) -> list[_Shared]:
 
 
 class Speeds:
-    """Tokens per second of each engine under a sufficient load: the highest rate between two
-    readings."""
+    """Tokens per second of each engine under load: the highest rate between two readings."""
 
     def __init__(self, keep_running: int) -> None:
         """keep_running: an engine is measured only while it runs more responses than this."""
@@ -162,9 +161,8 @@ class Speeds:
         self._before: dict[str, tuple[float, int]] = {}  # when, and tokens generated until then
 
     def measure(self, engine: str, num_running: int, tokens_generated: int, now_s: float) -> None:
-        """Record a reading of an engine: the responses that it runs now, and the tokens that it has
-        generated since its start. now_s: the time of the reading, by a clock that all readings
-        share."""
+        """Record a reading of an engine: the responses that it runs, and the tokens that it has
+        generated since its start. now_s: by a clock that all readings share."""
         before = self._before.pop(engine, None)
         if num_running <= self._keep_running:
             return

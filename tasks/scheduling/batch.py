@@ -51,8 +51,7 @@ def round_shape(
     response_overprovision: float = 1.0,
     frequency: float = 1.0,
 ) -> RoundShape:
-    """The shape of a round that trains the prompts and responses of one step, and launches more of
-    both by these factors."""
+    """The shape of a round of one step, with more prompts and responses launched by these factors."""
     return RoundShape(
         kind=kind,
         launch_prompts=times(prompt_overprovision, batch.prompts_per_step),
@@ -102,13 +101,11 @@ class BatchAlgebra:
 
     @property
     def period_steps(self) -> int:
-        """Number of steps after which a run in steady state has trained as many prompts as it has
-        launched."""
+        """Number of steps after which a run in steady state has trained all that it launched."""
         return sum(math.ceil(shape.frequency) for shape in self.rounds)
 
     def shape_of(self, kind: str) -> RoundShape:
-        """The shape of the rounds of this kind. Raises KeyError for a kind that the policy does not
-        play."""
+        """The shape of the rounds of this kind. Raises KeyError for an unknown kind."""
         return {shape.kind: shape for shape in self.rounds}[kind]
 
 

@@ -102,8 +102,7 @@ class Reserve:
         return running + self._plan.launch_per_prompt <= most
 
     def _is_needed(self, domain: str, undecided: Collection[GroupProgress]) -> bool:
-        """True if the domain will probably need one more stand-in than it has, because so many of
-        its undecided groups and its stand-ins will have equal rewards."""
+        """True if the domain will probably need one more stand-in than it has."""
         stand_ins = _of(domain, self._standing_by)
         groups = (*_of(domain, undecided), *stand_ins)
         return _chance_of(len(stand_ins) + 1, map(self._chance_to_agree, groups)) > ASK_ABOVE

@@ -42,8 +42,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A finished response has its verdict; INFRA means that no verdict could be reached after
-    retries."""
+    """A finished response has its verdict; INFRA if none could be reached after retries."""
 
     prompt_id: str
     index: int
@@ -64,8 +63,7 @@ Event = Finished | Scored | Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Every engine samples with this weight version from now on, and the weight check has passed
-    it."""
+    """Every engine samples with this weight version, and the weight check has passed it."""
 
     version: int
 
@@ -126,8 +124,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carry:
-    """Leave this prompt to the next round: its running responses run on, its finished ones are
-    kept."""
+    """Leave this prompt to the next round: running responses run on, finished ones are kept."""
 
     prompt_id: str
     version: int  # the newest that every engine had when the prompt was dispatched
@@ -222,8 +219,7 @@ class RoundPlan:
 
     @property
     def is_long(self) -> bool:
-        """True if the round launches only prompts that earlier rounds deferred, apart from its
-        reserve."""
+        """True if the round launches only deferred prompts, apart from its reserve."""
         return 0 < self.num_queued == len(self.prompts)
 
     @property

@@ -24,8 +24,7 @@ PROFILE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputPoint:
-    """One measurement of one replica: prefill and decode throughput for one size, batch and
-    length."""
+    """Measured throughput of one replica for one size, batch and length."""
 
     size: int  # devices that hold the replica
     batch: int  # responses that decode together

@@ -51,8 +51,7 @@ def fate_of(
     *,
     is_evaluation: bool = False,
 ) -> Fate:
-    """The fate of a response's tokens, a column of the ledger. `trained` and `filtered` hold
-    response ids."""
+    """The ledger's column of a response's tokens. `trained` and `filtered` hold response ids."""
     if response.finish_reason == "aborted":
         return Fate.ABORTED
     if is_evaluation:

@@ -35,8 +35,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class PlannerConfig(BaseModel):
-    """The parallelism planner: the size of the engines, chosen per kind of round from what they
-    report."""
+    """The parallelism planner: the size of the engines, chosen per kind of round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -135,11 +134,8 @@ def is_jump(before: int, after: int) -> bool:
 
 
 def _fits(kv_usage: float, size: int, half: int, kv_tokens: Mapping[int, int]) -> bool:
-    """Whether the fullest cache of the round would have fitted at half the size: twice the
-    replicas, each with its own weights.
-
-    Without capacities nothing is known against it, and the paper's rule stands alone.
-    """
+    """True if the fullest cache of the round would have fitted at half the size, with twice the
+    replicas. Without known capacities the paper's rule stands alone."""
     if size not in kv_tokens or half not in kv_tokens:
         return True
     return kv_usage * kv_tokens[size] < 2 * kv_tokens[half]

@@ -17,8 +17,7 @@ from tasks.scheduling.staleness import Dispatched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A prompt that an asynchronous round left undecided, with its dispatch; the next round goes on
-    with it."""
+    """A prompt that a round left undecided, with its dispatch, for the next round to go on with."""
 
     ref: PromptRef
     dispatched: Dispatched
@@ -108,8 +107,7 @@ class RoundEnd:
 
 
 def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueState:
-    """The state after a round. Raises ValueError unless `end` has every prompt of the plan exactly
-    once."""
+    """The state after a round. Raises ValueError unless `end` has every planned prompt once."""
     launched = _launched(plan, end)
     refs = {ref.prompt_id: ref for ref in plan.candidates}
     num_old = plan.num_carried + plan.num_queued
@@ -158,8 +156,7 @@ def finish_round(state: QueueState, plan: RoundPlan, end: RoundEnd) -> QueueStat
 
 
 def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
-    """The state without the waiting prompts of these rows, which no longer fit a resumed run; they
-    count as unfit."""
+    """The state without the waiting prompts of these rows, which count as unfit from now on."""
     queue = tuple(ref for ref in state.queue if ref.row not in unfit)
     skipped = tuple(ref for ref in state.skipped if ref.row not in unfit)
     carried = tuple(prompt for prompt in state.carried if prompt.ref.row not in unfit)
@@ -172,8 +169,7 @@ def without_unfit(state: QueueState, unfit: Collection[int]) -> QueueState:
 def _advance(
     state: QueueState, upcoming: Sequence[PromptRef], launched: Collection[str]
 ) -> tuple[tuple[PromptRef, ...], int]:
-    """The skipped prompts after a round, and the number of newly drawn ones: up to the last
-    launched prompt, the others before it stay skipped."""
+    """The skipped prompts after a round, and the number of new ones, up to the last launched."""
     assert state.skipped[: len(upcoming)] == upcoming[: len(state.skipped)], (
         "what was skipped comes next"
     )

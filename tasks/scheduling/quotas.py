@@ -19,8 +19,7 @@ from tasks.scheduling.events import PromptRef, Quota
 
 
 def domain_quotas(prompts: Sequence[PromptRef], num_accepted: int) -> tuple[Quota, ...]:
-    """Each domain's share of the accepted groups, rounded down and up; sorted by name. A single
-    domain gets all of them."""
+    """Each domain's share of the accepted groups, rounded down and up; sorted by name."""
     launched = Counter(ref.domain for ref in prompts)
     shares = {
         domain: divmod(count * num_accepted, len(prompts))

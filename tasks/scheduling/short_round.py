@@ -94,8 +94,7 @@ class ShortRoundScheduler:
         return decisions + self._close_full_domains() if decisions else []
 
     def _accept(self, group: GroupProgress) -> list[Decision]:
-        """Give the group a slot of its domain, or, if it is filtered, launch another of its domain
-        in its place."""
+        """Give the group a slot of its domain, or filter it and launch another of its domain."""
         further = self._reserve.replacement(group)
         if further is not None:
             self._undecided[further.ref.prompt_id] = further
@@ -120,8 +119,7 @@ class ShortRoundScheduler:
         return [abort for group in groups if group.is_open for abort in group.close()]
 
     def _drop(self, group: GroupProgress) -> list[Decision]:
-        """Give the prompt up; a slot that its domain cannot fill any more goes to a domain that
-        can."""
+        """Give the prompt up; a slot that its domain cannot fill goes to another domain."""
         del self._undecided[group.ref.prompt_id]
         self._full = frozenset()  # what follows may make room in a full domain and take it again
         aborts = group.close()
@@ -144,8 +142,7 @@ class ShortRoundScheduler:
         ]
 
     def _put_off(self, group: GroupProgress) -> Decision:
-        """A group that was too late is asked again in a long round or given up, unless it is
-        complete and would be filtered."""
+        """Defer or drop a group that was too late; filter it if it is complete and would be."""
         prompt_id = group.ref.prompt_id
         if self._reserve.filters(group):
             return Filter(prompt_id=prompt_id)

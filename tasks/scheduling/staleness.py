@@ -54,8 +54,7 @@ class Admission:
     carried: tuple[Dispatched, ...] = ()
 
     def limit(self, version: int) -> int:
-        """The number of groups that may be dispatched in all while every engine has this
-        version."""
+        """The number of groups that may be dispatched in all at this version of every engine."""
         ahead = math.floor((self.async_ratio + version + 1) * self.prompts_per_step + ROUNDING)
         return min(ahead, self.num_steps * self.prompts_per_step)
 

@@ -24,8 +24,7 @@ from artifacts.fixed_fields import Fixed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """Engines and learners whose devices are separable from the rest of the cluster; a group is
-    freed whole."""
+    """Engines and learners that share no device with the others; a group is freed whole."""
 
     engines: tuple[str, ...]  # rollout replicas on its devices
     learners: tuple[str, ...]  # learner ranks on its devices, whole communication groups
@@ -221,8 +220,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Moment):
-    """The state of a round at a milestone, with the KV caches and running responses of its
-    engines."""
+    """The state of a round at a milestone, with the caches and responses of its engines."""
 
     capacity_tokens: Mapping[str, int]  # KV cache of every engine in service, in tokens
     running: tuple[RunningRequest, ...]  # every response that runs on them
@@ -230,8 +228,7 @@ class Reading(Moment):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown:
-    """Decision: these engines hand over their running responses and stop; these learners may
-    begin."""
+    """Decision: these engines hand over their responses and stop; these learners may begin."""
 
     engines: tuple[str, ...]
     learners: tuple[str, ...]

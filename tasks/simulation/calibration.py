@@ -175,14 +175,12 @@ def _overheads_s(run: RecordedRun) -> list[float]:
 
 
 def typical(steps: Sequence[RecordedStep], figure: str) -> float:
-    """Returns the median of a figure over the steps. Raises ValueError if a step lacks the
-    figure."""
+    """Returns the median of a figure over the steps. Raises ValueError if one lacks it."""
     return median(_values(steps, figure))
 
 
 def _values(steps: Sequence[RecordedStep], figure: str) -> list[float]:
-    """Returns a figure of every step. Raises ValueError if another version wrote a step without
-    it."""
+    """Returns a figure of every step. Raises ValueError if another version wrote none."""
     for step in steps:
         if figure not in step.metrics:
             raise ValueError(

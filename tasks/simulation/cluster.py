@@ -94,8 +94,7 @@ class Cluster:
         return self._lengths.tokens(prompt_id, index, noise)
 
     def rebuild(self, size: int, version: int) -> None:
-        """Replace all engines by engines of this tensor-parallel size, with weights of this
-        version."""
+        """Replace all engines by engines of this tensor-parallel size and weight version."""
         self._taken_tokens = 0  # new engines count anew
         places = device_groups(self.placement.rollout, size, self._machine.devices_per_host)
         max_model_len = PROMPT_ROOM + self._work.longest_tokens
@@ -127,8 +126,7 @@ class Cluster:
         return [await engine.stats() for engine in self.engines]
 
     async def take_generated(self) -> int:
-        """Returns the tokens that engines have generated since the last call; a round's before a
-        rebuild."""
+        """Returns the tokens that engines have generated since the last call or rebuild."""
         generated = sum(reading.tokens_generated for reading in await self.readings())
         before, self._taken_tokens = self._taken_tokens, generated
         return generated - before

@@ -108,8 +108,7 @@ class PlayedRun:
         return PlayedRun(steps=self.steps[num_steps:])
 
     def mean(self, figure: str) -> float:
-        """The mean of an attribute of the steps, by its name. ValueError for a run without
-        steps."""
+        """The mean of an attribute of the steps, by its name. ValueError without steps."""
         if not self.steps:
             raise ValueError(f"a mean of {figure} needs at least one step, got none; play more")
         return sum(float(getattr(step, figure)) for step in self.steps) / len(self.steps)

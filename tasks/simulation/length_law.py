@@ -62,7 +62,6 @@ class LengthLaw:
         return self.median_tokens * math.exp(self.body_sigma * body + self.tail_sigma * tail)
 
     def score(self, hardness: float, seed: int, prompt_id: str, index: int, noise: int) -> float:
-        """Returns the normal score of a response to a prompt whose own normal score is
-        `hardness`."""
+        """Returns the normal score of a response to a prompt with the normal score `hardness`."""
         own = normal(seed, "response", prompt_id, index, noise)
         return alike(hardness, own, self.prompt_share)

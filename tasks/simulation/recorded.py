@@ -54,8 +54,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """Configuration and committed steps of a recorded run. Raises ValueError without a committed
-    step."""
+    """Configuration and committed steps of a recorded run. Raises ValueError without a step."""
 
     config: Mapping[str, Any]  # the effective configuration; Any: JSON values
     steps: tuple[RecordedStep, ...]
@@ -187,8 +186,7 @@ class RecordedWork:
         return told if told is not None else _mean_scored_s([prompt], _mean_scored_s(self.prompts))
 
     def reward(self, seed: int, prompt_id: str, index: int, *, is_cut: bool) -> float:
-        """Returns the recorded reward; 0 if the simulated bound cuts a response that was not cut in
-        the record."""
+        """Returns the recorded reward; 0 if only the simulated bound cuts the response."""
         told = self._at(row_of(prompt_id)).response(index, seed, prompt_id)
         return told.reward if told.is_cut or not is_cut else 0.0
 

@@ -71,8 +71,7 @@ class ProgramTimes:
     timeout: AdaptiveTimeoutConfig = field(default_factory=AdaptiveTimeoutConfig)
 
     def case(self, answer: AnswerToScore, seed: int, book: MeasuredTimes) -> CaseResult:
-        """Returns the result of the deciding test case, under the limit that the measured times
-        give now."""
+        """Returns the result of the deciding test case, under the limit of the measured times."""
         key = f"{answer.prompt_id}/case"
         (limit,) = book.limits(self.timeout, (key,))
         needs_s = self._needs_s(answer, seed) / self.num_cases
@@ -182,8 +181,7 @@ class RewardQueue:
         return list(self._begin(now_s))
 
     def end(self, work: Work, now_s: float) -> list[Work]:
-        """Finish a work and record its measured times; returns the works that begin on the freed
-        worker."""
+        """Finish a work, record its measured times, and return the works that begin now."""
         self._running[work.kind] -= 1
         del self._works[work]
         if isinstance(work.times, ProgramTimes):
@@ -239,8 +237,7 @@ class RewardQueue:
         )
 
     def _take(self, kind: str) -> tuple[AnswerToScore, ...]:
-        """Take the first waiting answer, and for a judge also the next ones that fit into its
-        pass."""
+        """Take the first waiting answer, and for a judge the next ones that fit into its pass."""
         times, waiting = self._times[kind], self._backlog[kind]
         taken = [waiting.popleft()]
         if isinstance(times, JudgeTimes):

@@ -45,8 +45,7 @@ class Roofline:
 
     @property
     def sequence_s(self) -> float:
-        """Seconds of a step for each sequence: its bookkeeping and sampling in the engine's
-        process."""
+        """Seconds of a step for each sequence: bookkeeping and sampling in the engine's process."""
         return self.device.host_s_per_sequence
 
     @property
@@ -77,8 +76,7 @@ class Roofline:
 
     @property
     def attention_share(self) -> float:
-        """Arithmetic of attending to one earlier token, over the arithmetic of a token's matrix
-        products."""
+        """Arithmetic of attending to one earlier token, over that of a token's matrix products."""
         return self.model.flops_per_token_pair / self.model.flops_per_token
 
     @property

@@ -32,8 +32,6 @@ from tasks.simulation.overlapped import play_overlapped_steps
 from tasks.simulation.simulated_run import RoundFeed, SimulatedRun
 from tasks.simulation.trained_round import SimulatedGradients, update_and_publish
 
-__all__ = ["SimulatedRun", "play"]
-
 
 def play(run: SimulatedRun) -> PlayedRun:
     """Play the run to its end on a virtual clock of its own. Raises ValueError for steps that
@@ -105,8 +103,7 @@ class _Player:
         )
 
     async def _arrange(self, plan: RoundPlan, prompt_tokens: int) -> tuple[Span, ...]:
-        """Rebuild the engines for the layout of a round. Returns the spans of that, none if the
-        size stays."""
+        """Rebuild the engines for the layout of a round. Returns the spans of that."""
         old, size = self._cluster.size, self._size(plan, prompt_tokens)
         if size == old:
             return ()

@@ -123,8 +123,7 @@ class SimulatedGradients:
 async def update_and_publish(
     cluster: Cluster, machine: MachineCosts, version: int, running: Running = Running.DROP
 ) -> tuple[Span, ...]:
-    """Make new weights from complete gradients and load them into every engine; returns the
-    spans."""
+    """Make new weights of complete gradients and load them everywhere; returns the spans."""
     clock, placement = asyncio.get_running_loop().time, cluster.placement
     start_s = clock()
     await asyncio.sleep(machine.update_s())

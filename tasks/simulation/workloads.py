@@ -63,8 +63,7 @@ class Correctness:
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """One kind of questions: its share of the data set, its answers' lengths and its scoring
-    times."""
+    """One kind of questions: share of the data set, lengths of answers, scoring times."""
 
     name: str
     share: float  # of the data set's rows
@@ -113,8 +112,7 @@ class Workload:
         return QueuedFeed(self, self.workers, seed)
 
     def gradients(self, seed: int) -> GradientWork:
-        """Returns the cost of groups if no two questions share tokens and every group is
-        computed."""
+        """Returns the cost of groups if no questions share tokens and every group is computed."""
         return EVERY_TOKEN
 
     def reward_of(self, prompt_id: str) -> RewardTimes:

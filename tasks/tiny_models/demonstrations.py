@@ -56,8 +56,7 @@ Draw = Callable[[random.Random, bool], Example]  # (its noise, whether it must b
 
 
 def demonstrations_of(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
-    """Return a function that draws demonstrations for a tiny model. Raises ValueError as
-    `game_of`."""
+    """Return what draws demonstrations for a tiny model. Raises ValueError as `game_of`."""
     if isinstance(config, TinyPlayerConfig):
         return _episodes(game_of(config), config.heedful_share, tokenizer)
     return _chain_sums(config, tokenizer)

@@ -48,8 +48,7 @@ def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) 
 
 
 def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
-    """The model's directory, if its config.json is on this machine already, else None. Fetches and
-    builds nothing."""
+    """The model's directory, if its config.json is on this machine; fetches and builds nothing."""
     match config:
         case PathConfig():
             directory = Path(config.path).expanduser()

@@ -161,8 +161,7 @@ def _architecture(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Lla
 
 
 def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for matrices, which it learns here in a third of AdamW's steps; AdamW for embeddings and
-    norms."""
+    """Muon for matrices (a third of AdamW's steps), AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return (
@@ -204,8 +203,7 @@ def _train_step(
 
 
 def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
-    """Token ids and labels, both [examples, longest]; padding goes right, where a causal model does
-    not see it."""
+    """Token ids and labels, both [examples, longest], padded at the right."""
     longest = max(len(example.token_ids) for example in examples)
     token_ids = torch.zeros((len(examples), longest), dtype=torch.long)
     labels = torch.full_like(token_ids, IGNORED)

@@ -15,7 +15,8 @@ from tasks.scheduling.policies.base import Policy
 from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
-from tasks.simulation.steps import SimulatedRun, play
+from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.steps import play
 
 policies = st.one_of(
     st.just(SyncConfig()),

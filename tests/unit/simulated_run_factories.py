@@ -13,7 +13,7 @@ from tasks.scheduling.policies.sync import SyncConfig
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.protocols import EVERY_TOKEN, GradientWork
 from tasks.simulation.roofline import Roofline
-from tasks.simulation.steps import SimulatedRun
+from tasks.simulation.simulated_run import SimulatedRun
 from tasks.simulation.workloads import blank_question
 
 

@@ -25,7 +25,8 @@ from tasks.simulation.figures import PlayedRun
 from tasks.simulation.length_law import LengthLaw
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.recorded import RecordedRun, RecordedStep, recorded_work
-from tasks.simulation.steps import SimulatedRun, play
+from tasks.simulation.simulated_run import SimulatedRun
+from tasks.simulation.steps import play
 from tasks.simulation.workloads import MATH, Workload
 
 SUMS = replace(

@@ -73,8 +73,7 @@ class PlanningInputs:
         return self.step > self.num_steps
 
     def upcoming(self, num_prompts: int) -> tuple[PromptRef, ...]:
-        """The next num_prompts prompts that were not launched yet: the skipped ones, then new
-        ones."""
+        """The next num_prompts prompts that were not launched yet: skipped ones, then new ones."""
         num_new = max(0, num_prompts - len(self.state.skipped))
         drawn = draw_prompts(self.domains, self.seed, self.state.num_drawn, num_new, self.unfit)
         return (*self.state.skipped[:num_prompts], *drawn)

@@ -112,8 +112,7 @@ class MultilevelBatchingConfig(BaseModel):
         return queue_round(turn, shape, algebra, waiting, chooses=chooses)
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """The scheduler of a round: one that chooses if the round launches more than it keeps, else
-        one that waits for all."""
+        """The scheduler of a round, which chooses if the round launches more than it keeps."""
         chooses = plan.accept_prompts < len(plan.prompts)
         return ShortRoundScheduler(plan) if chooses else WaitForAll(plan)
 

@@ -111,8 +111,7 @@ class TailBatchingConfig(BaseModel):
         )
 
     def plan_round(self, turn: PlanningInputs) -> RoundPlan | None:
-        """A long round as soon as the queue can fill one, else a short round; after the last
-        planned step a drain."""
+        """A long round once the queue can fill one, else a short one; at the end a drain."""
         if turn.is_after_last:
             plan = drain_round(turn, turn.state.queue if self.drain else ())
             return replace(plan, scores_last=self._scores_last) if plan is not None else None
@@ -123,8 +122,7 @@ class TailBatchingConfig(BaseModel):
         return queue_round(turn, algebra.ordinary, algebra, chooses=True)
 
     def scheduler(self, plan: RoundPlan) -> RoundScheduler:
-        """The scheduler of a round: one that chooses in a short round, else one that waits for
-        all."""
+        """The scheduler of a round, which chooses in a short round and else waits for all."""
         if plan.kind != SHORT:
             return WaitForAll(plan)
         choosing = ShortRoundScheduler(plan)
