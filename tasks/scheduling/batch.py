@@ -51,7 +51,7 @@ def round_shape(
     response_overprovision: float = 1.0,
     frequency: float = 1.0,
 ) -> RoundShape:
-    """The shape of a round of one step, with more prompts and responses launched by these factors."""
+    """The shape of a round that trains one step and launches more than that by these factors."""
     return RoundShape(
         kind=kind,
         launch_prompts=times(prompt_overprovision, batch.prompts_per_step),

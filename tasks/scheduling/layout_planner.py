@@ -116,11 +116,9 @@ class ThroughputProfile:
         )
         above = min(bisect_left([point.batch for point in curve], batch), len(curve) - 1)
         high, low = curve[above], curve[max(0, above - 1)]
-        share = (
-            min(1.0, max(0.0, (batch - low.batch) / (high.batch - low.batch)))
-            if high.batch > low.batch
-            else 0.0
-        )
+        share = 0.0
+        if high.batch > low.batch:
+            share = min(1.0, max(0.0, (batch - low.batch) / (high.batch - low.batch)))
         return (
             low.prefill_tokens_per_s
             + share * (high.prefill_tokens_per_s - low.prefill_tokens_per_s),

@@ -198,14 +198,11 @@ class StreamTrainerConfig(BaseModel):
     def milestones(self) -> tuple[float, ...]:
         """Shares of the round's groups at which devices may be freed, ascending; none when
         disabled."""
-        count = (
-            int((self.last_milestone - self.first_milestone) / self.milestone_step + ROUNDING) + 1
-        )
-        return (
-            tuple(self.first_milestone + place * self.milestone_step for place in range(count))
-            if self.enabled
-            else ()
-        )
+        if not self.enabled:
+            return ()
+        num_steps = (self.last_milestone - self.first_milestone) / self.milestone_step
+        places = range(int(num_steps + ROUNDING) + 1)
+        return tuple(self.first_milestone + place * self.milestone_step for place in places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,9 +315,7 @@ class StreamTrainer:
         freed: list[ScaleDown] = []
         staying = dict(reading.capacity_tokens)
         for group in self._candidates(reading):
-            rest = {
-                engine: tokens for engine, tokens in staying.items() if engine not in group.engines
-            }
+            rest = {name: tokens for name, tokens in staying.items() if name not in group.engines}
             if len(rest) < self._least_engines - ROUNDING:
                 break
             if not self._room.fits(reading.running, rest.values()):
@@ -335,18 +330,12 @@ class StreamTrainer:
 
     def _candidates(self, reading: Reading) -> list[DeviceGroup]:
         """Groups whose engines all generate and whose learners could train."""
-        whole = [
-            group
-            for group in self._groups
-            if group.learners
-            and group.engines
-            and set(group.engines) <= set(reading.capacity_tokens)
-        ]
-        return sorted(
-            whole, key=lambda group: (_held_tokens(group, reading.running), group.engines)
-        )
+        in_service = set(reading.capacity_tokens)
+        whole = (group for group in self._groups if group.learners and group.engines)
+        free = [group for group in whole if set(group.engines) <= in_service]
 
+        def recomputed(group: DeviceGroup) -> int:
+            own = (each for each in reading.running if each.engine in group.engines)
+            return sum(request.held_tokens for request in own)
 
-def _held_tokens(group: DeviceGroup, running: Sequence[RunningRequest]) -> int:
-    """Tokens that would have to be computed again if the group were freed."""
-    return sum(request.held_tokens for request in running if request.engine in group.engines)
+        return sorted(free, key=lambda group: (recomputed(group), group.engines))
