@@ -79,7 +79,7 @@ class RunManifest:
 def commit_step(store: Store, commit: StepCommit) -> None:
     """Write the commit of a step. Repeating an equal commit changes nothing. Raises ValueError if
     the step has a different commit already."""
-    name = layout.commit_file(commit.step)
+    name = layout.step_file(layout.STEPS, commit.step)
     data = with_digest(name, _encode(asdict(commit)))
     try:
         store.create(name, data)
@@ -101,7 +101,7 @@ def check_place(store: Store, manifest_digest: str, before: StepCommit | None) -
         if digest_of_manifest(store) != manifest_digest:
             found = f"{layout.MANIFEST} is of another attempt or run"
         elif before and _read_commit(store, before.step).weights != before.weights:
-            found = f"{layout.commit_file(before.step)} is of another run"
+            found = f"{layout.step_file(layout.STEPS, before.step)} is of another run"
         else:
             return
     except FileNotFoundError as error:
@@ -136,11 +136,7 @@ def seconds_added(steps: Sequence[StepCommit]) -> list[float]:
 def read_commits(store: Store) -> list[StepCommit]:
     """Every commit, from step 1 on without a gap. Raises ValueError for a missing commit and for a
     commit that another version of the code wrote."""
-    steps = sorted(
-        step
-        for name in store.list(layout.STEPS)
-        if (step := layout.step_of_commit(name)) is not None
-    )
+    steps = layout.steps_of(store.list(layout.STEPS))
     missing = sorted(set(range(1, len(steps) + 1)) - set(steps))
     if missing:
         raise ValueError(
@@ -151,8 +147,8 @@ def read_commits(store: Store) -> list[StepCommit]:
 
 
 def _read_commit(store: Store, step: int) -> StepCommit:
-    where = f"{store.url}/{layout.commit_file(step)}"
-    raw = _decode(store.checked(layout.commit_file(step)), where)
+    where = f"{store.url}/{layout.step_file(layout.STEPS, step)}"
+    raw = _decode(store.checked(layout.step_file(layout.STEPS, step)), where)
     raw.pop("mlflow_logged", None)  # commits of the first version had it
     try:
         metrics = {

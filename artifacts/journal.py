@@ -4,8 +4,8 @@ generates only the missing ones.
     append(generated), append(scored), ... killed ─▶ read(step): the recorded responses
     ─▶ append(generated), ... ─▶ finalise(step, rows): responses/
 
-Parts lie in journal/, apart from the finalised table, so that a reader of responses/ never counts
-a response twice. Callers append rows in batches, because a part costs a few milliseconds.
+Parts lie apart from the finalised table, so that a reader of responses/ never counts a response
+twice. Callers append rows in batches, because a part costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -41,20 +41,14 @@ class Journal:
 
     def append(self, step: int, rows: Sequence[ResponseRow]) -> str | None:
         """Write rows as one more part of the step's journal; returns the part's name, or None for
-        no rows. Each part file is created exclusively, so that writers never share a number."""
+        no rows. Several writers may append."""
         if not rows:
             return None
         data = responses_to_parquet(step, rows)
-        part = self._next_part.get(step, len(self._parts(step)))
-        while True:
-            name = layout.journal_part(step, part)
-            part += 1
-            self._next_part[step] = part
-            try:
-                self._store.keep_new(name, data)
-            except FileExistsError:
-                continue  # another writer, or the run before a restart, took this number
-            return name
+        first = self._next_part.get(step, len(self._parts(step)))
+        part = self._store.keep_part(layout.JOURNAL, step, first, data)
+        self._next_part[step] = part + 1
+        return layout.part_file(layout.JOURNAL, step, part)
 
     def read(self, step: int) -> list[ResponseRow]:
         """Read every recorded response of a step once, in the order of first appearance: from the
@@ -86,14 +80,12 @@ class Journal:
 
     def drop_parts(self, step: int) -> None:
         """Delete the parts of a finalised step, after its last `append`."""
-        self._store.delete(layout.journal_dir(step))
+        self._store.delete(layout.partition(layout.JOURNAL, step))
         self._next_part.pop(step, None)
 
     def steps(self) -> list[int]:
         """Every step with recorded responses, in order; the last one may still run."""
-        names = (*self._store.list("responses"), *self._store.list(layout.JOURNAL))
-        steps = {layout.step_of_partition(name) for name in names}
-        return sorted(step for step in steps if step is not None)
+        return layout.steps_of((*self._store.list("responses"), *self._store.list(layout.JOURNAL)))
 
     def read_groups(self, step: int, rows: Iterable[ResponseRow] | None = None) -> list[Group]:
         """The trained groups in training order: all that a replay of the step's training needs.
@@ -117,5 +109,5 @@ class Journal:
         return self._store.parsed(layout.table_file("spans", step), spans_from_parquet, PLAY_AGAIN)
 
     def _parts(self, step: int) -> list[str]:
-        directory = layout.journal_dir(step)
+        directory = layout.partition(layout.JOURNAL, step)
         return [f"{directory}/{name}" for name in self._store.list(directory)]

@@ -1,12 +1,8 @@
-"""Records of questions to judge models and of their judgements, and the Parquet files from which a
-resumed run reads the judgements.
+"""Records of questions to judge models and of their judgements, which a resumed run reads from
+Parquet, a part for each attempt at a round.
 
-    judgements/step=00007/part-000000.parquet   one file per attempt at a round
-    judgements/evaluation/...                   judgements of evaluations
-
-A judgement is found by the key of its question, a hash over everything that decides the judgement
-(see `tasks.rewards.judges.question`). So a file may be read into any run, and a run asks a question
-only once. Leaves out the judges, and the reward that a verdict gives.
+A judgement is found by its question's key, a hash over everything that decides the judgement. So a
+file may be read into any run, and a run asks a question only once. Leaves out the judges.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from artifacts.layout import JUDGEMENTS, judgement_part, judgements_dir
+from artifacts.layout import JUDGEMENTS, partition
 from artifacts.store import RESTORE, Store
 
 SCHEMA_VERSION = b"1"
@@ -127,20 +123,13 @@ class JudgementCache:
         sink = io.BytesIO()
         rows = pa.Table.from_pylist([*map(asdict, unsaved)], schema=schema)
         pq.write_table(rows, sink, compression="zstd")
-        data = sink.getvalue()
-        part = len(store.list(judgements_dir(step)))
-        while True:
-            try:
-                store.keep_new(judgement_part(step, part), data)
-            except FileExistsError:  # an attempt that was given up still writes
-                part += 1
-                continue
-            return
+        first = len(store.list(partition(JUDGEMENTS, step)))
+        store.keep_part(JUDGEMENTS, step, first, sink.getvalue())
 
 
 def kept_judgements(store: Store, step: int) -> list[Judgement]:
     """Read the judgements of a round, those of all attempts at it."""
-    return list(_read(store, judgements_dir(step)))
+    return list(_read(store, partition(JUDGEMENTS, step)))
 
 
 def _read(store: Store, directory: str) -> Iterable[Judgement]:

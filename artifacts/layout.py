@@ -1,5 +1,4 @@
-"""Names of all files under `<artifact_root>/<run_id>/`, relative to the run's store. This is the
-only module that spells them.
+"""Names of all files under `<artifact_root>/<run_id>/`, relative to the run's store.
 
     manifest.json               identity of the run: config, versions, links
     steps/00007.json            the commit of a step
@@ -26,6 +25,8 @@ the files lack that column.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Literal
 
 TableName = Literal["responses", "groups", "spans"]
@@ -65,61 +66,29 @@ def step_name(step: int) -> str:
     return f"{step:05d}"
 
 
-def commit_file(step: int) -> str:
-    return f"{STEPS}/{step_name(step)}.json"
+def step_file(folder: str, step: int) -> str:
+    """The file of a step in STEPS, PLANS, ROUNDS, SPLITS or MOMENTS."""
+    return f"{folder}/{step_name(step)}.json"
 
 
-def plan_file(step: int) -> str:
-    """The file of a step's planned round, written when the step begins."""
-    return f"{PLANS}/{step_name(step)}.json"
+def partition(folder: str, step: int) -> str:
+    """The folder of a step in a table, JOURNAL or JUDGEMENTS: a Hive partition."""
+    return f"{folder}/step={step_name(step)}"
 
 
-def round_file(step: int) -> str:
-    """The file of a closed round's report: if it exists, a resumed step trains on the stored groups
-    instead of generating again."""
-    return f"{ROUNDS}/{step_name(step)}.json"
-
-
-def split_file(step: int) -> str:
-    """The file that records which learner rank trained which of a step's groups."""
-    return f"{SPLITS}/{step_name(step)}.json"
-
-
-def moments_file(step: int) -> str:
-    """The file with mean and deviation of a step's rewards."""
-    return f"{MOMENTS}/{step_name(step)}.json"
-
-
-def step_of_commit(name: str) -> int | None:
-    """The step number in a commit's file name in steps/; None for other names."""
-    stem, _, suffix = name.rpartition(".")
-    return int(stem) if suffix == "json" and stem.isdigit() else None
-
-
-def step_of_partition(name: str) -> int | None:
-    """The step number in a folder name of responses/ or journal/; None for other names."""
-    key, _, step = name.partition("=")
-    return int(step) if key == "step" and step.isdigit() else None
-
-
-def journal_dir(step: int) -> str:
-    return f"{JOURNAL}/step={step_name(step)}"
-
-
-def journal_part(step: int, part: int) -> str:
-    return f"{journal_dir(step)}/part-{part:06d}.parquet"
-
-
-def judgements_dir(step: int) -> str:
-    return f"{JUDGEMENTS}/step={step_name(step)}"
-
-
-def judgement_part(step: int, part: int) -> str:
-    return f"{judgements_dir(step)}/part-{part:06d}.parquet"
+def part_file(folder: str, step: int, part: int) -> str:
+    """The file of one of several parts that were written while the step ran."""
+    return f"{partition(folder, step)}/part-{part:06d}.parquet"
 
 
 def table_file(table: TableName, step: int) -> str:
-    return f"{table}/step={step_name(step)}/part-0.parquet"
+    return f"{partition(table, step)}/part-0.parquet"
+
+
+def steps_of(names: Iterable[str]) -> list[int]:
+    """The steps in names of step files and partitions, ascending; other names are passed over."""
+    found = (re.fullmatch(r"step=([0-9]+)|([0-9]+)\.json", name) for name in names)
+    return sorted({int(match[1] or match[2]) for match in found if match})
 
 
 def checkpoint_dir(step: int) -> str:

@@ -26,7 +26,7 @@ from fsspec.core import url_to_fs
 from safetensors import SafetensorError
 
 from artifacts.digests import with_digest, without_digest
-from artifacts.layout import ASIDE_PREFIX, MANIFEST
+from artifacts.layout import ASIDE_PREFIX, MANIFEST, part_file
 from artifacts.urls import STORAGE, without_secrets
 
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
@@ -175,9 +175,17 @@ class Store:
         """`write` a record together with its digest."""
         self.write(path, with_digest(path, data))
 
-    def keep_new(self, path: str, data: bytes) -> None:
-        """`create` a record together with its digest."""
-        self.create(path, with_digest(path, data))
+    def keep_part(self, folder: str, step: int, number: int, data: bytes) -> int:
+        """`create` a record with its digest as a part of a step: the first from `number` on that no
+        other writer took. Returns the part's number."""
+        while True:
+            path = part_file(folder, step, number)
+            try:
+                self.create(path, with_digest(path, data))
+            except FileExistsError:
+                number += 1
+                continue
+            return number
 
     def read(self, path: str) -> bytes:
         """Read the whole file. Raises FileNotFoundError."""

@@ -99,7 +99,7 @@ _JSON = TypeAdapter(PartialRound)
 
 def keep_round(store: Store, begun: PartialRound) -> PartialRound:
     """Store a round as the plan of its step, and return it."""
-    store.keep(layout.plan_file(begun.plan.step), _JSON.dump_json(begun, indent=1))
+    store.keep(layout.step_file(layout.PLANS, begun.plan.step), _JSON.dump_json(begun, indent=1))
     return begun
 
 
@@ -114,7 +114,7 @@ def partial_round(
     The plan of a round that is not closed cannot be followed if it asks unfit rows, or new prompts
     after the last step. Raises ValueError for another schema version.
     """
-    name = layout.plan_file(step)
+    name = layout.step_file(layout.PLANS, step)
     if not store.exists(name):
         return None
     begun = store.parsed(name, _parsed, PLAN_AGAIN)
@@ -125,7 +125,7 @@ def partial_round(
         )
     asks_unfit = any(ref.row in unfit for ref in begun.plan.candidates)
     is_over = step > num_steps and not begun.plan.is_drain
-    is_closed = store.exists(layout.round_file(step))
+    is_closed = store.exists(layout.step_file(layout.ROUNDS, step))
     return begun if is_closed or not (asks_unfit or is_over) else None
 
 

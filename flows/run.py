@@ -19,7 +19,7 @@ from pathlib import Path
 from artifacts.commit import StepCommit, digest_of_manifest, read_commits, read_manifest
 from artifacts.datasets.registry import skips_unusable_rows
 from artifacts.handover import handover_directory
-from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, step_of_commit
+from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, steps_of
 from artifacts.records import WeightsRef
 from artifacts.reports.tracking import MlflowStatus, RunTracker, ended_by
 from artifacts.status import await_end, pulse
@@ -133,8 +133,7 @@ class OpenRun:
 
 def evaluated_steps(store: Store) -> set[int]:
     """The steps after which an evaluation was recorded in this run's folder."""
-    names = store.child(EVALUATION).list(ROUNDS)
-    return {step for name in names if (step := step_of_commit(name)) is not None}
+    return set(steps_of(store.child(EVALUATION).list(ROUNDS)))
 
 
 def effective_config(config: RunConfig) -> RunConfig:

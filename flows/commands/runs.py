@@ -81,7 +81,7 @@ def read_line(store: Store, run_id: str, now: datetime) -> RunLine | None:
 
 def _read_line(store: Store, run_id: str, now: datetime) -> RunLine:
     manifest = read_manifest(store)
-    num_commits = sum(layout.step_of_commit(name) is not None for name in store.list(layout.STEPS))
+    num_commits = len(layout.steps_of(store.list(layout.STEPS)))
     figures = read_figures(store)
     columns = figures.columns if figures else {}
     state, why = state_of(store)

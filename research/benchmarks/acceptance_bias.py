@@ -73,7 +73,7 @@ def read_rounds(store: Store) -> dict[str, list[Launched]]:
     """
     rounds: dict[str, list[Launched]] = defaultdict(list)
     journal = Journal(store)
-    for step in filter(None, map(layout.step_of_commit, store.list(layout.ROUNDS))):
+    for step in filter(None, layout.steps_of(store.list(layout.ROUNDS))):
         for row in journal.read(step):
             rounds[row.kind].append(_launched(row))
     if not rounds:

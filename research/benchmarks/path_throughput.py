@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from artifacts.commit import read_commits
 from artifacts.journal import Journal
-from artifacts.layout import round_file
+from artifacts.layout import ROUNDS, step_file
 from artifacts.store import Store
 from flows.config.run_config import RunConfig
 from research.benchmarks.bare_llm import bare_llm
@@ -76,7 +76,7 @@ def _pairs(options: argparse.Namespace, scratch: Path) -> None:
     tokens = [
         sum(row.response.generated.num_sampled for row in journal.read(step)) for step in steps
     ]
-    windows = [json.loads(store.read(round_file(step))) for step in steps]
+    windows = [json.loads(store.read(step_file(ROUNDS, step))) for step in steps]
     seconds = {
         "window": [window["finished_s"] - window["started_s"] for window in windows],
         "step": [

@@ -108,11 +108,11 @@ class InjectedRun:
     def stage(self) -> str:
         """What it is at, as its records say."""
         step = self.committed + 1
-        if not (self.folder / layout.plan_file(1)).exists():
+        if not (self.folder / layout.step_file(layout.PLANS, 1)).exists():
             return BEFORE
-        if (self.folder / layout.round_file(step)).exists():
+        if (self.folder / layout.step_file(layout.ROUNDS, step)).exists():
             return "training"
-        is_begun = (self.folder / layout.plan_file(step)).exists()
+        is_begun = (self.folder / layout.step_file(layout.PLANS, step)).exists()
         return "rollout" if is_begun else "between steps"
 
     def silent_s(self) -> float:

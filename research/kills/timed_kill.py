@@ -46,7 +46,7 @@ class KillMoment:
 
     def is_near(self, run: InjectedRun) -> bool:
         """Whether the step has begun."""
-        return (run.folder / layout.plan_file(self.step)).exists()
+        return (run.folder / layout.step_file(layout.PLANS, self.step)).exists()
 
     def wait(self, run: InjectedRun) -> None:
         """Return when it has come, or does not come: stages of a small run are short."""
@@ -57,11 +57,11 @@ class KillMoment:
 
     def is_reached(self, run: InjectedRun) -> bool:
         """Whether the run has come so far, the delay aside."""
-        commit = run.folder / layout.commit_file(self.step)
+        commit = run.folder / layout.step_file(layout.STEPS, self.step)
         weights = Path(SHARED_MEMORY, f"{PREFIX}{run.name}", f"{self.step:05d}.safetensors")
         begun = {
-            "rollout": run.folder / layout.plan_file(self.step),
-            "training": run.folder / layout.round_file(self.step),
+            "rollout": run.folder / layout.step_file(layout.PLANS, self.step),
+            "training": run.folder / layout.step_file(layout.ROUNDS, self.step),
             "publication": weights,
         }.get(self.stage, commit)
         return begun.exists() or commit.exists()

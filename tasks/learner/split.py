@@ -111,12 +111,12 @@ def shares_of(dealt: Sequence[tuple[GroupPart, ...]]) -> Split:
 def write_split(store: Store, step: int, split: Split) -> None:
     """Record the split of the step's groups."""
     shares = [[share.rank, share.parts] for share in split]
-    store.keep(layout.split_file(step), json.dumps({"shares": shares}).encode())
+    store.keep(layout.step_file(layout.SPLITS, step), json.dumps({"shares": shares}).encode())
 
 
 def read_split(store: Store, step: int) -> Split | None:
     """Read the recorded split of the step's groups; None if there is none."""
-    name = layout.split_file(step)
+    name = layout.step_file(layout.SPLITS, step)
     if not store.exists(name):
         return None
 

@@ -139,7 +139,7 @@ def round_report(
 
 def close_round(store: Store, step: int, report: RolloutReport) -> None:
     """Write the round's report, which closes the round: it is never played again."""
-    store.keep(layout.round_file(step), json.dumps(asdict(report), indent=1).encode())
+    store.keep(layout.step_file(layout.ROUNDS, step), json.dumps(asdict(report), indent=1).encode())
 
 
 def read_round(store: Store, step: int) -> RolloutReport | None:
@@ -169,7 +169,7 @@ def held_tokens_before(store: Store, step: int, num_rounds: int) -> tuple[int, .
 
 def _read(store: Store, step: int, parse: Callable[[dict[str, Any]], T]) -> T | None:
     """The kept report of a closed round, parsed; None if there is none. Any: JSON values."""
-    name = layout.round_file(step)
+    name = layout.step_file(layout.ROUNDS, step)
     if not store.exists(name):
         return None
     return store.parsed(name, lambda data: parse({**json.loads(data)}), PLAY_AGAIN)

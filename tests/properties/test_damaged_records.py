@@ -88,30 +88,30 @@ KINDS = {
     layout.MANIFEST: Kind(
         write=lambda store: write_manifest(store, a_manifest()), read=read_manifest
     ),
-    layout.commit_file(1): Kind(
+    layout.step_file(layout.STEPS, 1): Kind(
         write=lambda store: commit_step(store, make_commit(1)), read=read_commits
     ),
-    layout.plan_file(2): Kind(
+    layout.step_file(layout.PLANS, 2): Kind(
         write=lambda store: keep_round(store, PLAN),
         read=lambda store: partial_round(store, 2, 9, ()),
     ),
-    layout.round_file(2): Kind(
+    layout.step_file(layout.ROUNDS, 2): Kind(
         write=lambda store: close_round(store, 2, ROUND),
         read=lambda store: (
             read_round(store, 2), left_by_round(store, 2), held_tokens_before(store, 3, 1)
         ),
     ),
-    layout.split_file(2): Kind(
+    layout.step_file(layout.SPLITS, 2): Kind(
         write=lambda store: write_split(store, 2, (Share(rank=0, parts=(("0/1", (0, 1)),)),)),
         read=lambda store: read_split(store, 2),
     ),
-    layout.moments_file(2): Kind(
+    layout.step_file(layout.MOMENTS, 2): Kind(
         write=lambda store: store.keep(
-            layout.moments_file(2), b'{"count": 4, "mean": 0.5, "deviation": 0.25}'
+            layout.step_file(layout.MOMENTS, 2), b'{"count": 4, "mean": 0.5, "deviation": 0.25}'
         ),
         read=lambda store: read_moments(store, 2),
     ),
-    layout.journal_part(2, 0): Kind(
+    layout.part_file(layout.JOURNAL, 2, 0): Kind(
         write=lambda store: Journal(store).append(2, ROWS),
         read=lambda store: Journal(store).read(2),
     ),
@@ -124,7 +124,9 @@ KINDS = {
     layout.table_file("spans", 2): Kind(
         write=finalise, read=lambda store: Journal(store).read_spans(2)
     ),
-    layout.judgement_part(2, 0): Kind(write=judge, read=lambda store: kept_judgements(store, 2)),
+    layout.part_file(layout.JUDGEMENTS, 2, 0): Kind(
+        write=judge, read=lambda store: kept_judgements(store, 2)
+    ),
     layout.STATUS: Kind(write=live, read=read_status),
 }  # fmt: skip
 
@@ -208,7 +210,7 @@ def test_a_record_that_has_lost_its_digest_is_damaged_where_the_run_has_digests(
 def test_a_record_in_the_place_of_another_is_damaged(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path)).requiring_digests()
     close_round(store, 2, ROUND)
-    store.write(layout.round_file(3), store.read(layout.round_file(2)))
+    store.write(layout.step_file(layout.ROUNDS, 3), store.read(layout.step_file(layout.ROUNDS, 2)))
     with pytest.raises(ValueError, match=r"rounds/00003.json .* must be whole"):
         read_round(store, 3)
 

@@ -55,7 +55,7 @@ def record(store: Store, rounds: list[SimulatedRound]) -> None:
             for generated in result.generated
         ]
         Journal(store).finalise(plan.step, rows, result.groups, ())
-        store.write(layout.round_file(plan.step), b"{}")
+        store.write(layout.step_file(layout.ROUNDS, plan.step), b"{}")
 
 
 def recorded_run(folder: Path, scheduling: Policy) -> str:

@@ -74,9 +74,11 @@ def test_no_commits_is_an_empty_run(store: Store) -> None:
 
 def test_a_commit_of_an_earlier_version_still_loads(store: Store) -> None:
     commit_step(store, replace(a_commit(1), planner={}, timeouts={}))
-    raw = json.loads(store.checked(layout.commit_file(1)))
+    raw = json.loads(store.checked(layout.step_file(layout.STEPS, 1)))
     del raw["planner"], raw["timeouts"]
-    store.write(layout.commit_file(1), json.dumps(raw | {"mlflow_logged": True}).encode())
+    store.write(
+        layout.step_file(layout.STEPS, 1), json.dumps(raw | {"mlflow_logged": True}).encode()
+    )
     assert read_commits(store) == [replace(a_commit(1), planner={}, timeouts={})]
 
 
@@ -109,7 +111,7 @@ def test_a_commit_killed_before_its_rename_never_happened(
 
 def test_a_diverged_metric_keeps_the_file_valid_json(store: Store) -> None:
     commit_step(store, replace(a_commit(1), metrics={"train/loss": math.nan}))
-    json.loads(store.read(layout.commit_file(1)), parse_constant=pytest.fail)
+    json.loads(store.read(layout.step_file(layout.STEPS, 1)), parse_constant=pytest.fail)
     assert math.isnan(read_commits(store)[0].metrics["train/loss"])
 
 
@@ -268,7 +270,7 @@ def without_manifest(store: Store) -> None:
 
 
 def without_commit(store: Store) -> None:
-    store.delete(layout.commit_file(1))
+    store.delete(layout.step_file(layout.STEPS, 1))
 
 
 def with_another_manifest(store: Store) -> None:

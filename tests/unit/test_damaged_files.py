@@ -17,15 +17,15 @@ from tasks.learner.split import read_split
 from tasks.rounds.report import read_round
 
 READERS: dict[str, Callable[[Store], object]] = {
-    layout.plan_file(2): lambda store: partial_round(store, 2, 9, ()),
-    layout.round_file(2): lambda store: read_round(store, 2),
-    layout.split_file(2): lambda store: read_split(store, 2),
-    layout.moments_file(2): lambda store: read_moments(store, 2),
-    layout.journal_part(2, 0): lambda store: Journal(store).read(2),
+    layout.step_file(layout.PLANS, 2): lambda store: partial_round(store, 2, 9, ()),
+    layout.step_file(layout.ROUNDS, 2): lambda store: read_round(store, 2),
+    layout.step_file(layout.SPLITS, 2): lambda store: read_split(store, 2),
+    layout.step_file(layout.MOMENTS, 2): lambda store: read_moments(store, 2),
+    layout.part_file(layout.JOURNAL, 2, 0): lambda store: Journal(store).read(2),
     layout.table_file("responses", 2): lambda store: Journal(store).read(2),
     layout.table_file("groups", 2): lambda store: Journal(store).read_groups(2, ()),
     layout.table_file("spans", 2): lambda store: Journal(store).read_spans(2),
-    layout.judgement_part(2, 0): lambda store: kept_judgements(store, 2),
+    layout.part_file(layout.JUDGEMENTS, 2, 0): lambda store: kept_judgements(store, 2),
 }
 
 

@@ -30,7 +30,7 @@ def opened(root: Path, every_steps: int, *recorded: int) -> OpenRun:
     """A run whose evaluations after these steps are recorded."""
     store = Store.open(str(root)).child("run")
     for step in recorded:
-        store.child(EVALUATION).write(layout.round_file(step), b"{}")
+        store.child(EVALUATION).write(layout.step_file(layout.ROUNDS, step), b"{}")
     config = RunConfig.model_validate(
         {"preset": "tiny", "evaluation": {"every_steps": every_steps}}
     )
@@ -265,7 +265,7 @@ def test_the_tasks_of_a_run_take_no_record_without_digest_and_make_its_folder_ne
 ) -> None:
     context = replace(CONTEXT, artifact_root=str(tmp_path), has_digests=True)
     store = context.open_store()
-    store.write(layout.split_file(1), b"[]")
+    store.write(layout.step_file(layout.SPLITS, 1), b"[]")
     with pytest.raises(ValueError, match="it has no digest"):
         read_split(store, 1)
     store.delete("")

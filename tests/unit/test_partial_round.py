@@ -45,7 +45,7 @@ def begin(run: OpenRun, step: int = 5) -> PartialRound:
 
 
 def close(root: Path, step: int = 5) -> None:
-    Store.open(str(root)).child("run").write(layout.round_file(step), b"{}")
+    Store.open(str(root)).child("run").write(layout.step_file(layout.ROUNDS, step), b"{}")
 
 
 def test_a_drain_that_was_begun_is_played_in_a_run_that_is_made_longer(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_round_with_a_prompt_that_does_not_fit_is_planned_anew_unless_closed(
     row = int(begun.plan.prompts[0].prompt_id.partition("/")[2])
     close(tmp_path)
     assert begin(open_run(tmp_path, 8, unfit=(row,))) == begun
-    Store.open(str(tmp_path)).child("run").delete(layout.round_file(5))
+    Store.open(str(tmp_path)).child("run").delete(layout.step_file(layout.ROUNDS, 5))
     again = begin(open_run(tmp_path, 8, unfit=(row,)))
     assert begun.plan.prompts[0] not in again.plan.candidates
     assert begin(open_run(tmp_path, 8, unfit=(row,))) == again
@@ -100,8 +100,8 @@ def test_a_round_that_other_code_began_is_refused(tmp_path: Path) -> None:
     """It may say otherwise where its prompts come from, so that some would be trained twice."""
     run = open_run(tmp_path, num_steps=8)
     begin(run)
-    kept = json.loads(run.store.checked(layout.plan_file(5)))
+    kept = json.loads(run.store.checked(layout.step_file(layout.PLANS, 5)))
     del kept["schema_version"]
-    run.store.write(layout.plan_file(5), json.dumps(kept).encode())
+    run.store.write(layout.step_file(layout.PLANS, 5), json.dumps(kept).encode())
     with pytest.raises(ValueError, match="schema version 1, got None; resume it with the code"):
         begin(run)

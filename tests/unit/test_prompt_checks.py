@@ -281,6 +281,6 @@ def test_what_a_round_asked_that_was_begun_is_examined_though_the_run_now_ends_b
     config = config_over(path, num_steps=1)
     run = replace(context_of(config, model_path), artifact_root=str(tmp_path))
     for step in (1, 2, 3):
-        run.open_store().write(layout.plan_file(step), b"{}")
+        run.open_store().write(layout.step_file(layout.PLANS, step), b"{}")
     fitted(config, run)
     assert examined == [3 * 4]

@@ -296,7 +296,7 @@ def test_a_restarted_writer_goes_on_after_the_last_part(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
     first, second = Journal(store), Journal(store)
     names = [first.append(7, [a_row(0)]), second.append(7, [a_row(1)]), first.append(7, [a_row(2)])]
-    assert names == [layout.journal_part(7, part) for part in (0, 1, 2)]
+    assert names == [layout.part_file(layout.JOURNAL, 7, part) for part in (0, 1, 2)]
     assert len(Journal(store).read(7)) == 3
 
 
