@@ -5,10 +5,8 @@ round's coordinator or the whole run is killed, its responses continue from thes
     TokenLog  a coordinator writes reported tokens ───┴▶ <folder>/<attempt>/<writer>-<id>.jsonl
     read_turns, read_tokens ─▶ each response with all its logged tokens;  drop_attempts ─▶ deleted
 
-A process only appends. All lines of a call are one write, which outlives its process but not a
-crash of the machine. Each line is JSON, so that reading a line executes no code, and carries its
-own digest: reading a file ends at the first damaged or broken-off line. Leaves out finished and
-scored responses (`journal`).
+All lines of a call are one write, which outlives its process but not a crash of the machine. Each
+line is JSON and carries its own digest: reading ends at the first damaged or broken-off line.
 """
 
 from __future__ import annotations

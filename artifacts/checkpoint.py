@@ -3,11 +3,9 @@
     with checkpoints.aside(scratch) as directory: the learner saves there
     ─▶ checkpoints.commit(step, directory) ─▶ the step is committed ─▶ checkpoints.prune(step)
 
-A checkpoint newer than the last committed step is never resumed from, which is why pruning waits
-for that commit. The marker has size and BLAKE3 of every file, taken while the files are synced or
-uploaded, and compared before a checkpoint is handed out. Leaves out the files themselves. On a
-local root `commit` is a rename; on a remote one the files pass through a scratch directory, which
-every rank and the caller must see, and the marker is uploaded last.
+The marker has size and BLAKE3 of every file, compared before a checkpoint is handed out. On a local
+root `commit` is a rename; on a remote one the files pass through a scratch directory, which every
+rank and the caller must see, and the marker is uploaded last.
 """
 
 from __future__ import annotations

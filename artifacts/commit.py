@@ -1,8 +1,7 @@
 """The commit point of a step and the manifest of a run.
 
 A step is committed when its file (`steps/00007.json`) exists, and not before: the file is created
-once, by one atomic write, after everything that it names is on disk. Resume reads the commits,
-loads the last checkpoint that they name and replays the training of the later steps.
+once, by one atomic write, after everything that it names is on disk.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import math
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -151,9 +151,8 @@ def _read_commit(store: Store, step: int) -> StepCommit:
     raw = _decode(store.checked(layout.step_file(layout.STEPS, step)), where)
     raw.pop("mlflow_logged", None)  # commits of the first version had it
     try:
-        metrics = {
-            name: math.nan if value is None else value for name, value in raw.pop("metrics").items()
-        }
+        kept = raw.pop("metrics").items()
+        metrics = {name: math.nan if value is None else value for name, value in kept}
         return StepCommit(weights=WeightsRef(**raw.pop("weights")), metrics=metrics, **raw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -194,10 +193,8 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
     """Versions of these packages, without those that are not installed."""
     versions = {}
     for name in names:
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
@@ -211,12 +208,11 @@ def git_sha(directory: Path) -> str | None:
 
 def _git(directory: Path, *args: str) -> str | None:
     try:
-        answer = subprocess.run(
-            ["git", *args], cwd=directory, capture_output=True, text=True, timeout=20, check=True
-        )
+        return subprocess.check_output(
+            ["git", *args], cwd=directory, stderr=subprocess.DEVNULL, text=True, timeout=20
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
 
 
 def _encode(record: Json) -> bytes:

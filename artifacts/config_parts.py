@@ -1,10 +1,5 @@
-"""Parts that several configurations share: where a service's token is stored, and defaults of a
-part that differ from those of its class.
-
-A token is read from a file or an environment variable when the service is called; settings hold
-only the name of that file or variable. Leaves out the token by which elastic workers prove
-themselves to a run (`tasks.elastic.worker_card`).
-"""
+"""Parts that several configurations share: their base, where a service's token is stored, and
+defaults of a part that differ from those of its class."""
 
 from __future__ import annotations
 
@@ -14,9 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from artifacts.urls import Location
+
+
+class FrozenConfig(BaseModel):
+    """A part of the configuration: it never changes, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TokenPlace(BaseModel):

@@ -3,9 +3,8 @@
     {"step": 7, ..., "blake3": "5f0c..."}       JSON, a line of a log, too: the last field
     PAR1 columns blake3:5f0c... footer PAR1     Parquet: before the footer, which readers go by
 
-The digest is in the record, so that one write stores both. The record's name is hashed too, so that
-a record under another's name is detected. Leaves out weights, whose digest is over tensors
-(`weights`), and which records may lack a digest (`Store`).
+The record's name is hashed too, so that a record under another's name is detected. Leaves out
+weights, whose digest is over tensors (`weights`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The records of an episode, a response of many turns: its turns, and how it ended.
-
-The records are frozen, and travel inside those of `artifacts.records`.
-"""
+"""The records of an episode, a response of many turns: its turns, and how it ended."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     a profile's name, file or numbers ─▶ `with_profile` ─▶ fixed fields of the part
     the run's table `deadlines` ───────▶ `flows.config.limits` ─▶ derived limits
 
-Tests and experiments pass such fields to the classes; a run's settings that name one are refused.
-Neither the JSON schema of the settings nor a run's stored settings contain these fields.
+Tests and experiments pass such fields to the classes. Neither the JSON schema of the settings nor
+a run's stored settings contain them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""The directory in which a run hands weights over to its engines. It belongs to the running flow
-and is deleted when the run ends; a killed run's directory is deleted when the next run begins.
+"""The directory in which a run hands weights over to its engines, deleted when the run ends.
 
     <parent>/rollflow-<run id>/owner.lock   held by the flow's process, released by the system
                               /host         name of that process's machine
                               /run          URL of the run's records
 
 The directory is usually in memory, which the files of a killed run would occupy until the next
-reboot: a run that begins removes every directory without an owner. In a folder that machines share
-it removes only directories of its own machine, as not every file system shows the locks of another
-machine. If a run of the same name below another artifact root owns the directory, this run's gets
-another name. Leaves out the files in the directory (`weights`, `checkpoint`); a resume needs none.
+reboot: a run that begins removes every directory of its machine without an owner (not every file
+system shows the locks of another machine). If a run of the same name below another artifact root
+owns the directory, this run's gets another name.
 """
 
 from __future__ import annotations

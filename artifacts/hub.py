@@ -1,9 +1,6 @@
 """Fetches files of a repository on the Hugging Face hub through the hub's own client, whose cache
-(HF_HOME), offline switch (HF_HUB_OFFLINE), token and endpoint are honoured.
-
-Every failure is a ValueError of one sentence with the repository, the cause and the cure. Leaves
-out which files a model or a data set consists of.
-"""
+(HF_HOME), offline switch (HF_HUB_OFFLINE), token and endpoint are honoured. Every failure is a
+ValueError of one sentence with the repository, the cause and the cure."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ generates only the missing ones.
     append(generated), append(scored), ... killed ─▶ read(step): the recorded responses
     ─▶ append(generated), ... ─▶ finalise(step, rows): responses/
 
-Parts lie apart from the finalised table, so that a reader of responses/ never counts a response
-twice. Callers append rows in batches, because a part costs a few milliseconds.
+Callers append rows in batches, because a part costs a few milliseconds.
 """
 
 from __future__ import annotations

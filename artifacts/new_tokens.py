@@ -4,9 +4,7 @@ tokens.
     engine ─▶ NewTokens, NewTokens, ... ─▶ PartialResponse: all tokens reported so far
           └─▶ Generated, when the response is over
 
-A report has only the tokens since the report before. Whoever receives every report can rebuild the
-response after its engine has died. Versions are stored as spans; adjacent tokens of one version are
-always one span, so that equal tokens have equal spans.
+Versions are stored as spans; adjacent tokens of one version are always one span.
 """
 
 from __future__ import annotations

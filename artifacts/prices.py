@@ -1,10 +1,8 @@
 """Prices of a device-hour by price class, and the gain in tokens per dollar by cheap devices.
 
-    prices:
-      own_class: reserved
-      classes: {reserved: 10.47, spot: 2.66}
-
-Leaves out how long devices were held (`reports.device_cost`).
+prices:
+  own_class: reserved
+  classes: {reserved: 10.47, spot: 2.66}
 """
 
 from __future__ import annotations
@@ -13,16 +11,16 @@ import re
 from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from artifacts.config_parts import FrozenConfig
 
 HOUR_S = 3600.0
 CLASS_NAME = re.compile(r"[a-z][a-z0-9-]*")  # it becomes part of the names of metrics
 
 
-class PriceConfig(BaseModel):
+class PriceConfig(FrozenConfig):
     """The price classes of a run's devices."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     classes: Mapping[str, float] = Field(
         default_factory=dict,

@@ -1,8 +1,5 @@
 """The umask of a run's processes: only their user can read the files and folders that they make. A
-folder with a default ACL (`setfacl -d`) follows that ACL, and an existing folder keeps its mode.
-
-Leaves out files that a command writes where the user names them, such as a plot.
-"""
+folder with a default ACL (`setfacl -d`) follows that ACL, and an existing folder keeps its mode."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Sends requests to this machine without a proxy, whatever proxy the user's environment names.
 
-Every HTTP client reads the environment itself: httpx (Prefect), requests (MLflow), urllib,
-websockets. All of them honour `no_proxy`, so this module extends that variable before the first
-client is made; processes that are started afterwards inherit it. Leaves out clients that never read
-the variable: aiohttp and http.client, which transfer weights and verdicts.
+All HTTP clients that read the environment honour `no_proxy`, so this module extends that variable
+before the first client is made; processes that are started afterwards inherit it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The records that travel through a step: prompt -> generated response -> score -> group.
 
-Every record is frozen. Token ids and log-probabilities are tuples, so that records compare with
-``==`` and pickle compactly as one object; they cross process borders as the bytes of `pack` (a bare
-list of ints costs Dask 60 ms a thousand). Times are Unix seconds of the machine that measured them
-(virtual seconds under simulation).
+They cross process borders as the bytes of `pack` (a bare list of ints costs Dask 60 ms a thousand).
+Times are Unix seconds of the machine that measured them (virtual seconds under simulation).
 
 The model samples only some tokens of an episode. The other tokens were given to the model, and
 enter no loss and no count (invariant 14, docs/architecture.md):

@@ -1,8 +1,5 @@
-"""Seeding windows that earlier runs found: `seeding.json` at the artifact root, beside the runs.
-
-A seeding window (seconds) belongs to a model, a worker class and a number of elastic workers. A
-later run with the same three begins with that window.
-"""
+"""Seeding windows that earlier runs found: `seeding.json` at the artifact root, beside the runs. A
+seeding window (seconds) belongs to a model, a worker class and a number of elastic workers."""
 
 from __future__ import annotations
 

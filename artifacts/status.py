@@ -6,8 +6,7 @@ and in which it records how the run ended.
     await_end(store, report)     returns when no process goes on with the run: a resume may begin
 
 A killed process writes no last status. On its own machine the missing process is noticed at once;
-on other machines the status counts as interrupted when the file is older than STALE_S. Leaves out
-how far the run has come (`reports.figures`).
+on other machines the status counts as interrupted when the file is older than STALE_S.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 by URL.
 
 Every write is all or nothing. On a local disk the bytes go to a hidden name in the same directory,
-are synced and renamed; an object appears in an object store only when its upload is complete.
-Records, which a resume reads, are stored with a digest (`digests`) that is compared when they are
-read. A refused write becomes one sentence for the user: the file, the reason and the cure. (The
-original errors often lack them: a full disk gives no path, safetensors only words, and object
-stores raise errors of their own packages.) Leaves out locking: a run has one writer per name.
+are synced and renamed; an object appears in an object store only when its upload is complete. A
+refused write becomes one sentence for the user: the file, the reason and the cure, which the
+original errors often lack. Leaves out locking: a run has one writer per name.
 """
 
 from __future__ import annotations
@@ -192,6 +190,12 @@ class Store:
         file = self._full(path)
         with self._reached():
             return bytes(self._fs.cat_file(file))
+
+    def read_if_there(self, path: str) -> bytes | None:
+        """Read the whole file; None if there is none."""
+        with suppress(FileNotFoundError):
+            return self.read(path)
+        return None
 
     def checked(self, path: str, cure: str = RESTORE) -> bytes:
         """Read the record at `path`, compare it with its digest, and return it without. Raises

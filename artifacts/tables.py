@@ -3,20 +3,17 @@ versioned schemas.
 
     records -> table -> Parquet bytes -> table -> records, equal to the original ones, bit for bit
 
-Each column is defined once: its name and type in the file, how its cell is made from a record, and
-which field is read back from it. Log-probabilities are stored as float64: engines return Python
-floats, and a replayed step must train on exactly the numbers that the first attempt trained on.
-Split into byte streams, the zero bytes of values that were float32 compress to nothing. `step` is
-no column of the files: it is their Hive partition (see `layout`) and an entry of their metadata.
-Leaves out where the bytes are stored (`journal`, `store`).
+Log-probabilities are stored as float64: engines return Python floats, and a replayed step must
+train on exactly the numbers that the first attempt trained on. Split into byte streams, the zero
+bytes of values that were float32 compress to nothing. `step` is no column of the files: it is their
+Hive partition (see `layout`) and an entry of their metadata.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -40,48 +37,18 @@ from artifacts.records import (
 )
 
 Row = dict[str, Any]  # Any: one cell per column, of the column's type
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of a table, and how a record's cell is written and read back."""
-
-    name: str  # in the file
-    type: pa.DataType  # of its cells
-    cell: Callable[[Any], object]  # Any: the table's record in, a cell out
-    field: str = ""  # the field that is read back from it; empty for a figure to look at alone
-    value: Callable[[Any], object] = lambda cell: cell  # Any: a cell in, the field's value out
-
-
-def _field(
-    name: str,
-    type_: pa.DataType,
-    field: str = "",
-    *,
-    cell: Callable[[Any], object] = lambda value: value,  # Any: the field's value
-    value: Callable[[Any], object] = lambda cell: cell,  # Any: the cell
-) -> Column:
-    """Make the column `name` for a record's field `field`, by default of the same name."""
-    read = attrgetter(field or name)
-    return Column(
-        name=name,
-        type=type_,
-        cell=lambda record: cell(read(record)),
-        field=field or name,
-        value=value,
-    )
-
+Columns = Mapping[str, pa.DataType]  # of a record, or of a struct in a cell
 
 _TOKENS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("element", pa.float64(), nullable=False))
-_VERSION = {"version": pa.int32(), "num_tokens": pa.int32()}
-_CASE = {
+_VERSION: Columns = {"version": pa.int32(), "num_tokens": pa.int32()}
+_CASE: Columns = {
     "key": pa.string(),
     "verdict": pa.string(),
     "wall_s": pa.float64(),
     "limit_s": pa.float64(),
 }
-_TURN = {
+_TURN: Columns = {
     "num_given": pa.int32(),
     "num_sampled": pa.int32(),
     "observation": pa.string(),
@@ -93,7 +60,8 @@ _TURN = {
     "starts_over": pa.bool_(),
     "info": pa.map_(pa.string(), pa.string()),  # files of earlier runs lack it
 }
-_EPISODE = {  # beside its turns
+_EPISODE: Columns = {
+    "turns": pa.list_(pa.struct(list(_TURN.items()))),
     "ending": pa.string(),
     "detail": pa.string(),
     "last_observation": pa.string(),
@@ -103,22 +71,75 @@ _EPISODE = {  # beside its turns
     "num_restarted": pa.int32(),
     "num_forgotten": pa.int32(),
 }
+PROMPT: Columns = {
+    "prompt_id": pa.string(),
+    "domain": pa.string(),
+    "prompt_text": pa.string(),
+    "gold": pa.string(),
+    "prompt_token_ids": _TOKENS,
+    "episode_seed": pa.int64(),  # files of earlier runs lack the column
+}
+GENERATED: Columns = {
+    "index": pa.int32(),
+    "text": pa.string(),
+    "token_ids": _TOKENS,
+    "logprobs": _FLOATS,
+    "versions": pa.list_(pa.struct(list(_VERSION.items()))),
+    "finish_reason": pa.string(),
+    "engine": pa.string(),
+    "submitted_s": pa.float64(),
+    "first_token_s": pa.float64(),
+    "finished_s": pa.float64(),
+    "attempt": pa.int64(),  # files of earlier runs lack the column
+    # null for a response of one turn; files of earlier runs lack the column
+    "episode": pa.struct(list(_EPISODE.items())),
+}
+SCORE: Columns = {  # all empty where there is no score yet
+    "outcome": pa.string(),
+    "reward": pa.float64(),
+    "detail": pa.string(),
+    "scorer": pa.string(),
+    "score_started_s": pa.float64(),
+    "score_finished_s": pa.float64(),
+    # null where no program was executed; files of earlier runs lack the column
+    "cases": pa.list_(pa.struct(list(_CASE.items()))),
+}
+KIND: Columns = {"kind": pa.string()}
+END: Columns = {"fate": pa.string(), "advantage": pa.float64()}
+MEMBERS: Columns = {  # of a group
+    "indices": _TOKENS,
+    "rewards": pa.list_(pa.float64()),
+    "reward_mean": pa.float64(),
+    "num_tokens": pa.int64(),
+}
+SPAN: Columns = {
+    "device": pa.string(),
+    "actor": pa.string(),
+    "kind": pa.string(),
+    "start_s": pa.float64(),
+    "end_s": pa.float64(),
+}
+TABLES: Mapping[TableName, Columns] = {
+    "responses": {**KIND, **PROMPT, **GENERATED, **SCORE, **END},
+    "groups": {**PROMPT, **MEMBERS},
+    "spans": SPAN,
+}
+# fields whose column has another name
+FIELDS = {
+    "prompt_text": "text",
+    "prompt_token_ids": "token_ids",
+    "score_started_s": "started_s",
+    "score_finished_s": "finished_s",
+}
 
 
-def _structs(names: Iterable[str], records: Sequence[object]) -> list[Row]:
-    return [{name: getattr(record, name) for name in names} for record in records]
-
-
-def _cases(cell: Sequence[Row] | None) -> tuple[CaseResult, ...]:
-    return tuple(
-        CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])}) for case in cell or ()
-    )
-
-
-def _episode_cell(episode: Episode | None) -> Row | None:
-    if episode is None:
-        return None
-    return {"turns": _structs(_TURN, episode.turns), **_structs(_EPISODE, [episode])[0]}
+def _cell(value: Any) -> Any:  # Any: a field of a record in, a cell out
+    """Convert records within a field to structs."""
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_cell(part) for part in value]
+    if is_dataclass(value):
+        return {field.name: _cell(getattr(value, field.name)) for field in fields(value)}
+    return value
 
 
 def _episode(cell: Row | None) -> Episode | None:
@@ -129,105 +150,34 @@ def _episode(cell: Row | None) -> Episode | None:
     return Episode(**cell | {"turns": turns, "ending": ending})
 
 
-def _rewards(group: Group) -> list[float | None]:
-    return [response.score.reward if response.score else None for response in group.responses]
-
-
-def _reward_mean(group: Group) -> float | None:
-    known = [reward for reward in _rewards(group) if reward is not None]
-    return sum(known) / len(known) if known else None
-
-
-PROMPT = (
-    _field("prompt_id", pa.string()),
-    _field("domain", pa.string()),
-    _field("prompt_text", pa.string(), "text"),
-    _field("gold", pa.string()),
-    _field("prompt_token_ids", _TOKENS, "token_ids", value=tuple),
-    _field("episode_seed", pa.int64()),  # files of earlier runs lack the column
-)
-GENERATED = (
-    _field("index", pa.int32()),
-    _field("text", pa.string()),
-    _field("token_ids", _TOKENS, value=tuple),
-    _field("logprobs", _FLOATS, value=tuple),
-    _field(
-        "versions",
-        pa.list_(pa.struct(list(_VERSION.items()))),
-        cell=lambda spans: _structs(_VERSION, spans),
-        value=lambda cell: tuple(VersionSpan(**span) for span in cell),
+# how cells become fields, where they are not the same; a column that the file lacks has None
+READERS: Mapping[str, Callable[[Any], object]] = {  # Any: a cell
+    "prompt_token_ids": tuple,
+    "token_ids": tuple,
+    "logprobs": tuple,
+    "versions": lambda cell: tuple(VersionSpan(**span) for span in cell),
+    "attempt": lambda cell: cell or 0,
+    "episode": _episode,
+    "outcome": Outcome,
+    "cases": lambda cell: tuple(
+        CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])}) for case in cell or ()
     ),
-    _field("finish_reason", pa.string()),
-    _field("engine", pa.string()),
-    _field("submitted_s", pa.float64()),
-    _field("first_token_s", pa.float64()),
-    _field("finished_s", pa.float64()),
-    # files of earlier runs lack the column
-    _field("attempt", pa.int64(), value=lambda cell: cell or 0),
-    # null for a response of one turn; files of earlier runs lack the column
-    _field(
-        "episode",
-        pa.struct([("turns", pa.list_(pa.struct(list(_TURN.items())))), *_EPISODE.items()]),
-        cell=_episode_cell,
-        value=_episode,
-    ),
-)
-SCORE = (  # all empty where there is no score yet
-    _field("outcome", pa.string(), value=Outcome),
-    _field("reward", pa.float64()),
-    _field("detail", pa.string()),
-    _field("scorer", pa.string()),
-    _field("score_started_s", pa.float64(), "started_s"),
-    _field("score_finished_s", pa.float64(), "finished_s"),
-    # null where no program was executed; files of earlier runs lack the column
-    _field(
-        "cases",
-        pa.list_(pa.struct(list(_CASE.items()))),
-        cell=lambda cases: _structs(_CASE, cases) or None,
-        value=_cases,
-    ),
-)
-KIND = (_field("kind", pa.string()),)
-END = (
-    _field("fate", pa.string(), value=lambda cell: None if cell is None else Fate(cell)),
-    _field("advantage", pa.float64()),
-)
-MEMBERS = (
-    Column(
-        name="indices",
-        type=_TOKENS,
-        cell=lambda group: [response.generated.index for response in group.responses],
-    ),
-    Column(name="rewards", type=pa.list_(pa.float64()), cell=_rewards),
-    Column(name="reward_mean", type=pa.float64(), cell=_reward_mean),
-    Column(
-        name="num_tokens",
-        type=pa.int64(),
-        cell=lambda group: sum(response.generated.num_sampled for response in group.responses),
-    ),
-)
-SPAN = (
-    _field("device", pa.string()),
-    _field("actor", pa.string()),
-    _field("kind", pa.string()),
-    _field("start_s", pa.float64()),
-    _field("end_s", pa.float64()),
-)
-TABLES: dict[TableName, tuple[Column, ...]] = {
-    "responses": (*KIND, *PROMPT, *GENERATED, *SCORE, *END),
-    "groups": (*PROMPT, *MEMBERS),
-    "spans": SPAN,
+    "fate": lambda cell: None if cell is None else Fate(cell),
 }
 
 
-def _cells_of(columns: Sequence[Column], record: object) -> Row:
+def _cells_of(columns: Columns, record: object) -> Row:
     """The cells of a record in these columns."""
-    return {column.name: column.cell(record) for column in columns}
+    return {name: _cell(getattr(record, FIELDS.get(name, name))) for name in columns}
 
 
-def _fields_of(columns: Sequence[Column], row: Row) -> dict[str, Any]:  # Any: values of the fields
-    """A record's fields, read from its cells; the cell of a column that the file lacks is None."""
-    return {column.field: column.value(row.get(column.name)) for column in columns if column.field}
+def _fields_of(columns: Columns, row: Row) -> dict[str, Any]:  # Any: values of the fields
+    """A record's fields, read from its cells."""
+    cells = {name: row.get(name) for name in columns}
+    return {
+        FIELDS.get(name, name): READERS[name](cell) if name in READERS else cell
+        for name, cell in cells.items()
+    }
 
 
 SCHEMA_VERSION = 1
@@ -250,16 +200,12 @@ def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
     """Write rows of the responses table as Parquet bytes. Every row must be of `step`."""
     strays = {row.step for row in rows} - {step}
     assert not strays, f"rows of steps {strays} in the table of step {step}"
-    cells = [
-        {
-            **_cells_of(KIND, row),
-            **_cells_of(PROMPT, row.prompt),
-            **_cells_of(GENERATED, row.response.generated),
-            **(_cells_of(SCORE, row.response.score) if row.response.score is not None else {}),
-            **_cells_of(END, row),
-        }
-        for row in rows
-    ]
+    cells: list[Row] = []
+    for row in rows:
+        generated, score = row.response.generated, row.response.score
+        scored = _cells_of(SCORE, score) | {"cases": _cell(score.cases) or None} if score else {}
+        told = _cells_of(PROMPT, row.prompt) | _cells_of(GENERATED, generated)
+        cells.append(_cells_of({**KIND, **END}, row) | told | scored)
     return _to_parquet("responses", step, cells)
 
 
@@ -267,13 +213,36 @@ def responses_from_parquet(data: bytes) -> list[ResponseRow]:
     """Read the rows of a file of the responses table. Raises ValueError for another table or schema
     version."""
     step, cells = _from_parquet("responses", data)
-    return [_response_row(step, row) for row in cells]
+    rows: list[ResponseRow] = []
+    for row in cells:
+        prompt_id, score = row["prompt_id"], None
+        generated = Generated(prompt_id=prompt_id, **_fields_of(GENERATED, row))
+        if row["outcome"] is not None:
+            score = Score(prompt_id=prompt_id, index=row["index"], **_fields_of(SCORE, row))
+        prompt, response = (
+            Prompt(**_fields_of(PROMPT, row)),
+            Response(generated=generated, score=score),
+        )
+        rest = _fields_of({**KIND, **END}, row)
+        rows.append(ResponseRow(step=step, prompt=prompt, response=response, **rest))
+    return rows
 
 
 def groups_to_parquet(step: int, groups: Sequence[Group]) -> bytes:
     """Write the groups table as Parquet bytes: accepted groups in training order, each with the
     indices of its responses."""
-    cells = [_cells_of(PROMPT, group.prompt) | _cells_of(MEMBERS, group) for group in groups]
+    cells: list[Row] = []
+    for group in groups:
+        responses = group.responses
+        rewards = [each.score.reward if each.score else None for each in responses]
+        known = [reward for reward in rewards if reward is not None]
+        members = {
+            "indices": [each.generated.index for each in responses],
+            "rewards": rewards,
+            "reward_mean": sum(known) / len(known) if known else None,
+            "num_tokens": sum(each.generated.num_sampled for each in responses),
+        }
+        cells.append(_cells_of(PROMPT, group.prompt) | members)
     return _to_parquet("groups", step, cells)
 
 
@@ -301,9 +270,8 @@ def spans_from_parquet(data: bytes) -> list[Span]:
 
 
 def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
-    columns = [(column.name, column.type) for column in TABLES[name]]
     marks = {VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name, STEP_KEY: str(step)}
-    table = pa.Table.from_pylist(rows, schema=pa.schema(columns, metadata=marks))
+    table = pa.Table.from_pylist(rows, schema=pa.schema(TABLES[name], metadata=marks))
     floats = {"logprobs.list.element", "rewards.list.element"}
     words = [path for path in _leaf_paths(table.schema) if path not in floats]
     sink = io.BytesIO()
@@ -345,14 +313,3 @@ def _from_parquet(name: TableName, data: bytes) -> tuple[int, list[Row]]:
             " that wrote it"
         )
     return int(metadata[STEP_KEY]), cast("list[Row]", table.to_pylist())
-
-
-def _response_row(step: int, row: Row) -> ResponseRow:
-    prompt = Prompt(**_fields_of(PROMPT, row))
-    generated = Generated(prompt_id=prompt.prompt_id, **_fields_of(GENERATED, row))
-    score = None
-    if row["outcome"] is not None:
-        score = Score(prompt_id=row["prompt_id"], index=row["index"], **_fields_of(SCORE, row))
-    response = Response(generated=generated, score=score)
-    rest = _fields_of((*KIND, *END), row)
-    return ResponseRow(step=step, prompt=prompt, response=response, **rest)

@@ -3,8 +3,6 @@ in many places.
 
     setting ─▶ Location, ServiceUrl, ... ─▶ an error with the field's name and where secrets belong
     a sentence, a log ─▶ without_secrets ─▶ *** in place of every URL that holds a secret
-
-Leaves out a token that is a part of a path, which no rule can distinguish from a name.
 """
 
 from __future__ import annotations

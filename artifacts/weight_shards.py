@@ -4,15 +4,10 @@ each with its BLAKE3.
     WeightsRef or model folder ── described ──▶ Manifest (JSON) ── verified ──▶ the same bytes there
     new XOR old ── low bytes of all bf16 values, then high bytes ── zstd ──▶ a few per cent
 
-A version never changes, and the manifest has each shard's hash, so that a shard may come from any
-peer. The files stay as they were published (bf16, tied tensors once). The hash is BLAKE3: a lying
-peer could forge the fingerprints of `weights`, which only detect accidents, and SHA-256 takes four
-times as long, more than the transfer itself. vLLM depends on blake3 anyway.
-
-Over a slow link a shard may be sent as its lossless difference to the version before. Between two
-updates most high bytes (sign, exponent) stay and low bytes change little, so that high and low
-bytes compress better apart than interleaved (docs/elastic.md has figures). Leaves out how bytes are
-sent (`tasks.elastic.weights`).
+A version never changes, so that a shard may come from any peer. The hash is BLAKE3: a lying peer
+could forge the fingerprints of `weights`, and SHA-256 takes longer than the transfer itself. From
+one version to the next most high bytes (sign, exponent) stay and low bytes change little, so that
+they compress better apart (docs/elastic.md has figures).
 """
 
 from __future__ import annotations

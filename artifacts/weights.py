@@ -1,10 +1,5 @@
-"""Writes, reads and compares the file of a weight version.
-
-A version is one bf16 safetensors file, written aside and renamed; tied weights are stored once. The
-weight check compares fingerprints: a `fingerprint` is an exact checksum of a tensor's bf16 bytes
-and shape that depends on the position of every element. It detects accidents; it is no signature.
-Leaves out where a run stores its versions and when it deletes them (layout and store).
-"""
+"""Writes, reads and compares the file of a weight version: bf16 safetensors, written aside and
+renamed; tied weights are stored once. Leaves out where a run stores its versions."""
 
 from __future__ import annotations
 

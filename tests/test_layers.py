@@ -85,7 +85,10 @@ FORBIDDEN_STEMS = {
     "queue",
 }
 # bases of configurations
-CONFIGS = {"BaseModel", "ReplicaConfig", "EnvironmentSettings", "GameConfig", "StyledGameConfig"}
+CONFIGS = {
+    "BaseModel", "FrozenConfig", "ReplicaConfig", "EnvironmentSettings", "GameConfig",
+    "StyledGameConfig",
+}  # fmt: skip
 
 
 def name_of(path: Path) -> str:

@@ -36,7 +36,13 @@ def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of a
     if pa.types.is_run_end_encoded(kind):
         return values_of(pc.run_end_decode(array))
     if pa.types.is_struct(kind):
-        return _structs(array)
+        names = [field.name for field in kind]
+        columns = [values_of(column) for column in array.flatten()]
+        rows = zip(*columns, strict=True) if columns else ((),) * len(array)
+        return [
+            dict(zip(names, values, strict=True)) if is_valid else None
+            for is_valid, values in zip(array.is_valid().to_pylist(), rows, strict=True)
+        ]
     if pa.types.is_map(kind):
         return [_dictionary(item) if item.is_valid else None for item in array]
     if pa.types.is_nested(kind):
@@ -44,7 +50,7 @@ def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of a
         lengths = pc.list_value_length(array).to_pylist()
         return [None if length is None else list(islice(values, length)) for length in lengths]
     if pa.types.is_temporal(kind):
-        return _times(array)
+        return [_time(item) for item in array]
     narrow = np.float16 if pa.types.is_float16(kind) else np.float32
     return [None if value is None else float(str(narrow(value))) for value in array.to_pylist()]
 
@@ -66,25 +72,8 @@ def _dictionary(item: Any) -> dict[str, Any]:  # Any: a map of Arrow, and as val
     return dict(zip(map(str, keys), values, strict=True))
 
 
-def _structs(array: Any) -> list[Any]:  # Any: as values_of
-    names = [field.name for field in array.type]
-    columns = [values_of(column) for column in array.flatten()]
-    rows = zip(*columns, strict=True) if columns else ((),) * len(array)
-    return [
-        dict(zip(names, values, strict=True)) if is_valid else None
-        for is_valid, values in zip(array.is_valid().to_pylist(), rows, strict=True)
-    ]
-
-
-def _times(array: Any) -> list[Any]:  # Any: as values_of
+def _time(item: Any) -> Any:  # Any: a scalar of Arrow, and as values_of
     try:
-        return list(array.to_pylist())
+        return item.as_py()
     except (ValueError, OverflowError):  # nanoseconds, or a year that Python's have not
-        return [_time(array.slice(place, 1)) for place in range(len(array))]
-
-
-def _time(array: Any) -> Any:  # Any: as values_of
-    try:
-        return array[0].as_py()
-    except (ValueError, OverflowError):
-        return array.cast(pa.string())[0].as_py()
+        return item.cast(pa.string()).as_py()

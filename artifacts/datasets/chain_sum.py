@@ -5,9 +5,8 @@ a minute on two cores.
     response  a3b5c7d8     each term's letter with the sum so far: long questions, long answers
               Answer: 8
 
-Each term has a letter, by which a small model finds the next term. Demonstrations for the
-supervised warm-up have a known share of wrong steps: after the warm-up the model is right only
-sometimes, and reinforcement learning can improve it.
+Demonstrations for the supervised warm-up have a known share of wrong steps: the model is then right
+only sometimes, and reinforcement learning can improve it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.rows import (
     Dataset,
     Row,
@@ -34,10 +34,8 @@ ANSWER = "\nAnswer: "
 CHARACTERS = ascii_lowercase + "0123456789="
 
 
-class ChainSumConfig(BaseModel):
+class ChainSumConfig(FrozenConfig):
     """Sums of digits that are labelled with letters; the number of terms is Pareto-drawn."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["chain_sum"] = Field(
         "chain_sum", description="Chooses character-level sums for the tiny model."
@@ -97,11 +95,8 @@ def _lettered(numbers: Sequence[int]) -> str:
 def demonstration(
     terms: Sequence[int], rng: random.Random, wrong_share: float, ramble_share: float
 ) -> str:
-    """A response to `question(terms)`: each step is wrong with probability wrong_share, and the
-    chain goes on beyond the last term with probability ramble_share.
-
-    Steps after a wrong step continue from its wrong sum, as a model that slipped would.
-    """
+    """A response to `question(terms)`: each step is wrong with probability wrong_share, after which
+    the chain continues from the wrong sum; it goes on beyond the last term with ramble_share."""
     total, steps = 0, []
     for term in terms:
         total += term

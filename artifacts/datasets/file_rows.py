@@ -3,8 +3,7 @@
     files -> records with their file and line -> filter, mapping, limit -> RowTable -> sides
 
 Every row is read once before a run starts, so that the error of a bad row names its file, line and
-field and does not come in the middle of a step. Files are read in pieces and rows are stored on
-disk, so that memory does not grow with the file.
+field. Files are read in pieces, so that memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import json
 import logging
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from lzma import LZMAError
 from pathlib import PurePosixPath
 from typing import IO, Any, Literal
@@ -107,12 +108,8 @@ def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> 
         if config.limit and num_rows == config.limit:
             break
     if first_unusable:
-        logger.warning(
-            "source=%s rows_left_out=%d first=%s",
-            source,
-            writer.left_out["unusable"],
-            first_unusable,
-        )
+        count = writer.left_out["unusable"]
+        logger.warning("source=%s rows_left_out=%d first=%s", source, count, first_unusable)
     if num_rows:
         return writer.finish()
     if first_unusable:
@@ -136,7 +133,9 @@ def read_records(
             case "csv":
                 yield from _csv(file, paths, name)
             case "jsonl":
-                yield from _json_lines(file, name)
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield f"{name}:{number}", _json_object(line, f"{name}:{number}")
     except _DAMAGED as error:
         raise ValueError(
             f"{name}: must be a whole file of the kind that it is called, it cannot be read to its"
@@ -163,33 +162,29 @@ def format_by_suffix(name: str) -> Format:
 
 
 def _records(config: FilesConfig, path: str, field: str) -> Iterator[Record]:
-    paths = sorted(config.paths)
-    for file in _files(path, field):
-        name = file.full_name if "://" in path else file.path
-        format_ = format_by_suffix(name) if config.format == "by suffix" else config.format
-        try:
-            opened = file.open()
-        except Exception as error:  # every protocol has errors of its own
-            raise _unreadable(field, path, error) from error
-        with opened:
-            yield from read_records(opened, format_, paths, name)
-
-
-def _files(path: str, field: str) -> Sequence[Any]:  # Any: fsspec's open files
-    try:
-        files: Sequence[Any] = fsspec.open_files(path, "rb", compression="infer")
-    except Exception as error:  # every protocol has errors of its own
-        raise _unreadable(field, path, error) from error
+    with _readable(field, path):
+        files: Sequence[Any] = fsspec.open_files(path, "rb", compression="infer")  # Any: untyped
     if not files:
         raise ValueError(f"{field} must match at least one file, got {path}; correct the path")
-    return files
+    for file in files:
+        name = file.full_name if "://" in path else file.path
+        format_ = format_by_suffix(name) if config.format == "by suffix" else config.format
+        with _readable(field, path):
+            opened = file.open()
+        with opened:
+            yield from read_records(opened, format_, sorted(config.paths), name)
 
 
-def _unreadable(field: str, path: str, error: Exception) -> ValueError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return ValueError(
-        f"{field} must be a file that can be read, got {path} ({reason}); correct the path"
-    )
+@contextmanager
+def _readable(field: str, path: str) -> Iterator[None]:
+    """Turn any error of opening a file into a ValueError with the setting and the path."""
+    try:
+        yield
+    except Exception as error:  # every protocol has errors of its own
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(
+            f"{field} must be a file that can be read, got {path} ({reason}); correct the path"
+        ) from error
 
 
 def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
@@ -198,11 +193,9 @@ def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Recor
     except pa.ArrowException as error:
         raise ValueError(f"{name}: must be a Parquet file ({error}); set task.format") from error
     columns = _columns(paths, parquet.schema_arrow.names, name)
-    number = 0
-    for batch in parquet.iter_batches(ROWS_PER_READ, columns=columns):
-        for fields in rows_of(batch):
-            number += 1
-            yield f"{name}:{number}", fields
+    batches = parquet.iter_batches(ROWS_PER_READ, columns=columns)
+    for number, fields in enumerate(chain.from_iterable(map(rows_of, batches)), start=1):
+        yield f"{name}:{number}", fields
 
 
 def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
@@ -213,16 +206,12 @@ def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
         _columns(paths, list(reader.fieldnames or ()), name)
         for fields in reader:
             where = f"{name}:{reader.line_num}"
-            if None in fields or None in fields.values():
-                yield (
-                    where,
-                    ValueError(
-                        f"{where}: every row must have as many values as the header"
-                        f" ({len(reader.fieldnames or ())}); repair the row"
-                    ),
-                )
-            else:
-                yield where, fields
+            unequal = ValueError(
+                f"{where}: every row must have as many values as the header"
+                f" ({len(reader.fieldnames or ())}); repair the row"
+            )
+            is_unequal = None in fields or None in fields.values()
+            yield where, unequal if is_unequal else fields
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(
             f"{name}:{reader.line_num}: must be CSV in UTF-8 ({error}); repair it"
@@ -240,12 +229,6 @@ def _columns(paths: Sequence[str], names: list[str], name: str) -> list[str]:
             f" {', '.join(map(repr, names))}; name the right field in the task's config"
         )
     return sorted(set(found.values()))
-
-
-def _json_lines(file: IO[bytes], name: str) -> Iterator[Record]:
-    for number, line in enumerate(file, start=1):
-        if line.strip():
-            yield f"{name}:{number}", _json_object(line, f"{name}:{number}")
 
 
 def _json_object(line: bytes, where: str) -> Fields | ValueError:

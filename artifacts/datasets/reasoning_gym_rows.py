@@ -1,9 +1,6 @@
 """Questions of reasoning-gym (the optional extra `tasks`), only from data sets whose scorers are
-safe to run on a model's text.
-
-An entry is a function of data set, seed, position and config. So a row's gold only names its entry,
-and the reward generates the entry again in its worker process. Leaves out scoring.
-"""
+safe to run on a model's text. A row's gold only names its entry (data set, seed, position, config),
+which the reward generates again in its worker process."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ import random
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.rows import Dataset, Message, Row, belongs_to_heldout, question_row
 from artifacts.urls import Arguments
 
@@ -35,10 +33,8 @@ ANSWER_RULE = (
 _DRAWS_PER_ROW = 40
 
 
-class ReasoningGymTaskConfig(BaseModel):
+class ReasoningGymTaskConfig(FrozenConfig):
     """Generated puzzles, one domain per data set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["reasoning_gym"] = Field(
         "reasoning_gym", description="Chooses generated puzzles of reasoning-gym."

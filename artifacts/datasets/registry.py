@@ -3,15 +3,12 @@ tasks.
 
 To add a source, write a file with its configuration, whose `load(seed)` returns a Dataset, and add
 one line to the union. A dataset is a function of configuration and seed alone, so any process can
-make its own copy, and tasks pass row numbers. `rows` describes a row.
+make its own copy, and tasks pass row numbers.
 
-    mixture      rows of several tasks, interleaved by weight; each keeps its domains and rewards
-    curriculum   rows of stage 1, stage 2, ..., the task, asked in this order; the task's held-out
-                 rows are evaluated
-
-A mixture's part of weight 0 is only evaluated. Several parts may hold the same question; if one of
-them holds it out, no part trains it. The order of a curriculum decides what a policy can learn
-later: a policy trained only on questions of one step becomes certain that one step is enough.
+    mixture      rows of several tasks, interleaved by weight; a question that one part holds out
+                 is trained by none
+    curriculum   rows of stage 1, stage 2, ..., the task, asked in this order. A policy trained
+                 only on questions of one step becomes certain that one step is enough
 """
 
 from __future__ import annotations
@@ -19,11 +16,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, MutableSet, Sequence, Set
-from itertools import count
+from itertools import cycle
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.chain_sum import ChainSumConfig
 from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
@@ -48,10 +46,8 @@ SingleTask = Annotated[
 ]
 
 
-class PartConfig(BaseModel):
+class PartConfig(FrozenConfig):
     """One task of a mixture, with its weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: SingleTask = Field(..., description="Where the part's questions come from.")
     weight: float = Field(
@@ -66,10 +62,8 @@ class PartConfig(BaseModel):
     )
 
 
-class MixtureConfig(BaseModel):
+class MixtureConfig(FrozenConfig):
     """A mixture of tasks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["mixture"] = Field("mixture", description="Chooses a mixture of tasks.")
     parts: tuple[PartConfig, ...] = Field(
@@ -128,10 +122,8 @@ def _interleave(
     passed: MutableSet[tuple[int, int]] = set(),  # noqa: B006  # unchanged without heldout ones
 ) -> Iterator[Row]:
     """Yield num_rows rows of the parts. Rows whose question is in `heldout` are skipped; the set
-    `passed` collects their (part, row number). A part that runs out begins again.
-
-    Raises ValueError if a part with a weight > 0 has no rows but skipped ones.
-    """
+    `passed` collects their (part, row number). A part that runs out begins again. Raises ValueError
+    if a part with a weight > 0 has no rows but skipped ones."""
     empty = [
         number
         for number, (rows, weight) in enumerate(zip(parts, weights, strict=True))
@@ -142,26 +134,21 @@ def _interleave(
             f"every part of a mixture with a weight needs questions, part {empty[0]} has none on"
             " one side; set its weight to 0"
         )
-    endless = [_cycled(rows, heldout, passed, part) for part, rows in enumerate(parts)]
+
+    def cycled(part: int) -> Iterator[Row]:
+        rows = parts[part]
+        for place in cycle(range(len(rows))):
+            if heldout and rows[place].identity in heldout:
+                passed.add((part, place))
+            else:
+                yield rows[place]
+
+    endless = [cycled(part) for part in range(len(parts))]
     return (next(rng.choices(endless, weights=weights)[0]) for _ in range(num_rows))
 
 
-def _cycled(
-    rows: Sequence[Row], heldout: Set[str], passed: MutableSet[tuple[int, int]], part: int
-) -> Iterator[Row]:
-    """Yield the rows that are not held out, in their order, again and again."""
-    for number in count():
-        place = number % len(rows)
-        if heldout and rows[place].identity in heldout:
-            passed.add((part, place))
-        else:
-            yield rows[place]
-
-
-class StageConfig(BaseModel):
+class StageConfig(FrozenConfig):
     """A stage of questions before those of the task itself."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: SingleTask = Field(..., description="Where the stage's questions come from.")
     num_prompts: int = Field(
@@ -169,10 +156,8 @@ class StageConfig(BaseModel):
     )
 
 
-class CurriculumConfig(BaseModel):
+class CurriculumConfig(FrozenConfig):
     """Stages of questions, and the task that is asked after them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["curriculum"] = Field(
         "curriculum", description="Chooses stages of easier questions before a task's own."

@@ -5,8 +5,7 @@
     operators                                          == != < <= > >= in contains
 
 If a path continues into a text, the text is parsed as JSON. A column whose own name has dots is
-found by its whole name. Conditions compare numbers as numbers, also if the file has them as text,
-and everything else as text. A field that is null meets no condition.
+found by its whole name. Conditions compare numbers as numbers, also if the file has them as text.
 """
 
 from __future__ import annotations
@@ -31,7 +30,14 @@ def find(fields: Fields, path: str, where: str) -> Any:  # Any: JSON
     value: Any = fields  # Any: JSON
     rest = path
     while rest and value is not None:
-        value = _parsed(value, path, where)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"{where}: field {path!r} leads into a text that must be JSON, got"
+                    f" {value[:60]!r} ({error}); name the field itself"
+                ) from error
         if isinstance(value, Mapping) and rest in value:
             name, rest = rest, ""
         else:
@@ -41,9 +47,14 @@ def find(fields: Fields, path: str, where: str) -> Any:  # Any: JSON
         elif isinstance(value, list) and _PLACE.fullmatch(name) and int(name) < len(value):
             value = value[int(name)]
         else:
+            there = repr(value)
+            if isinstance(value, Mapping):
+                there = ", ".join(map(repr, sorted(map(str, value))))
+            elif isinstance(value, list):
+                there = f"a list of {len(value)}"
             raise ValueError(
-                f"{where}: field {path!r} is missing, {_described(value)}; name the right field in"
-                " the task's config"
+                f"{where}: field {path!r} is missing, there is {there}; name the right field in the"
+                " task's config"
             )
     return value
 
@@ -60,26 +71,6 @@ def text_of(fields: Fields, path: str, where: str) -> str:
             f" {str(value)[:60]!r}; fill it in"
         )
     return str(value)
-
-
-def _parsed(value: Any, path: str, where: str) -> Any:  # Any: JSON
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where}: field {path!r} leads into a text that must be JSON, got {value[:60]!r}"
-            f" ({error}); name the field itself"
-        ) from error
-
-
-def _described(value: Any) -> str:  # Any: JSON
-    if isinstance(value, Mapping):
-        return f"there is {', '.join(map(repr, sorted(map(str, value))))}"
-    if isinstance(value, list):
-        return f"there is a list of {len(value)}"
-    return f"there is {value!r}"
 
 
 _CONDITION = re.compile(r"(\S+)\s+(==|!=|<=|>=|<|>|in|contains)\s+(.+)")
@@ -116,10 +107,6 @@ class Condition:
                 if isinstance(found, list):
                     return any(_same(item, self.value) for item in found)
                 return _written(self.value) in _written(found)
-            case _:
-                return self._in_order(found, where)
-
-    def _in_order(self, found: Any, where: str) -> bool:  # Any: JSON
         number, bound = _number(found), _number(self.value)
         if number is None:
             raise ValueError(

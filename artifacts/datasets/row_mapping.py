@@ -12,8 +12,9 @@ import re
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.program_tests import program_tests
 from artifacts.datasets.row_fields import Condition, Fields, find, parse_condition, text_of
 from artifacts.datasets.rows import Message, Row
@@ -22,10 +23,8 @@ from artifacts.datasets.rows import Message, Row
 _PART = re.compile(r"(?P<doubled>\{\{|\}\})|\{(?P<field>[\w.]+)\}|\{\}|(?P<stray>[{}])")
 
 
-class MappedConfig(BaseModel):
+class MappedConfig(FrozenConfig):
     """The mapping of a file's rows to questions; fields are dotted paths into the rows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt_field: str = Field(
         "prompt",
@@ -166,11 +165,9 @@ def wanted_row(config: MappedConfig, fields: Fields | ValueError, where: str) ->
         if not all(condition.holds(fields, where) for condition in config.conditions):
             return None
         messages = _messages(config, fields, where)
-        domain = config.domain
-        if config.domain_field:
-            domain = text_of(fields, config.domain_field, where)
+        named = config.domain_field
         return Row(
-            domain=domain,
+            domain=text_of(fields, named, where) if named else config.domain,
             messages=messages,
             gold=_gold(config, fields, where),
             text=messages[-1].content,
@@ -202,10 +199,8 @@ def _messages(config: MappedConfig, fields: Fields, where: str) -> tuple[Message
         question = Message(role="user", content=_question(config, fields, where))
         system = Message(role="system", content=config.system_prompt)
         return (system, question) if config.system_prompt else (question,)
-    messages = tuple(
-        _message(turn, config.messages_field, where)
-        for turn in _turns(fields, config.messages_field, where)
-    )
+    turns = _turns(fields, config.messages_field, where)
+    messages = tuple(_message(turn, config.messages_field, where) for turn in turns)
     if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
         raise ValueError(
             f"{where}: field {config.messages_field!r} must end with a user turn that is not blank;"
@@ -231,9 +226,7 @@ def _is_within(path: str, parent: str) -> bool:
     return f"{path}.".startswith(f"{parent}.")
 
 
-def _turns(
-    fields: Fields, name: str, where: str
-) -> list[Any]:  # Any: turns that nobody has checked yet
+def _turns(fields: Fields, name: str, where: str) -> list[Any]:  # Any: not checked yet
     value = find(fields, name, where)
     if isinstance(value, str):
         try:

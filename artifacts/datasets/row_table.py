@@ -2,11 +2,9 @@
 
     rows --add--> one JSON text after the other in a temporary file --mapped--> RowTable[i] -> Row
 
-The file has no name, so that it vanishes with its process. The two sides share no question: rows
-with equal questions (`Row.identity`) stay on one side. A row's random place is a hash of the seed
-and the row's text; a question's place is that of its first row. Only these hashes are in memory.
-Held-out rows are sorted by place, so that the first rows, which an evaluation asks, are a fair
-sample of all.
+Rows with equal questions (`Row.identity`) stay on one side. A row's random place is a hash of the
+seed and the row's text; a question's place is that of its first row. Held-out rows are sorted by
+place, so that the first rows, which an evaluation asks, are a fair sample of all.
 """
 
 from __future__ import annotations

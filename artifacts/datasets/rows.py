@@ -1,9 +1,5 @@
 """A dataset: rows to train on, and held-out rows that share no question with the trained ones. A
-question is the whole conversation before the model's answer.
-
-Leaves out the sources (tiny_mix, chain_sum, file_rows, hub_rows, seeds, ...) and the choice of a
-source (`registry`).
-"""
+question is the whole conversation before the model's answer. Leaves out the sources."""
 
 from __future__ import annotations
 
@@ -107,6 +103,16 @@ def question_row(domain: str, question: str, gold: str, before: tuple[Message, .
         gold=gold,
         text=question,
         preamble=len(before),
+    )
+
+
+def shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:
+    """Worked examples, each a question and its answer, as turns of a chat."""
+    roles: tuple[Role, Role] = ("user", "assistant")
+    return tuple(
+        Message(role=role, content=text)
+        for pair in pairs
+        for role, text in zip(roles, pair, strict=True)
     )
 
 

@@ -1,25 +1,21 @@
-"""Rows that are seeds of an environment's episodes, where other sources have questions as text.
-
-A row's seed chooses the episode that the environment of its domain plays. The row has no messages:
-the prompt before an episode belongs to the environment and is the same for all rows.
-"""
+"""Rows that are seeds of an environment's episodes. A row has no messages: the prompt before an
+episode belongs to the environment."""
 
 from __future__ import annotations
 
 import random
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.rows import Dataset, Row
 
 LARGEST_SEED = 2**31
 
 
-class SeedsConfig(BaseModel):
+class SeedsConfig(FrozenConfig):
     """Episodes of an environment."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["seeds"] = Field(
         "seeds", description="Chooses episodes of an environment, a seed each."

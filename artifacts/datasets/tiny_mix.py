@@ -1,10 +1,6 @@
 """tiny-mix: sums, letter counts and short stories that a 135M instruction model gets right one time
-in five.
-
-The size of a question is Pareto-drawn and the worked examples show one line per step, so that
-response lengths are long-tailed for a reason that training does not remove. Each question is a chat
-that begins with worked examples; the reward reads the last "Answer: N".
-"""
+in five. Sizes are Pareto-drawn and worked examples show one line per step, so that response lengths
+are long-tailed for a reason that training does not remove."""
 
 from __future__ import annotations
 
@@ -13,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from artifacts.datasets.rows import Dataset, Message, Row, generate, pareto_size, question_row
+from artifacts.config_parts import FrozenConfig
+from artifacts.datasets.rows import Dataset, Row, generate, pareto_size, question_row, shots
 from artifacts.fixed_fields import Fixed, Profile, with_profile
 
 WORDS = (
@@ -29,10 +26,8 @@ NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo")
 THINGS = ("pens", "apples", "coins", "books", "cards", "shells", "stamps", "marbles")
 
 
-class FamilyConfig(BaseModel):
+class FamilyConfig(FrozenConfig):
     """One family of questions in the mix."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     weight: float = Field(
         1.0,
@@ -64,10 +59,8 @@ PROFILES: Mapping[str, Mapping[str, object]] = {
 }
 
 
-class TinyMixConfig(BaseModel):
+class TinyMixConfig(FrozenConfig):
     """Three families of few-shot questions for a 135M model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["tiny_mix"] = Field(
         "tiny_mix", description="Chooses generated sums, letter counts and stories."
@@ -186,21 +179,13 @@ def _worked(start: int, changes: Sequence[int], before_answer: str = "") -> str:
     return "\n".join([*lines, f"{before_answer}{total}"])
 
 
-def _shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:
-    """Worked examples as turns of the chat."""
-    turns: list[Message] = []
-    for question, answer in pairs:
-        turns += [Message(role="user", content=question), Message(role="assistant", content=answer)]
-    return tuple(turns)
-
-
-_ADD_SHOTS = _shots(
+_ADD_SHOTS = shots(
     *(
         (_add_question(t), _worked(t[0], t[1:], "Answer: "))
         for t in ((3, 5), (2, 4, 1, 3), (9, 4), (6, 1, 2))
     )
 )
-_LETTERS_SHOTS = _shots(
+_LETTERS_SHOTS = shots(
     *(
         (
             _letters_question(letter, phrase),
@@ -215,7 +200,7 @@ _STORIES: tuple[tuple[str, str, int, tuple[int, ...]], ...] = (
     ("Cleo", "books", 8, (-3, 1)),
     ("Dan", "shells", 7, (-2,)),
 )
-_STORY_SHOTS = _shots(
+_STORY_SHOTS = shots(
     *((_story_question(*story), _worked(story[2], story[3], "Answer: ")) for story in _STORIES)
 )
 _SHOWN = {

@@ -1,10 +1,6 @@
-"""tinycode: one-line Python functions that a 135M instruction model gets right one time in three.
-
-Each question has six hidden tests with random arguments and expected values that are computed here,
-and a plain solution, whose running times anchor the time limits. Some plain solutions are slow
-(pair counts, recursive Fibonacci numbers), and some questions invite an endless loop: without such
-questions no program would reach a time limit.
-"""
+"""tinycode: one-line Python functions that a 135M instruction model gets right one time in three,
+with six hidden tests and a plain solution, whose running times anchor the time limits. Some plain
+solutions are slow and some questions invite an endless loop, so that programs reach time limits."""
 
 from __future__ import annotations
 
@@ -16,10 +12,11 @@ from functools import lru_cache
 from textwrap import indent
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.program_tests import CodeGold, call_case
-from artifacts.datasets.rows import Dataset, Message, Row, generate, question_row
+from artifacts.datasets.rows import Dataset, Row, generate, question_row, shots
 from artifacts.fixed_fields import Fixed
 
 DOMAIN = "code"
@@ -30,10 +27,8 @@ Value = Any  # Any: an argument or a result, of the type that the spec says
 Arguments = tuple[Value, ...]
 
 
-class TinycodeConfig(BaseModel):
+class TinycodeConfig(FrozenConfig):
     """Small Python functions to write, with hidden tests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["tinycode"] = Field(
         "tinycode", description="Chooses generated programming questions."
@@ -246,22 +241,20 @@ def question(name: str, does: str) -> str:
     )
 
 
-def _shots(*pairs: tuple[str, str, str]) -> tuple[Message, ...]:
-    turns: list[Message] = []
-    for name, does, body in pairs:
-        turns.append(Message(role="user", content=question(name, does)))
-        turns.append(Message(role="assistant", content=f"```python\ndef {name}:\n{body}\n```"))
-    return tuple(turns)
-
-
-_SHOTS = _shots(
-    ("double(x)", "returns two times x", "    return x * 2"),
+_COUNT_POSITIVE = """\
+def count_pos(items):
+    count = 0
+    for item in items:
+        if item > 0:
+            count += 1
+    return count"""
+_SHOTS = shots(
     (
-        "count_pos(items)",
-        "returns how many numbers of the list items are positive",
-        (
-            "    count = 0\n    for item in items:\n        if item > 0:\n            count += 1\n "
-            "   return count"
-        ),
+        question("double(x)", "returns two times x"),
+        "```python\ndef double(x):\n    return x * 2\n```",
+    ),
+    (
+        question("count_pos(items)", "returns how many numbers of the list items are positive"),
+        f"```python\n{_COUNT_POSITIVE}\n```",
     ),
 )

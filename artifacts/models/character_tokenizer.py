@@ -1,8 +1,5 @@
-"""The tokenizer of the tiny model: one token per character, one for "\\nAnswer: ", and a chat
-template that only concatenates.
-
-An ordinary Hugging Face tokenizer, so engine and learner load it like any other.
-"""
+"""The tokenizer of the tiny model, an ordinary Hugging Face tokenizer: one token per character, one
+for "\\nAnswer: ", and a chat template that only concatenates."""
 
 from __future__ import annotations
 

@@ -1,14 +1,10 @@
 """A lock that lets only one thread at a time import transformers, or build a model with it.
 
-At the end of its first import, which takes a second, transformers replaces its own module in
-`sys.modules`. A thread that imports transformers meanwhile waits for that end and then gets the old
-module: "cannot import name 'AutoTokenizer' from 'transformers'". Every import of transformers is
-therefore made inside `with importing_transformers():`, which `tests/test_layers.py` checks.
-
-While it loads a model, transformers replaces the method that ties weights, for the class of all
-models. If two threads load models at once, the second may save the first one's replacement as the
-original method, and from then on models of this process get no tied head weights. Every model is
-therefore built inside `with building_model():`.
+At the end of its first import, transformers replaces its own module in `sys.modules`. A thread that
+imports transformers meanwhile gets the old module: "cannot import name 'AutoTokenizer' from
+'transformers'". While it loads a model, transformers replaces the method that ties weights, for the
+class of all models. If two threads load at once, the second may save the first one's replacement as
+the original, and from then on models of this process get no tied head weights.
 """
 
 from __future__ import annotations

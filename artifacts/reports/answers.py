@@ -1,8 +1,5 @@
 """Held-out questions and episodes before and after training: each question with its answers, and
-figures and transcripts of episodes.
-
-Leaves out where the responses are stored and how the page shows them (`page`).
-"""
+figures and transcripts of episodes."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Figures, axes and legends of the report's pictures, and their encoding as PNG and SVG.
 
-Figures are matplotlib's own objects, without pyplot: no window, no global state, safe in any
-thread. Leaves out the pictures themselves (`plots`).
+Without pyplot: no window, no global state, safe in any thread. Leaves out the pictures themselves.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ DOTS_PER_INCH = 130
 INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ffffff"
 # CSS variables of the colours that depend on whether the page is light or dark
 PAGE_COLOURS = {INK: "--ink", FAINT: "--faint", GRID: "--grid", LANE: "--lane", PAPER: "--paper"}
-Steps = Sequence[tuple[int, Mapping[str, float]]]  # step numbers and their figures
+TITLE: Mapping[str, Any] = {"fontsize": 12, "fontweight": "bold", "color": INK}  # Any: keywords
 
 # element names within a drawing are hashes; without a fixed salt they would be random
 matplotlib.rcParams["svg.hashsalt"] = "rollflow"
@@ -33,11 +33,8 @@ def png(figure: Figure) -> bytes:
 
 
 def svg(figure: Figure) -> str:
-    """Encode a figure as an <svg> element for a page: transparent, and in the page's own colours.
-
-    Ink, faint lines, grid, lanes and paper become the CSS variables of PAGE_COLOURS, so that one
-    picture serves a light page and a dark one.
-    """
+    """Encode a figure as an <svg> element for a page: transparent, its colours replaced by the CSS
+    variables of PAGE_COLOURS, so that one picture serves a light page and a dark one."""
     sink = io.StringIO()
     figure.savefig(sink, format="svg", transparent=True, metadata=dict.fromkeys(SVG_METADATA))
     figure.set_layout_engine("none")  # drawn again, it stays as it was laid out, for half the time
@@ -52,9 +49,19 @@ def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     """Make a figure of this size in inches with one titled pair of axes."""
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    axes.set_title(title, loc="left", **TITLE)
     plain(axes)
     return figure, axes
+
+
+def new_panels(
+    width: float, height: float, title: str, rows: int = 1, columns: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Make a titled figure of this size in inches with panels, row by row; those of one column
+    share their horizontal axis."""
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", **TITLE)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex="col").flat)
 
 
 def plain(axes: Axes) -> None:
@@ -66,21 +73,10 @@ def plain(axes: Axes) -> None:
     axes.tick_params(colors=INK, labelsize=9)
 
 
-def draw_figure(axes: Axes, steps: Steps, name: str, label: str, colour: str) -> None:
-    """Draw the metric `name` over the steps that have it; draws nothing if no step has."""
-    points = [(step, figures[name]) for step, figures in steps if name in figures]
-    if points:
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, marker=".", label=label)
-
-
-def over_steps(panels: Sequence[Axes]) -> None:
-    """Style axes whose horizontal axis counts steps."""
-    for axes in panels:
-        plain(axes)
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if axes.lines:
-            legend(axes)
+def over_steps(axes: Axes) -> None:
+    """Let the horizontal axis count steps."""
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def legend(axes: Axes) -> None:

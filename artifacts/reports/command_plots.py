@@ -1,23 +1,29 @@
-"""Pictures that commands draw: two runs side by side, and a throughput profile.
-
-Leaves out how the numbers are gathered and where the pictures are stored.
-"""
+"""Pictures that commands draw: two runs side by side, and a throughput profile."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
-from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, GRID, INK, plain, png
+from artifacts.reports.canvas import (
+    DOTS_PER_INCH,
+    INK,
+    TITLE,
+    legend,
+    new_panels,
+    over_steps,
+    plain,
+    png,
+)
 from artifacts.reports.plots import RUN_COLOURS, smoothed
 
+Numbers = Sequence[float]
 # Any: matplotlib's keywords
 RING: Mapping[str, Any] = {"marker": "o", "markersize": 7, "fillstyle": "none"}
 
@@ -43,19 +49,16 @@ def comparison(first: RunCurves, second: RunCurves) -> Figure:
         _draw_curve(by_step, run.steps, run.reward, smoothed(run.reward), run, colour)
         _draw_curve(by_time, elapsed_s, run.reward, smoothed(run.reward), run, colour)
         _draw_curve(times, run.steps, run.step_s, run.step_s, run, colour)
-    by_step.set(xlabel="step", ylabel="mean training reward")
+    by_step.set_ylabel("mean training reward")
     by_time.set(xlabel="training time, seconds", ylabel="mean training reward")
-    times.set(xlabel="step", ylabel="seconds per step")
+    times.set_ylabel("seconds per step")
     times.set_ylim(bottom=0)
-    for axes, title in (
-        (by_step, "Reward by step"),
-        (by_time, "Reward by time"),
-        (times, "Step time"),
-    ):
-        axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    titles = {"Reward by step": by_step, "Reward by time": by_time, "Step time": times}
+    for title, axes in titles.items():
+        axes.set_title(title, loc="left", **TITLE)
         plain(axes)
     for axes in (by_step, times):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        over_steps(axes)
     handles, names = by_step.get_legend_handles_labels()
     if any((*first.is_long, *second.is_long)):
         handles.append(Line2D([], [], color=INK, linewidth=0, **RING))
@@ -65,20 +68,13 @@ def comparison(first: RunCurves, second: RunCurves) -> Figure:
 
 
 def _draw_curve(
-    axes: Axes,
-    x: Sequence[float],
-    raw: Sequence[float],
-    line: Sequence[float],
-    run: RunCurves,
-    colour: str,
+    axes: Axes, x: Numbers, raw: Numbers, line: Numbers, run: RunCurves, colour: str
 ) -> None:
     """Draw a line and the single values as dots, with rings around the values of long rounds."""
     axes.plot(x, line, color=colour, linewidth=2, label=run.name)
     axes.plot(x, raw, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
-    rings = [(at, value) for at, value, is_long in zip(x, raw, run.is_long, strict=True) if is_long]
-    axes.plot(
-        [at for at, _ in rings], [value for _, value in rings], color=colour, linewidth=0, **RING
-    )
+    ringed = [list(compress(values, run.is_long)) for values in (x, raw)]
+    axes.plot(*ringed, color=colour, linewidth=0, **RING)
 
 
 COLOURS = ("#4477aa", "#cc6677", "#44aa99", "#eecc66", "#882255", "#88ccee", "#117733", "#999933")
@@ -87,27 +83,17 @@ COLOURS = ("#4477aa", "#cc6677", "#44aa99", "#eecc66", "#882255", "#88ccee", "#1
 def throughput_plot(curves: Mapping[str, Sequence[tuple[int, float, float]]], title: str) -> bytes:
     """Draw prefill and decode tokens per second by batch size, as PNG bytes. curves: by label, the
     points (batch size in responses, prefill tokens/s, decode tokens/s) of a line."""
-    figure = Figure(figsize=(9.0, 4.0), dpi=DOTS_PER_INCH, layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-    panels = figure.subplots(1, 2)
+    figure, panels = new_panels(9.0, 4.0, title, columns=2)
     measured = sorted({point[0] for points in curves.values() for point in points})
     for column, (axes, name) in enumerate(zip(panels, ("prefill", "decode"), strict=True), start=1):
         for number, (label, points) in enumerate(curves.items()):
             batches, rates = [point[0] for point in points], [point[column] for point in points]
-            axes.plot(
-                batches,
-                rates,
-                marker="o",
-                markersize=4,
-                color=COLOURS[number % len(COLOURS)],
-                label=label,
-            )
+            style = {"marker": "o", "markersize": 4, "color": COLOURS[number % len(COLOURS)]}
+            axes.plot(batches, rates, label=label, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(measured, labels=[str(batch) for batch in measured])
         axes.set_ylim(bottom=0)
         axes.set(xlabel="responses in the batch", ylabel=f"{name} tokens/s")
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(FAINT)
-    panels[1].legend(frameon=False, fontsize=9)
+        plain(axes)
+    legend(panels[1])
     return png(figure)

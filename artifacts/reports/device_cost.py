@@ -1,12 +1,11 @@
-"""The cost of held devices: seconds by price class and use, for a step and for a whole run. Pure
-functions of records.
+"""The cost of held devices: seconds by price class and use, for a step and for a whole run.
 
     Held (device, class, from, until) ─┐
     Span (device, kind, from, until) ──┴▶ seconds by class and use ─▶ dollars, tokens per dollar
     figures of committed steps ─▶ RunCost
 
 At every moment a held device has exactly one use, so that the uses of a class sum to its held
-seconds. The run's own devices and those of elastic workers have records of the same type.
+seconds.
 """
 
 from __future__ import annotations

@@ -46,10 +46,7 @@ def keep_elastic_workers(store: Store, workers: Sequence[ElasticWorkerRow]) -> N
 
 def read_elastic_workers(store: Store) -> tuple[ElasticWorkerRow, ...]:
     """Read the records that were written last; empty for a run without elastic workers."""
-    try:
-        kept = json.loads(store.read(report_file(ELASTIC_WORKERS)))
-    except FileNotFoundError:
-        return ()
+    kept = json.loads(store.read_if_there(report_file(ELASTIC_WORKERS)) or "[]")
     return tuple(ElasticWorkerRow(**line | {"devices": tuple(line["devices"])}) for line in kept)
 
 
@@ -108,10 +105,7 @@ def keep_denied_requests(store: Store, denied: Sequence[DeniedRequest]) -> None:
 
 def read_denied_requests(store: Store) -> tuple[DeniedRequest, ...]:
     """Read the records that were written last; empty for a run without such requests."""
-    try:
-        kept = json.loads(store.read(report_file(DENIED_REQUESTS)))
-    except FileNotFoundError:
-        return ()
+    kept = json.loads(store.read_if_there(report_file(DENIED_REQUESTS)) or "[]")
     return tuple(DeniedRequest(**line) for line in kept)
 
 

@@ -79,10 +79,7 @@ def keep_pools(store: Store, pools: Sequence[PoolState]) -> None:
 
 def read_pools(store: Store) -> tuple[PoolState, ...]:
     """Read the states that were written last; empty for a run without environments."""
-    try:
-        kept = store.read(report_file(ENVIRONMENT_PROCESSES))
-    except FileNotFoundError:
-        return ()
+    kept = store.read_if_there(report_file(ENVIRONMENT_PROCESSES)) or "[]"
     return tuple(map(from_json, json.loads(kept)))
 
 
@@ -111,9 +108,7 @@ def pools_summary(pools: Sequence[PoolState]) -> str:
     """One line on the pools, for a terminal; empty if there are none."""
     if not pools:
         return ""
-    states: Counter[str] = Counter()
-    for pool in pools:
-        states.update(pool.by_state)
+    states = Counter(process.state for pool in pools for process in pool.processes)
     parts = [f"{count} {state}" for state, count in states.most_common()] or ["none started"]
     if waiting := sum(pool.num_waiting for pool in pools):
         parts.append(f"{waiting} episodes wait for one")

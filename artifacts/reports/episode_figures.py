@@ -1,9 +1,7 @@
-"""Figures of a step's episodes, or of any other set of episodes, under their names in MLflow. Pure
-functions.
+"""Figures of a step's episodes, or of any other set of episodes, under their names in MLflow.
 
-A round that stops long episodes trains mostly short ones. `episode/trained_turns_share` measures
-this bias: mean turns of trained episodes divided by those of started ones, 1 without bias
-(`tasks.metrics.step_metrics` measures the same for tokens).
+A round that stops long episodes trains mostly short ones: `episode/trained_turns_share` measures
+this bias, as mean turns of trained episodes divided by those of started ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The five figures of a run that the lists of runs in the terminal and in MLflow show.
-
-Leaves out whether the run still goes on (`artifacts.status`).
-"""
+"""The five figures of a run that the lists of runs in the terminal and in MLflow show."""
 
 from __future__ import annotations
 
@@ -75,7 +72,5 @@ def write_figures(store: Store, figures: RunFigures) -> None:
 def read_figures(store: Store) -> RunFigures | None:
     """Read the figures that the run last wrote; None if it wrote none. Raises ValueError for a file
     that is damaged or of another version."""
-    try:
-        return FIGURES_OF.validate_json(store.read(layout.report_file(layout.FIGURES)))
-    except FileNotFoundError:
-        return None
+    kept = store.read_if_there(layout.report_file(layout.FIGURES))
+    return None if kept is None else FIGURES_OF.validate_json(kept)

@@ -1,12 +1,6 @@
 """Opens MLflow's client, without telemetry and with short timeouts, and makes the calls that send a
-run's parameters, metrics, tags, files, inputs, views and trained model.
-
-    runs/ID/model ─▶ MLflow's transformers flavour ─▶ logged model of the run ─▶ registered version
-
-A user loads the model as a text-generation pipeline:
-mlflow.transformers.load_model("models:/NAME/1"). The weights are copied into MLflow's artifact
-store. Each call raises what the client raises; `tracking` handles failures.
-"""
+run's parameters, metrics, tags, files, inputs, views and trained model. Each call raises what the
+client raises; `tracking` handles failures."""
 
 from __future__ import annotations
 

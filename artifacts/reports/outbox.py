@@ -3,9 +3,7 @@ refuses it.
 
     put ─▶ first in, first sent ─▶ taken | refused: dropped with a warning | unreachable: all wait
 
-While the server is down, calls collect in the queue and one warning is logged; the queue never
-raises because of the server. If failed tries take long, the server is tried less often, so that
-they take at most WAITING_SHARE of the time. Leaves out the calls themselves (`tracking`).
+While the server is down, one warning is logged; the queue never raises because of the server.
 """
 
 from __future__ import annotations

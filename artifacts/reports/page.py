@@ -1,9 +1,4 @@
-"""Renders the report of a run as one page: `index.html`, which needs no network and no script.
-
-RunPage -> page.html (Jinja, everything escaped but our own drawings) -> bytes
-
-Leaves out gathering the page's content (`flows.results`).
-"""
+"""Renders the report of a run as one page: `index.html`, which needs no network and no script."""
 
 from __future__ import annotations
 

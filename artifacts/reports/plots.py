@@ -1,7 +1,5 @@
-"""Draws the report's pictures, each by a function from numbers to a figure; `canvas` encodes
-figures.
-
-Leaves out how the numbers are gathered and where the pictures are stored.
+"""Draws the report's pictures, each by a function from numbers to a figure. Leaves out how the
+numbers are gathered and where the pictures are stored.
 """
 
 from __future__ import annotations
@@ -12,20 +10,17 @@ from itertools import cycle
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from artifacts.records import Span
 from artifacts.reports.canvas import (
-    DOTS_PER_INCH,
     FAINT,
     INK,
     LANE,
     PAPER,
-    Steps,
-    draw_figure,
     legend,
     legend_beside,
     new_figure,
+    new_panels,
     over_steps,
     plain,
 )
@@ -55,41 +50,22 @@ def reward_curve(
     """Draw mean training reward by step, smoothed and raw, and held-out reward with its confidence
     interval at the steps at which it was measured."""
     figure, axes = new_figure(8.0, 4.2, "Reward")
-    axes.plot(
-        steps,
-        reward,
-        color=FAINT,
-        linewidth=0.8,
-        marker=".",
-        markersize=3,
-        alpha=0.7,
-        label="training, per step",
-    )
-    axes.plot(
-        steps,
-        smoothed(reward),
-        color=KIND_COLOURS["train"],
-        linewidth=2,
-        label="training, smoothed",
-    )
+    dots = {"linewidth": 0.8, "marker": ".", "markersize": 3, "alpha": 0.7}
+    axes.plot(steps, reward, color=FAINT, label="training, per step", **dots)
+    curve = {"color": KIND_COLOURS["train"], "linewidth": 2}
+    axes.plot(steps, smoothed(reward), label="training, smoothed", **curve)
     if heldout:
         measured = sorted(heldout)
         means = [heldout[step].mean for step in measured]
         below = [heldout[step].mean - heldout[step].low for step in measured]
         above = [heldout[step].high - heldout[step].mean for step in measured]
         level = f"{heldout[measured[0]].level:.0%}"
-        bars = axes.errorbar(
-            measured,
-            means,
-            yerr=[below, above],
-            color=KIND_COLOURS["rollout"],
-            capsize=4,
-            linewidth=1.6,
-        )
+        style = {"color": KIND_COLOURS["rollout"], "capsize": 4, "linewidth": 1.6}
+        bars = axes.errorbar(measured, means, yerr=[below, above], **style)
         bars.lines[0].set(marker="o", markersize=5)
         bars.set_label(f"held-out ({level} CI)")
-    axes.set(xlabel="step", ylabel="mean reward")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("mean reward")
+    over_steps(axes)
     legend(axes)
     return figure
 
@@ -108,8 +84,8 @@ def step_times(
     of_round = _round_colours(kinds)
     for step, kind in zip(steps, kinds, strict=True):
         axes.bar([step], [0.025 * top], bottom=[-0.04 * top], width=0.85, color=of_round[kind])
-    axes.set(xlabel="step", ylabel="seconds", ylim=(-0.05 * top, 1.05 * top))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(ylabel="seconds", ylim=(-0.05 * top, 1.05 * top))
+    over_steps(axes)
     rounds = [Patch(color=colour, label=f"{kind} round") for kind, colour in of_round.items()]
     stacked, _ = axes.get_legend_handles_labels()
     gap = Patch(alpha=0, label="")
@@ -122,31 +98,20 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
     horizontal axis, so that their tails can be compared."""
     colours = _round_colours(lengths)
     present = [kind for kind in colours if lengths[kind]]
-    figure = Figure(
-        figsize=(8.0, 1.2 + 1.8 * max(1, len(present))), dpi=DOTS_PER_INCH, layout="constrained"
-    )
-    panels = figure.subplots(max(1, len(present)), 1, sharex=True, squeeze=False)[:, 0]
-    figure.suptitle(
-        "Response lengths", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
-    )
+    rows = max(1, len(present))
+    figure, panels = new_panels(8.0, 1.2 + 1.8 * rows, "Response lengths", rows)
     longest = max((max(lengths[kind]) for kind in present), default=1)
     edges = [longest * edge / 40 for edge in range(41)]
     for axes, kind in zip(panels, present, strict=False):
         values = sorted(lengths[kind])
         axes.hist(values, bins=edges, color=colours[kind], edgecolor=PAPER, linewidth=0.5)
         for share, line in ((0.5, "-"), (0.99, ":")):
-            axes.axvline(
-                values[min(len(values) - 1, int(share * len(values)))],
-                color=INK,
-                linewidth=1.1,
-                linestyle=line,
-            )
+            place = min(len(values) - 1, int(share * len(values)))
+            axes.axvline(values[place], color=INK, linewidth=1.1, linestyle=line)
         axes.set(ylabel="responses")
         plain(axes)
-        note = (
-            f"{kind} rounds   n={len(values):,}   mean {sum(values) / len(values):.0f}   max"
-            f" {values[-1]}"
-        )
+        mean = f"mean {sum(values) / len(values):.0f}"
+        note = f"{kind} rounds   n={len(values):,}   {mean}   max {values[-1]}"
         axes.set_title(note, loc="right", fontsize=9, color=INK)
     panels[-1].set_xlabel("tokens per response (solid line: median, dotted: 99th percentile)")
     return figure
@@ -215,41 +180,63 @@ def _round_colours(kinds: Iterable[str]) -> dict[str, str]:
 LAG, LARGEST = "lag/mean_versions", "lag/max_versions"
 EFFECTIVE, CUT = "train/effective_sample_fraction", "train/cut_fraction"
 K3_AT = "lag/mismatch_k3_at_"
+Steps = Sequence[tuple[int, Mapping[str, float]]]  # step numbers and their metrics
+# label and limits of the vertical axis; of each line its label, metric and colour
+Panel = tuple[str, tuple[float, float | None], Mapping[str, tuple[str, str]]]
 LAG_COLOURS = ("#4477aa", "#66aabb", "#88bb88", "#ccbb44", "#ee8866", "#cc6677", "#882255")
 
 
 def staleness(steps: Steps) -> Figure:
     """Draw the staleness of trained tokens over steps, for runs whose steps overlap. Three panels:
     lag in versions; effective sample and share of tokens without gradient; k3 divergence by lag."""
-    figure = Figure(figsize=(10.0, 3.4), dpi=DOTS_PER_INCH, layout="constrained")
-    figure.suptitle("Staleness", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-    lag, cost, divergence = figure.subplots(1, 3)
-    draw_figure(lag, steps, LAG, "mean", LAG_COLOURS[0])
-    draw_figure(lag, steps, LARGEST, "largest", FAINT)
-    lag.set(ylabel="versions behind", ylim=(0, None))
-    draw_figure(cost, steps, EFFECTIVE, "effective sample", LAG_COLOURS[0])
-    draw_figure(cost, steps, CUT, "without gradient", LAG_COLOURS[5])
-    cost.set(ylabel="share of tokens", ylim=(0, 1.02))
     names = {name for _, figures in steps for name in figures if name.startswith(K3_AT)}
-    by_lag = sorted(names, key=lambda name: int(name.removeprefix(K3_AT)))
-    for place, name in enumerate(by_lag):
-        label = f"lag {name.removeprefix(K3_AT)}"
-        draw_figure(divergence, steps, name, label, LAG_COLOURS[place % len(LAG_COLOURS)])
-    divergence.set(ylabel="k3 a token, engine to learner", ylim=(0, None))
-    over_steps((lag, cost, divergence))
-    return figure
+    lags = sorted(int(name.removeprefix(K3_AT)) for name in names)
+    by_lag = {
+        f"lag {lag}": (f"{K3_AT}{lag}", LAG_COLOURS[place % len(LAG_COLOURS)])
+        for place, lag in enumerate(lags)
+    }
+    lag = {"mean": (LAG, LAG_COLOURS[0]), "largest": (LARGEST, FAINT)}
+    cost = {
+        "effective sample": (EFFECTIVE, LAG_COLOURS[0]),
+        "without gradient": (CUT, LAG_COLOURS[5]),
+    }
+    return _over_steps(
+        "Staleness",
+        steps,
+        ("versions behind", (0, None), lag),
+        ("share of tokens", (0, 1.02), cost),
+        ("k3 a token, engine to learner", (0, None), by_lag),
+    )
 
 
 def episodes_by_step(steps: Steps) -> Figure:
     """Draw figures of episodes over a run's steps: the share of successes, and numbers of turns."""
-    figure = Figure(figsize=(10.0, 3.4), dpi=DOTS_PER_INCH, layout="constrained")
-    figure.suptitle("Episodes", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
-    success, turns = figure.subplots(1, 2)
-    draw_figure(success, steps, SUCCESS, "success", "#cc6677")
-    success.set(ylabel="share of episodes", ylim=(-0.02, 1.02))
-    draw_figure(turns, steps, LONGEST, "longest", FAINT)
-    draw_figure(turns, steps, TURNS, "mean", "#4477aa")
-    draw_figure(turns, steps, TRAINED_TURNS, "mean of trained", "#44aa99")
-    turns.set(ylabel="turns", ylim=(0, None))
-    over_steps((success, turns))
+    turns = {
+        "longest": (LONGEST, FAINT),
+        "mean": (TURNS, "#4477aa"),
+        "mean of trained": (TRAINED_TURNS, "#44aa99"),
+    }
+    success = {"success": (SUCCESS, "#cc6677")}
+    return _over_steps(
+        "Episodes",
+        steps,
+        ("share of episodes", (-0.02, 1.02), success),
+        ("turns", (0, None), turns),
+    )
+
+
+def _over_steps(title: str, steps: Steps, *panels: Panel) -> Figure:
+    """Draw metrics over the steps that have them, in panels beside each other."""
+    figure, all_axes = new_panels(10.0, 3.4, title, columns=len(panels))
+    for axes, (ylabel, ylim, lines) in zip(all_axes, panels, strict=True):
+        for label, (name, colour) in lines.items():
+            points = [(step, figures[name]) for step, figures in steps if name in figures]
+            if points:
+                style = {"color": colour, "linewidth": 1.6, "marker": "."}
+                axes.plot(*zip(*points, strict=True), label=label, **style)
+        axes.set(ylabel=ylabel, ylim=ylim)
+        plain(axes)
+        over_steps(axes)
+        if axes.lines:
+            legend(axes)
     return figure

@@ -1,8 +1,5 @@
-"""The summary of a run: its gain in reward, its cost, links, and its interruptions.
-
-Writes the summary as Markdown for MLflow and the report folder, and as rich text for a terminal.
-Leaves out gathering the numbers.
-"""
+"""The summary of a run: its gain in reward, its cost, links, and its interruptions, as Markdown for
+MLflow and the report folder, and as rich text for a terminal."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Divides the time of a step: device seconds by work or by cause of a bubble, and the time that
-orchestration itself takes. Pure functions of spans.
-
-At every moment a device is in exactly one column: its work, or the reason why it does not work.
-The columns of a device therefore sum to the length of the window.
-"""
+orchestration itself takes. At every moment a device is in exactly one column: its work, or the
+reason why it does not work."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Tracks runs in MLflow: one MLflow run per training run, with its effective config as parameters
 and its metrics by step, named `stage/quantity_unit`.
 
-Only the flow's process writes, through a client with an explicit run id. Every entry goes through
-an `outbox`, so that training goes on while a tracking server is down. Steps that MLflow already has
-are skipped, so a resumed run may log all its commits again. Leaves out the calls of MLflow's client
-(`mlflow_client`), and reading runs back (`flows.commands.compare`).
+Only the flow's process writes. Every entry goes through an `outbox`, so that training goes on while
+a tracking server is down. Steps that MLflow already has are skipped, so a resumed run may log all
+its commits again.
 """
 
 from __future__ import annotations

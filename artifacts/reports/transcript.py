@@ -1,10 +1,5 @@
-"""The transcript of an episode, turn by turn: the environment's observation, the model's action,
-the action's reward, and the seconds that model and environment took.
-
-    ResponseRow ─▶ Transcript ─▶ lines, which terminal, page and Markdown style
-
-Every text in a transcript is printable (`printable`). Leaves out which episodes are shown.
-"""
+"""The transcript of an episode, turn by turn: observation, action, reward, and the seconds that
+model and environment took. Every text in a transcript is printable (`printable`)."""
 
 from __future__ import annotations
 
