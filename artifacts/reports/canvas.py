@@ -18,7 +18,8 @@ DOTS_PER_INCH = 130
 INK, FAINT, GRID, LANE, PAPER = "#222222", "#8a8f98", "#e6e8eb", "#f4f5f7", "#ffffff"
 # CSS variables of the colours that depend on whether the page is light or dark
 PAGE_COLOURS = {INK: "--ink", FAINT: "--faint", GRID: "--grid", LANE: "--lane", PAPER: "--paper"}
-TITLE: Mapping[str, Any] = {"fontsize": 12, "fontweight": "bold", "color": INK}  # Any: keywords
+Style = Mapping[str, Any]  # Any: matplotlib's keywords
+TITLE: Style = {"fontsize": 12, "fontweight": "bold", "color": INK}
 
 # element names within a drawing are hashes; without a fixed salt they would be random
 matplotlib.rcParams["svg.hashsalt"] = "rollflow"

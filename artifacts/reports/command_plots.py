@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +14,7 @@ from artifacts.reports.canvas import (
     DOTS_PER_INCH,
     INK,
     TITLE,
+    Style,
     legend,
     new_panels,
     over_steps,
@@ -24,8 +24,7 @@ from artifacts.reports.canvas import (
 from artifacts.reports.plots import RUN_COLOURS, smoothed
 
 Numbers = Sequence[float]
-# Any: matplotlib's keywords
-RING: Mapping[str, Any] = {"marker": "o", "markersize": 7, "fillstyle": "none"}
+RING: Style = {"marker": "o", "markersize": 7, "fillstyle": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,8 @@ def throughput_plot(curves: Mapping[str, Sequence[tuple[int, float, float]]], ti
     for column, (axes, name) in enumerate(zip(panels, ("prefill", "decode"), strict=True), start=1):
         for number, (label, points) in enumerate(curves.items()):
             batches, rates = [point[0] for point in points], [point[column] for point in points]
-            style = {"marker": "o", "markersize": 4, "color": COLOURS[number % len(COLOURS)]}
+            colour = COLOURS[number % len(COLOURS)]
+            style: Style = {"marker": "o", "markersize": 4, "color": colour}
             axes.plot(batches, rates, label=label, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(measured, labels=[str(batch) for batch in measured])

@@ -17,6 +17,7 @@ from artifacts.reports.canvas import (
     INK,
     LANE,
     PAPER,
+    Style,
     legend,
     legend_beside,
     new_figure,
@@ -50,9 +51,9 @@ def reward_curve(
     """Draw mean training reward by step, smoothed and raw, and held-out reward with its confidence
     interval at the steps at which it was measured."""
     figure, axes = new_figure(8.0, 4.2, "Reward")
-    dots = {"linewidth": 0.8, "marker": ".", "markersize": 3, "alpha": 0.7}
+    dots: Style = {"linewidth": 0.8, "marker": ".", "markersize": 3, "alpha": 0.7}
     axes.plot(steps, reward, color=FAINT, label="training, per step", **dots)
-    curve = {"color": KIND_COLOURS["train"], "linewidth": 2}
+    curve: Style = {"color": KIND_COLOURS["train"], "linewidth": 2}
     axes.plot(steps, smoothed(reward), label="training, smoothed", **curve)
     if heldout:
         measured = sorted(heldout)
@@ -60,7 +61,7 @@ def reward_curve(
         below = [heldout[step].mean - heldout[step].low for step in measured]
         above = [heldout[step].high - heldout[step].mean for step in measured]
         level = f"{heldout[measured[0]].level:.0%}"
-        style = {"color": KIND_COLOURS["rollout"], "capsize": 4, "linewidth": 1.6}
+        style: Style = {"color": KIND_COLOURS["rollout"], "capsize": 4, "linewidth": 1.6}
         bars = axes.errorbar(measured, means, yerr=[below, above], **style)
         bars.lines[0].set(marker="o", markersize=5)
         bars.set_label(f"held-out ({level} CI)")
@@ -232,7 +233,7 @@ def _over_steps(title: str, steps: Steps, *panels: Panel) -> Figure:
         for label, (name, colour) in lines.items():
             points = [(step, figures[name]) for step, figures in steps if name in figures]
             if points:
-                style = {"color": colour, "linewidth": 1.6, "marker": "."}
+                style: Style = {"color": colour, "linewidth": 1.6, "marker": "."}
                 axes.plot(*zip(*points, strict=True), label=label, **style)
         axes.set(ylabel=ylabel, ylim=ylim)
         plain(axes)
