@@ -17,31 +17,34 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from artifacts.digests import with_digest, without_digest
 from artifacts.episodes import Ending, Episode, Snapshot, Turn
 from artifacts.new_tokens import NewTokens, PartialResponse
 from artifacts.records import Generated, VersionSpan
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 logger = logging.getLogger(__name__)
 
 MAX_OPEN = 4  # files of attempts that a process has open; a round and an evaluation write at a time
-TOKEN_FIELDS = tuple(field.name for field in fields(NewTokens) if field.name != "versions")
-TURN_FIELDS = tuple(field.name for field in fields(Turn))
-EPISODE_FIELDS = tuple(
-    field.name for field in fields(Episode) if field.name not in ("turns", "snapshot")
-)
-RESPONSE_FIELDS = tuple(
-    field.name
-    for field in fields(Generated)
-    if field.name not in ("token_ids", "logprobs", "versions", "episode")
-)
+BY_TOKEN = frozenset({"token_ids", "logprobs", "versions"})  # fields with a value per token or span
 Line = dict[str, Any]  # Any: JSON values
+
+
+def _line(record: DataclassInstance, without: Collection[str] = ()) -> Line:
+    """The fields of a record that a line has as they are."""
+    return {
+        field.name: getattr(record, field.name)
+        for field in fields(record)
+        if field.name not in without
+    }
 
 
 class AttemptLog:
@@ -155,13 +158,7 @@ class TokenLog:
     def write(self, reports: Sequence[NewTokens]) -> None:
         """Append these reports to the log, in one write for each attempt."""
         for attempt, together in groupby(reports, lambda new: new.attempt):
-            lines = (
-                {
-                    **{name: getattr(new, name) for name in TOKEN_FIELDS},
-                    "versions": _spans_line(new.versions),
-                }
-                for new in together
-            )
+            lines = (_line(new) | {"versions": _spans_line(new.versions)} for new in together)
             self._log.write(attempt, lines)
 
 
@@ -180,11 +177,20 @@ def read_tokens(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Gene
                 of_file[new.response_id] = PartialResponse(new)
             elif new.response_id in of_file:
                 of_file[new.response_id].extend(new)
-        for name, partial in of_file.items():
-            generated = partial.generated()
-            if name not in furthest or generated.num_sampled > furthest[name].num_sampled:
-                furthest[name] = generated
+        _keep_furthest(furthest, (partial.generated() for partial in of_file.values()))
     return furthest
+
+
+def _keep_furthest(kept: dict[str, Generated], found: Iterable[Generated]) -> None:
+    """Of two records of a response, keep the one that finished or else has more tokens."""
+
+    def progress(generated: Generated) -> tuple[bool, int]:
+        return generated.finish_reason != "aborted", generated.num_sampled
+
+    for generated in found:
+        name = generated.response_id
+        if name not in kept or progress(generated) > progress(kept[name]):
+            kept[name] = generated
 
 
 class TurnLog:
@@ -205,12 +211,9 @@ class TurnLog:
         num_tokens = sum(turn.num_tokens for turn in episode.turns[:num_written])
         snapshot = episode.snapshot
         line = {
-            "response": {name: getattr(generated, name) for name in RESPONSE_FIELDS},
-            "episode": {name: getattr(episode, name) for name in EPISODE_FIELDS},
-            "turns": [
-                {name: getattr(turn, name) for name in TURN_FIELDS}
-                for turn in episode.turns[num_written:]
-            ],
+            "response": _line(generated, BY_TOKEN | {"episode"}),
+            "episode": _line(episode, ("turns", "snapshot")),
+            "turns": [_line(turn) for turn in episode.turns[num_written:]],
             "first": num_written,
             "token_ids": generated.token_ids[num_tokens:],
             "logprobs": generated.logprobs[num_tokens:],
@@ -225,19 +228,13 @@ def read_turns(folder: Path, is_meant: Callable[[int], bool]) -> dict[str, Gener
     """Read every logged episode of the chosen attempts, by response id, with all its logged turns.
     If several files have an episode, a finished one counts before an aborted one, then the one with
     the most sampled tokens. An episode without an ending has the finish reason "aborted"."""
-
-    def progress(generated: Generated) -> tuple[bool, int]:
-        return generated.finish_reason != "aborted", generated.num_sampled
-
     furthest: dict[str, Generated] = {}
     for lines in read_attempts(folder, is_meant):
         of_file: dict[str, Generated] = {}
         for line in lines:
             if (generated := _continued(line, of_file)) is not None:
                 of_file[generated.response_id] = generated
-        for name, generated in of_file.items():
-            if name not in furthest or progress(generated) > progress(furthest[name]):
-                furthest[name] = generated
+        _keep_furthest(furthest, of_file.values())
     return furthest
 
 

@@ -100,11 +100,6 @@ class Checkpoints:
             if name.isdigit() and self._store.exists(f"{layout.CHECKPOINTS}/{name}/{MARKER}")
         ]
 
-    def latest(self, at_most: int | None = None) -> int | None:
-        """The last step with a checkpoint, not above at_most (the last committed step) if given."""
-        steps = [step for step in self.steps() if at_most is None or step <= at_most]
-        return steps[-1] if steps else None
-
     @contextmanager
     def fetched(self, step: int, scratch: Path) -> Iterator[Path]:
         """A directory with the checkpoint's files; if the root is remote, a copy that is deleted

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from artifacts.private_files import users_own_files
 from artifacts.urls import secret_in, without_secrets
@@ -70,22 +70,15 @@ def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision:
             " or a whole commit"
         )
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        cause = (
-            "HF_HUB_OFFLINE is set"
-            if constants.HF_HUB_OFFLINE
-            else f"{place} does not answer ({_root(error)})"
-        )
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        reason = next(iter(str(root).splitlines()), type(root).__name__)
+        is_offline = constants.HF_HUB_OFFLINE
+        cause = "HF_HUB_OFFLINE is set" if is_offline else f"{place} does not answer ({reason})"
         return (
             f"{name} at revision {revision!r} must be in the cache {constants.HF_HUB_CACHE} where"
             f" the hub is not to be had, and is not, or not whole: {cause}; connect, or download"
             " it on another machine and copy the cache"
         )
     return f"{name} could not be fetched from {place} ({error}); try again"
-
-
-def _root(error: BaseException) -> str:
-    """The first line of an error's original cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines: list[Any] = str(error).splitlines() or [type(error).__name__]
-    return str(lines[0])

@@ -84,16 +84,10 @@ class NewTokens:
 News = Generated | NewTokens  # an engine's message about a response
 
 
-def split_news(news: Iterable[News]) -> tuple[list[Generated], list[NewTokens]]:
+def split_news(news: Sequence[News]) -> tuple[list[Generated], list[NewTokens]]:
     """Split messages into finished responses and reports of new tokens."""
-    over: list[Generated] = []
-    new_tokens: list[NewTokens] = []
-    for each in news:
-        if isinstance(each, Generated):
-            over.append(each)
-        else:
-            new_tokens.append(each)
-    return over, new_tokens
+    over = [each for each in news if isinstance(each, Generated)]
+    return over, [each for each in news if isinstance(each, NewTokens)]
 
 
 class PartialResponse:

@@ -117,14 +117,7 @@ def describe(weights: WeightsRef, shard_bytes: int | None = None) -> Manifest:
     """Make the manifest of a published version; reads and hashes the whole file. shard_bytes: size
     of a shard in bytes, by default `suitable_shard_bytes`."""
     path = Path(weights.path)
-    return _described(
-        path.parent,
-        [path.name],
-        shard_bytes,
-        name=str(weights.version),
-        version=weights.version,
-        digest=weights.digest,
-    )
+    return _described(str(weights.version), weights, path.parent, [path.name], shard_bytes)
 
 
 def describe_model(folder: Path) -> Manifest:
@@ -136,11 +129,12 @@ def describe_model(folder: Path) -> Manifest:
     ]
     if not files:
         raise ValueError(f"a model's folder must hold its files, found none in {folder}; check it")
-    return _described(folder, files, None, name=MODEL, version=0, digest="")
+    weights = WeightsRef(version=0, path=str(folder), digest="")
+    return _described(MODEL, weights, folder, files, None)
 
 
 def _described(
-    folder: Path, files: list[str], shard_bytes: int | None, *, name: str, version: int, digest: str
+    name: str, weights: WeightsRef, folder: Path, files: list[str], shard_bytes: int | None
 ) -> Manifest:
     sizes = {file: (folder / file).stat().st_size for file in files}
     step = shard_bytes or suitable_shard_bytes(sum(sizes.values()))
@@ -153,6 +147,7 @@ def _described(
         Shard(file=file, offset=offset, size=size, blake3=_blake3(folder / file, offset, size))
         for file, offset, size in ranges
     )
+    version, digest = weights.version, weights.digest
     return Manifest(name=name, version=version, digest=digest, files=sizes, shards=shards)
 
 

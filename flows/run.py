@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from artifacts.commit import StepCommit, digest_of_manifest, read_commits, read_manifest
-from artifacts.datasets.registry import skips_unusable_rows
+from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, steps_of
 from artifacts.records import WeightsRef
@@ -327,7 +327,9 @@ def _without_unfit(
     # a round that was begun may be read back, even if the run now ends before it
     num_begun = len(context.open_store().list(PLANS))
     num_steps = max(0, max(config.num_steps, num_begun) - len(commits))
-    policy: UnfitPrompts = "skip" if skips_unusable_rows(config.task) else config.unfit_prompts
+    policy: UnfitPrompts = config.unfit_prompts
+    if isinstance(config.task, MappedConfig) and config.task.unusable_rows == "skip":
+        policy = "skip"
     check_embeddings(policy, context)
     examination = Examination(context, rewards)
     num_heldout = examination.examine_heldout(max(asked, config.weight_check.num_probes))

@@ -29,7 +29,7 @@ from pydantic import Field
 from artifacts.datasets.arrow_values import rows_of
 from artifacts.datasets.row_fields import Fields
 from artifacts.datasets.row_mapping import MappedConfig, wanted_row
-from artifacts.datasets.row_table import RowTable, RowTableWriter, Sides
+from artifacts.datasets.row_table import RowTable, RowTableWriter, split
 from artifacts.datasets.rows import Dataset
 from artifacts.urls import Location
 
@@ -78,13 +78,10 @@ class FilesConfig(MappedConfig):
     def load(self, seed: int) -> Dataset:
         """Load the files' rows in their order, rows of held-out questions apart. Raises ValueError
         for an unusable file or row."""
-        table = read_table(self, _records(self, self.path, "task.path"), self.path)
-        if not self.heldout_path:
-            return Sides(table, seed).by_fraction("files", self.heldout_fraction)
-        heldout = read_table(
-            self, _records(self, self.heldout_path, "task.heldout_path"), self.heldout_path
-        )
-        return Sides(table, seed).beside("files", heldout)
+        table, heldout = read_table(self, _records(self, self.path, "task.path"), self.path), None
+        if path := self.heldout_path:
+            heldout = read_table(self, _records(self, path, "task.heldout_path"), path)
+        return split("files", table, heldout, self.heldout_fraction, seed)
 
 
 def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> RowTable:

@@ -24,7 +24,7 @@ from artifacts.datasets.file_rows import (
     read_table,
 )
 from artifacts.datasets.row_mapping import MappedConfig
-from artifacts.datasets.row_table import Sides
+from artifacts.datasets.row_table import split
 from artifacts.datasets.rows import Dataset
 from artifacts.hub import REPOSITORY_PATTERN, fetch
 from artifacts.urls import Repository
@@ -71,10 +71,10 @@ class HubRowsConfig(MappedConfig):
         """Load the split's rows in their order, rows of held-out questions apart. Raises ValueError
         if the data set cannot be fetched or has an unusable row."""
         commit = self.pinned().revision
-        sides = Sides(read_table(self, *_split(self, commit, self.split)), seed)
-        if not self.heldout_split:
-            return sides.by_fraction("hub", self.heldout_fraction)
-        return sides.beside("hub", read_table(self, *_split(self, commit, self.heldout_split)))
+        table, heldout = read_table(self, *_split(self, commit, self.split)), None
+        if self.heldout_split:
+            heldout = read_table(self, *_split(self, commit, self.heldout_split))
+        return split("hub", table, heldout, self.heldout_fraction, seed)
 
 
 def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Record], str]:

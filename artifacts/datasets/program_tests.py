@@ -18,6 +18,7 @@ import builtins
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -113,13 +114,9 @@ class CodeGold(BaseModel):
     cases: tuple[Case, ...] = Field(..., min_length=1, description="All must pass.")
 
 
-def call_case(arguments: Sequence[object], expected: object, tolerance: float = 0.0) -> CallCase:
+def call_case(arguments: Sequence[object], expected: object) -> CallCase:
     """Make a call case from Python values. Raises ValueError for values that are not plain."""
-    return CallCase(
-        arguments=[to_json(argument) for argument in arguments],
-        expected=to_json(expected),
-        tolerance=tolerance,
-    )
+    return CallCase(arguments=[*map(to_json, arguments)], expected=to_json(expected))
 
 
 INPUTS = ("stdin", "inputs", "input")
@@ -309,18 +306,11 @@ def _read(statements: Sequence[ast.stmt]) -> frozenset[str]:
 
 def _bound(setup: Sequence[ast.stmt]) -> frozenset[str]:
     """Names that the setup imports or assigns."""
-    return frozenset(
-        name
-        for statement in setup
-        for node in ast.walk(statement)
-        for name in (
-            [alias.asname or alias.name for alias in node.names]
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            else [node.id]
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            else []
-        )
-    )
+    nodes = [node for statement in setup for node in ast.walk(statement)]
+    imports = [node.names for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return frozenset({alias.asname or alias.name for alias in chain(*imports)} | assigned)
 
 
 def _single(names: frozenset[str]) -> str:

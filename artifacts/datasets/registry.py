@@ -27,7 +27,6 @@ from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymTaskConfig
-from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.datasets.rows import Dataset, Row
 from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.tiny_mix import TinyMixConfig
@@ -212,8 +211,3 @@ def load_dataset(config: TaskConfig, seed: int) -> Dataset:
     """Load the rows of a task, the same in every process. Raises ValueError for a source without
     usable rows."""
     return config.load(seed)
-
-
-def skips_unusable_rows(config: TaskConfig) -> bool:
-    """True if the task leaves out unusable rows of the user's files instead of raising."""
-    return isinstance(config, MappedConfig) and config.unusable_rows == "skip"

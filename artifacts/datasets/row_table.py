@@ -100,57 +100,44 @@ class RowTableWriter:
         return RowTable(texts, ends, np.arange(len(ends)), self.left_out)
 
 
-class Sides:
-    """Splits a table into rows to train on and held-out rows."""
-
-    def __init__(self, table: RowTable, seed: int) -> None:
-        self._table, self._seed = table, seed
-        self._questions, self._places = self._hashed(table)
-
-    def by_fraction(self, name: str, fraction: float) -> Dataset:
-        """Hold out this fraction of the distinct questions: at least one if the fraction is not 0,
-        and never all."""
-        distinct, first = np.unique(self._questions, return_index=True)
+def split(
+    name: str, table: RowTable, heldout: RowTable | None, fraction: float, seed: int
+) -> Dataset:
+    """Make a dataset of the rows of `table` to train on, and held-out rows: those of `heldout`, or
+    else of this fraction of the table's distinct questions, at least one if the fraction is not 0,
+    and never all. Raises ValueError if none are left to train on."""
+    questions, places = _hashed(table, seed)
+    left_out = Counter(table.left_out)
+    if heldout is None:
+        distinct, first = np.unique(questions, return_index=True)
         wanted = round(fraction * len(distinct)) or int(fraction > 0)
         num_heldout = min(len(distinct) - 1, wanted)
-        drawn = distinct[np.lexsort((distinct, self._places[first]))[:num_heldout]]
-        is_heldout = np.isin(self._questions, drawn)
-        heldout = np.flatnonzero(is_heldout)
-        order = np.lexsort((self._questions[heldout], self._places[heldout]))
-        return Dataset(
-            name=name,
-            rows=self._table.taken(np.flatnonzero(~is_heldout)),
-            heldout=self._table.taken(heldout[order]),
-            left_out=self._table.left_out,
-        )
-
-    def beside(self, name: str, heldout: RowTable) -> Dataset:
-        """Hold out all rows of the table `heldout`; rows with the same questions are not trained.
-        Raises ValueError if none are left to train on."""
-        questions, places = self._hashed(heldout)
-        kept = np.flatnonzero(~np.isin(self._questions, questions))
-        if not len(kept):
+        drawn = distinct[np.lexsort((distinct, places[first]))[:num_heldout]]
+        is_heldout = np.isin(questions, drawn)
+        numbers = np.flatnonzero(is_heldout)
+        asked = table.taken(numbers[np.lexsort((questions[numbers], places[numbers]))])
+    else:
+        heldout_questions, heldout_places = _hashed(heldout, seed)
+        is_heldout = np.isin(questions, heldout_questions)
+        asked = heldout.taken(np.lexsort((heldout_questions, heldout_places)))
+        left_out.update(heldout.left_out)
+        left_out.update(held_out=int(is_heldout.sum()))
+        if is_heldout.all():
             raise ValueError(
                 "the rows to train on must hold a question that is not held out, got none; name"
                 " another split or file"
             )
-        left_out = Counter(self._table.left_out)
-        left_out.update(heldout.left_out)
-        left_out.update(held_out=len(self._table) - len(kept))
-        return Dataset(
-            name=name,
-            rows=self._table.taken(kept),
-            heldout=heldout.taken(np.lexsort((questions, places))),
-            left_out=+left_out,
-        )
+    rows = table.taken(np.flatnonzero(~is_heldout))
+    return Dataset(name=name, rows=rows, heldout=asked, left_out=+left_out)
 
-    def _hashed(self, table: RowTable) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """The hash of every row's question, and every row's place (a hash, too)."""
-        hashes = array("Q")
-        for row in table:
-            hashes.extend((_hash(row.identity), _hash(f"{self._seed}/{row.text}")))
-        both = np.frombuffer(hashes, np.uint64).reshape(-1, 2)
-        return both[:, 0], both[:, 1]
+
+def _hashed(table: RowTable, seed: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The hash of every row's question, and every row's place (a hash, too)."""
+    hashes = array("Q")
+    for row in table:
+        hashes.extend((_hash(row.identity), _hash(f"{seed}/{row.text}")))
+    both = np.frombuffer(hashes, np.uint64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
 
 
 def _hash(text: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from artifacts.episodes import Ending
+from artifacts.records import Prompt
 from artifacts.reports.episode_figures import (
     ENDED,
     STOPPED,
@@ -34,11 +35,7 @@ class HeldoutAnswer:
 class HeldoutQuestion:
     """A held-out question with the answers of two weight versions."""
 
-    prompt_id: str  # "heldout/17"
-    domain: str  # reward domain
-    text: str  # the question as a person would read it
-    gold: str  # what the reward compares with
-    seed: int | None  # of the episode that both play; None for a question of one turn
+    prompt: Prompt  # the question, or the seed of the episode that both play
     before: tuple[HeldoutAnswer, ...]  # of the model that the run started from
     after: tuple[HeldoutAnswer, ...]  # of the last evaluated weights; empty before there are any
 
@@ -58,11 +55,7 @@ def questions_of(
     earlier, later = _by_prompt(before), _by_prompt(after)
     return [
         HeldoutQuestion(
-            prompt_id=prompt_id,
-            domain=rows[0].prompt.domain,
-            text=rows[0].prompt.text,
-            gold=rows[0].prompt.gold,
-            seed=rows[0].prompt.episode_seed,
+            prompt=rows[0].prompt,
             before=_answers(rows),
             after=_answers(later.get(prompt_id, [])),
         )
@@ -71,10 +64,9 @@ def questions_of(
 
 
 def spread(questions: Sequence[HeldoutQuestion], count: int) -> list[HeldoutQuestion]:
-    """Choose at most `count` questions, evenly spaced from the largest gain to the largest loss. So
-    the sample is fair: the best questions would flatter the run, and the first ones are
-    arbitrary."""
-    ordered = sorted(questions, key=lambda question: (-question.gain, question.prompt_id))
+    """Choose at most `count` questions, evenly spaced from the largest gain to the largest loss:
+    the best questions would flatter the run, and the first ones are arbitrary."""
+    ordered = sorted(questions, key=lambda question: (-question.gain, question.prompt.prompt_id))
     if len(ordered) <= count or count < 2:
         return ordered[:count]
     places = (round(place * (len(ordered) - 1) / (count - 1)) for place in range(count))
@@ -89,19 +81,18 @@ def _by_prompt(rows: Iterable[ResponseRow]) -> dict[str, list[ResponseRow]]:
 
 
 def _answers(rows: Iterable[ResponseRow]) -> tuple[HeldoutAnswer, ...]:
-    ordered = sorted(rows, key=lambda row: row.response.generated.index)
-    return tuple(_answer(row) for row in ordered)
-
-
-def _answer(row: ResponseRow) -> HeldoutAnswer:
-    generated, score = row.response.generated, row.response.score
-    return HeldoutAnswer(
-        text=generated.text,
-        reward=None if score is None else score.reward,
-        outcome="no verdict" if score is None else f"{score.outcome} {score.detail}".strip(),
-        num_tokens=generated.num_sampled,
-        transcript=transcript_of(row),
-    )
+    answers: list[HeldoutAnswer] = []
+    for row in sorted(rows, key=lambda row: row.response.generated.index):
+        generated, score = row.response.generated, row.response.score
+        answer = HeldoutAnswer(
+            text=generated.text,
+            reward=None if score is None else score.reward,
+            outcome="no verdict" if score is None else f"{score.outcome} {score.detail}".strip(),
+            num_tokens=generated.num_sampled,
+            transcript=transcript_of(row),
+        )
+        answers.append(answer)
+    return tuple(answers)
 
 
 def _mean(answers: Sequence[HeldoutAnswer]) -> float | None:
@@ -147,7 +138,8 @@ def markdown(changes: Iterable[EpisodeChange], questions: Iterable[HeldoutQuesti
     lines = ["| held-out episodes | before | after |", "|---|---:|---:|"]
     lines += [f"| {change.name} | {change.before} | {change.after} |" for change in changes]
     for question in questions:
-        lines += ["", f"### {question.prompt_id}, {question.domain}, seed {question.seed}"]
+        asked = question.prompt
+        lines += ["", f"### {asked.prompt_id}, {asked.domain}, seed {asked.episode_seed}"]
         lines += _first_transcript("before", question.before)
         lines += _first_transcript("after", question.after)
     return "\n".join(lines) + "\n"

@@ -66,23 +66,18 @@ class Window:
 def used_seconds(
     held: Iterable[Held], spans: Sequence[Span], window: Window
 ) -> dict[str, dict[str, float]]:
-    """Device seconds within the window by price class, then by use, `IDLE` included."""
+    """Device seconds within the window by price class, then by use, `IDLE` included. A moment with
+    several uses counts for the first in `uses`."""
     seconds: dict[str, dict[str, float]] = {}
     for holding in held:
         of_class = seconds.setdefault(holding.price_class, {})
-        for use, used_s in _device_uses(holding, spans, window).items():
+        left = _in_window(holding, window)
+        for use, kinds in holding.uses.items():
+            own = (span for span in spans if span.device == holding.device and span.kind in kinds)
+            used_s, left = taken(left, clipped(own, window.start_s, window.end_s))
             of_class[use] = of_class.get(use, 0.0) + used_s
+        of_class[IDLE] = of_class.get(IDLE, 0.0) + length(left)
     return seconds
-
-
-def _device_uses(holding: Held, spans: Sequence[Span], window: Window) -> dict[str, float]:
-    """Seconds of one device by use; a moment with several uses counts for the first in `uses`."""
-    seconds: dict[str, float] = {}
-    left = _in_window(holding, window)
-    for use, kinds in holding.uses.items():
-        own = (span for span in spans if span.device == holding.device and span.kind in kinds)
-        seconds[use], left = taken(left, clipped(own, window.start_s, window.end_s))
-    return seconds | {IDLE: length(left)}
 
 
 def held_seconds(held: Iterable[Held], window: Window) -> dict[str, float]:

@@ -13,7 +13,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +25,6 @@ REFUSALS = (
 )  # error codes for a single refused call; if the user or password is refused, all calls wait
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A call that MLflow has not taken yet."""
-
-    subject: str  # for messages
-    send: Callable[[], None]
-
-
 class Outbox:
     """A queue of calls to one tracking server."""
 
@@ -42,28 +33,26 @@ class Outbox:
         self._uri = uri
         self._clock = clock
         self._due_s = -math.inf  # when the server is tried again, by the clock
-        self._queue: deque[_Entry] = deque()
+        self._queue: deque[tuple[str, Callable[[], None]]] = deque()  # subjects and calls
         self._warned = False
         self.refused: list[str] = []  # subjects of calls that the server refused
 
     @property
     def waiting(self) -> tuple[str, ...]:
         """Subjects of the calls that the server has not taken yet."""
-        return tuple(entry.subject for entry in self._queue)
+        return tuple(subject for subject, _ in self._queue)
 
     def put(self, subject: str, send: Callable[[], None], *, is_last: bool = False) -> bool:
-        """Queue a call and send the queue, unless the server is to be left alone for now; with
-        `is_last` it is tried in any case. True if no call waits afterwards."""
-        self._queue.append(_Entry(subject, send))
-        return self._flush() if is_last or self._clock() >= self._due_s else False
-
-    def _flush(self) -> bool:
-        """Send the queued calls in order; True if all were sent or refused. MLflow's errors stop
-        here: refused calls are dropped, and calls that could not be sent stay in the queue."""
+        """Queue a call and send the queue in order, unless the server is to be left alone for now;
+        with `is_last` it is tried in any case. True if no call waits afterwards. MLflow's errors
+        stop here: refused calls are dropped, and calls that could not be sent wait."""
+        self._queue.append((subject, send))
+        if not is_last and self._clock() < self._due_s:
+            return False
         while self._queue:
-            entry, began_s = self._queue[0], self._clock()
+            (subject, send), began_s = self._queue[0], self._clock()
             try:
-                entry.send()
+                send()
             except Exception as error:
                 if getattr(error, "error_code", None) not in REFUSALS:
                     if not self._warned:
@@ -77,10 +66,9 @@ class Outbox:
                     if failed_s > QUICK_S:
                         self._due_s = self._clock() + failed_s / WAITING_SHARE
                     return False
-                logger.warning(
-                    "tracking=%s refused=%s reason=%s", self._uri, entry.subject, first_line(error)
-                )
-                self.refused.append(entry.subject)
+                reason = first_line(error)
+                logger.warning("tracking=%s refused=%s reason=%s", self._uri, subject, reason)
+                self.refused.append(subject)
             self._queue.popleft()
         self._warned = False
         return True

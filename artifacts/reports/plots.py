@@ -138,11 +138,10 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> F
     return figure
 
 
-def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Smooth values by a centred mean over up to `window` of them, fewer at both ends, so that the
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Smooth values by a centred mean over up to five of them, fewer at both ends, so that the
     curve is not shifted in time."""
-    half = window // 2
-    parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
+    parts = [values[max(0, index - 2) : index + 3] for index in range(len(values))]
     return [sum(part) / len(part) for part in parts]
 
 

@@ -17,6 +17,7 @@ from artifacts.reports.device_cost import RunCost
 from artifacts.reports.episode_figures import ENDED
 
 NUM_RESAMPLES = 10_000
+LEVEL = 0.95  # coverage of confidence intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Estimate:
     low: float  # lower end of the interval
     high: float  # upper end of the interval
     num_samples: int  # independent samples it rests on: questions
-    level: float = 0.95  # coverage of the interval
+    level: float = LEVEL  # coverage of the interval
 
     def __str__(self) -> str:
         return (
@@ -66,16 +67,13 @@ def paired_difference(
     before: Mapping[str, float],
     after: Mapping[str, float],
     seed: int,
-    level: float = 0.95,
     question_of: Mapping[str, str] | None = None,
 ) -> Estimate:
     """Mean of after - before over the prompts in both, with a percentile bootstrap over questions.
 
-    Keys are prompt ids, values mean rewards per prompt. Questions are the independent samples:
-    responses to the same question are not independent, nor are prompts that ask the same question
-    (`question_of`: prompt id -> question; without it every prompt asks its own question). A prompt
-    that is only on one side has no difference; `unpaired` counts such prompts. Raises ValueError
-    if no prompt is on both sides.
+    Keys are prompt ids, values mean rewards per prompt. Questions are the independent samples,
+    prompts that ask the same question are not (`question_of`: prompt id -> question; without it
+    every prompt asks its own question). Raises ValueError if no prompt is on both sides.
     """
     names = sorted(before.keys() & after.keys())
     if not names:
@@ -92,15 +90,10 @@ def paired_difference(
     sums, counts = np.array([[sum(values), len(values)] for values in by_question.values()]).T
     draws = np.random.default_rng(seed).integers(0, len(sums), (NUM_RESAMPLES, len(sums)))
     low, high = np.quantile(
-        sums[draws].sum(axis=1) / counts[draws].sum(axis=1), [(1 - level) / 2, (1 + level) / 2]
+        sums[draws].sum(axis=1) / counts[draws].sum(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     )
-    return Estimate(
-        mean=float(sums.sum() / counts.sum()),
-        low=float(low),
-        high=float(high),
-        num_samples=len(sums),
-        level=level,
-    )
+    mean = float(sums.sum() / counts.sum())
+    return Estimate(mean=mean, low=float(low), high=float(high), num_samples=len(sums))
 
 
 def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
@@ -109,14 +102,11 @@ def unpaired(before: Mapping[str, float], after: Mapping[str, float]) -> int:
 
 
 def mean_interval(
-    scores: Mapping[str, float],
-    seed: int,
-    level: float = 0.95,
-    question_of: Mapping[str, str] | None = None,
+    scores: Mapping[str, float], seed: int, question_of: Mapping[str, str] | None = None
 ) -> Estimate:
     """Mean of held-out scores with its confidence interval; arguments and resampling as in
     `paired_difference`. Raises ValueError without scores."""
-    return paired_difference(dict.fromkeys(scores, 0.0), scores, seed, level, question_of)
+    return paired_difference(dict.fromkeys(scores, 0.0), scores, seed, question_of)
 
 
 def shares(amounts: Mapping[str, float]) -> dict[str, float]:
@@ -126,25 +116,24 @@ def shares(amounts: Mapping[str, float]) -> dict[str, float]:
     return {name: amount / total if total else 0.0 for name, amount in ordered}
 
 
-def _tables(summary: RunSummary) -> list[tuple[str, Sequence[str], list[Sequence[str]]]]:
-    """The summary's tables: title, heads of the columns, rows."""
-    time_rows: list[Sequence[str]] = [
-        (name, f"{summary.time_s[name]:.1f}", f"{share:.1%}")
-        for name, share in shares(summary.time_s).items()
+ShareTable = tuple[str, tuple[str, str, str], list[tuple[str, str, str]]]  # title, heads, rows
+
+
+def _tables(summary: RunSummary) -> list[ShareTable]:
+    times, tokens = summary.time_s, summary.ledger_tokens
+    time_rows = [
+        (name, f"{times[name]:.1f}", f"{part:.1%}") for name, part in shares(times).items()
     ]
-    token_rows: list[Sequence[str]] = [
-        (name, f"{summary.ledger_tokens[name]:,}", f"{share:.1%}")
-        for name, share in shares(summary.ledger_tokens).items()
+    token_rows = [
+        (name, f"{tokens[name]:,}", f"{part:.1%}") for name, part in shares(tokens).items()
     ]
-    tables: list[tuple[str, Sequence[str], list[Sequence[str]]]] = [
+    tables: list[ShareTable] = [
         ("time", ("stage", "seconds", "share"), time_rows),
         ("generated tokens", ("tokens", "count", "share"), token_rows),
     ]
-    if summary.cost:
-        cost_rows: list[Sequence[str]] = [
-            (name, f"{seconds:.1f}", f"{share:.1%}") for name, seconds, share in summary.cost.rows
-        ]
-        tables.append((summary.cost.headline, ("held", "device seconds", "share"), cost_rows))
+    if cost := summary.cost:
+        cost_rows = [(name, f"{seconds:.1f}", f"{part:.1%}") for name, seconds, part in cost.rows]
+        tables.append((cost.headline, ("held", "device seconds", "share"), cost_rows))
     return tables
 
 

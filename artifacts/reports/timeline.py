@@ -20,6 +20,7 @@ SYNC_KINDS = frozenset({"publish", "gate"})
 SLEEP_KINDS = frozenset({"sleep", "wake"})
 
 Interval = tuple[float, float]
+Causes = list[tuple[Bubble, list[Interval]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +112,22 @@ def attributed_s(
 def device_times(
     spans: Sequence[Span], devices: Sequence[str], start_s: float, end_s: float
 ) -> list[DeviceTime]:
-    """The seconds of every device over the window by column, one entry per device."""
+    """The seconds of every device over the window by column, one entry per device.
+
+    The first of its kinds of work counts, else the first of the causes of a bubble. tail: others
+    still generate. sync: others train, update or publish. reward_wait: training waits for verdicts.
+    idle: nothing works anywhere, which is the cost of orchestration.
+    """
     of_device: dict[str, list[Span]] = {device: [] for device in devices}
     for span in spans:
         if span.device in of_device:
             of_device[span.device].append(span)
-    elsewhere = _causes(_by_kind(spans, start_s, end_s))
+    anywhere = _by_kind(spans, start_s, end_s)
+    elsewhere: Causes = [
+        ("tail", _of_kinds(anywhere, {"rollout", "evaluate"})),
+        ("sync", _of_kinds(anywhere, SYNC_KINDS | {"train", "update"})),
+        ("reward_wait", _of_kinds(anywhere, {"reward"})),
+    ]
     return [
         _device_time(device, _by_kind(own, start_s, end_s), elsewhere, (start_s, end_s))
         for device, own in of_device.items()
@@ -143,24 +154,6 @@ def bubble_shares(times: Sequence[DeviceTime]) -> dict[str, float]:
         cause: sum(time.bubble_s[cause] for time in times) / total if total else 0.0
         for cause in BUBBLES
     }
-
-
-Causes = list[tuple[Bubble, list[Interval]]]
-
-
-def _causes(anywhere: Mapping[str, list[Interval]]) -> Causes:
-    """Why a device may be without work, with the intervals in which other devices' work is the
-    cause. The first cause in the list that applies counts.
-
-    tail: others still generate. sync: others train, update or publish. reward_wait: training waits
-    for verdicts. If no cause applies, the device is idle: nothing works anywhere, which is the cost
-    of orchestration.
-    """
-    return [
-        ("tail", _of_kinds(anywhere, {"rollout", "evaluate"})),
-        ("sync", _of_kinds(anywhere, SYNC_KINDS | {"train", "update"})),
-        ("reward_wait", _of_kinds(anywhere, {"reward"})),
-    ]
 
 
 def _device_time(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
 
 from artifacts.reports.mlflow_client import (
     TrackedData,
@@ -35,7 +35,7 @@ from artifacts.store import Store
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 MlflowStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 logger = logging.getLogger(__name__)
@@ -122,10 +122,8 @@ class RunTracker:
             annotated[GIT_TAG] = git_sha
         if run_id is not None and not self._is_unknown(run_id):
             self.run_id, self._is_resumed = run_id, True
-            self._outbox.put("the resumed run", lambda: self._send(reopen, annotated))
-            self._outbox.put(
-                "the parameters", lambda: self._send(send_missing_params, dict(flatten(params)))
-            )
+            self._put("the resumed run", reopen, annotated)
+            self._put("the parameters", send_missing_params, dict(flatten(params)))
             return run_id
         try:
             self._client = open_client(self.uri)
@@ -138,10 +136,10 @@ class RunTracker:
             raise ConnectionError(
                 f"MLflow must answer at {self.uri}, got {first_line(error)}; {cure}"
             ) from error
-        self._outbox.put("the parameters", lambda: self._send(send_params, dict(flatten(params))))
+        self._put("the parameters", send_params, dict(flatten(params)))
         self._outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))
         if data is not None:
-            self._outbox.put("the data set", lambda: self._send(send_data, data))
+            self._put("the data set", send_data, data)
         return self.run_id
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -157,25 +155,20 @@ class RunTracker:
     def log_state(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Log the state of the run after a step. A later call for the same step, for example after
         its evaluation, supersedes it."""
-        numbers, now_ms = dict(metrics), int(time.time() * 1000)
-        return self._outbox.put(
-            f"the state after step {step}",
-            lambda: send_metrics(self._connected(), self.run_id, step, numbers, now_ms),
-        )
+        subject, now_ms = f"the state after step {step}", int(time.time() * 1000)
+        return self._put(subject, send_metrics, step, dict(metrics), now_ms)
 
     def log_file(self, data: bytes, name: str) -> bool:
         """Log bytes as an artifact called `name`, for example "report/reward.png"."""
-        return self._outbox.put(
-            name, lambda: send_file(self._connected(), self.run_id, data, PurePosixPath(name))
-        )
+        return self._put(name, send_file, data, PurePosixPath(name))
 
     def describe(self, note: str) -> bool:
         """Set the description of the MLflow run, in Markdown."""
-        return self._outbox.put("the description", lambda: self._send(send_tags, {NOTE_TAG: note}))
+        return self._put("the description", send_tags, {NOTE_TAG: note})
 
     def tag(self, name: str, text: str) -> bool:
         """Set a tag of the MLflow run, in place of its earlier value."""
-        return self._outbox.put(f"the tag {name}", lambda: self._send(send_tags, {name: text}))
+        return self._put(f"the tag {name}", send_tags, {name: text})
 
     def log_model(self, store: Store, digest: str, registered_name: str) -> str:
         """Log the model in the run's store, once for weights of this digest, and register it if a
@@ -258,9 +251,9 @@ class RunTracker:
             return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
         return False
 
-    def _send(self, send: Callable[[MlflowClient, str, T], None], what: T) -> None:
-        """Call `send` with the client, this run's id and `what`."""
-        send(self._connected(), self.run_id, what)
+    def _put(self, subject: str, send: Callable[[MlflowClient, str, *Ts], None], *of: *Ts) -> bool:
+        """Queue a call of `send` with the client, this run's id and the arguments `of`."""
+        return self._outbox.put(subject, lambda: send(self._connected(), self.run_id, *of))
 
     def _logged_steps(self, key: str) -> set[int]:
         """The steps for which MLflow has a value of the metric `key`. They are read once, and only

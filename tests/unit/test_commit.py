@@ -197,13 +197,11 @@ def test_checkpoints_are_complete_or_absent_and_the_last_ones_stay(
     any_store: Store, tmp_path: Path
 ) -> None:
     checkpoints = Checkpoints(any_store, keep=2)
-    assert checkpoints.latest() is None
+    assert checkpoints.steps() == []
     for step in (1, 2, 3):
         save(checkpoints, step, f"state {step}", tmp_path)
         checkpoints.prune(step)
     assert checkpoints.steps() == [2, 3]
-    assert checkpoints.latest() == 3
-    assert checkpoints.latest(at_most=2) == 2
     assert saved(checkpoints, 3, tmp_path) == "state 3"
 
 
@@ -214,7 +212,7 @@ def test_an_uncommitted_checkpoint_neither_counts_nor_costs_the_committed_one(
     save(checkpoints, 1, "committed", tmp_path)
     save(checkpoints, 2, "interrupted", tmp_path)
     checkpoints.prune(committed_step=1)
-    assert checkpoints.latest(at_most=1) == 1
+    assert checkpoints.steps() == [1, 2]
     save(checkpoints, 2, "replayed", tmp_path)
     checkpoints.prune(committed_step=2)
     assert checkpoints.steps() == [2]
@@ -236,7 +234,7 @@ def test_a_checkpoint_without_its_marker_is_none(any_store: Store, tmp_path: Pat
     checkpoints = Checkpoints(any_store, keep=1)
     save(checkpoints, 4, "x", tmp_path)
     any_store.delete(f"{layout.checkpoint_dir(4)}/{MARKER}")
-    assert checkpoints.latest() is None
+    assert checkpoints.steps() == []
     with pytest.raises(ValueError, match=r"step 4 must have a checkpoint, .* has steps \[\]"):
         saved(checkpoints, 4, tmp_path)
 
