@@ -146,10 +146,8 @@ def _token_fields(line: Line) -> dict[str, Any]:  # Any: values of the fields
 
 class TokenLog:
     """Log of the tokens of running single-turn responses, as engines report them to a coordinator.
-
-    A line has the new tokens of one response. The first line of a response in a file has all its
-    tokens so far, with the tokens that its request brought along (`Request.kept_tokens`).
-    """
+    A line has the new tokens of one response; its first in a file has all tokens so far, those that
+    its request brought along included (`Request.kept_tokens`)."""
 
     def __init__(self, folder: Path) -> None:
         self._log = AttemptLog(folder, "coordinator", "tokens of running responses")
@@ -194,11 +192,9 @@ def _keep_furthest(kept: dict[str, Generated], found: Iterable[Generated]) -> No
 
 
 class TurnLog:
-    """Log of the turns of the episodes that one engine's process plays.
-
-    A line has an episode's turns since its line before, with their tokens, and the fields of the
-    whole episode. A line with the first turn begins the episode, also when it is played again.
-    """
+    """Log of the turns of the episodes that one engine's process plays. A line has an episode's
+    turns since its line before, with their tokens, and the fields of the whole episode. A line with
+    the first turn begins the episode, also when it is played again."""
 
     def __init__(self, folder: Path, engine: str) -> None:
         self._log = AttemptLog(folder, engine, "turns of episodes")

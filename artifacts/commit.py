@@ -220,8 +220,7 @@ def _encode(record: Json) -> bytes:
 
 
 def _finite(value: Any) -> Any:  # Any: a JSON value in, a JSON value out
-    """Replace not-a-number and infinities by None: JSON has neither, and a diverged loss must not
-    make the file unreadable elsewhere."""
+    """Replace not-a-number and infinities by None: JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -45,8 +45,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def _around_digest(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """Split a record around its digest: returns the bytes before the digest, the prefix and the
-    suffix of the digest itself, and the bytes after it."""
+    """The bytes before the digest, the digest's own prefix and suffix, the bytes after it."""
     if data.startswith(PARQUET):
         footer = len(data) - len(PARQUET) - 4 - int.from_bytes(data[-8:-4], "little")
         return data[:footer], b"blake3:", b"", data[footer:]

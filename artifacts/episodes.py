@@ -25,12 +25,9 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of an episode: the environment's observation, the model's action and its reward.
-
-    The tokens of an episode are those of its turns, one after the other: in each turn first the
-    given tokens, then the sampled tokens. The last turn of a stopped episode may lack the
-    environment's answer and some of its sampled tokens.
-    """
+    """One turn of an episode: the environment's observation, the model's action and its reward. Its
+    tokens are first the given ones, then the sampled ones. The last turn of a stopped episode may
+    lack the environment's answer and some of its sampled tokens."""
 
     num_given: int  # tokens that nobody sampled: the bridge, with the observation in it
     num_sampled: int  # tokens of the action, its end token included when it was sampled

@@ -69,8 +69,7 @@ def _own_directory(parent: Path, run_id: str, records: str) -> Path:
 
 
 def _is_owned(folder: Path) -> bool:
-    """True if a process holds the folder's lock, or if the folder is another machine's, whose locks
-    cannot be seen here."""
+    """True if a process holds the folder's lock, or if that cannot be seen from this machine."""
     if _host_of(folder) != socket.gethostname():
         return True
     try:
@@ -81,8 +80,7 @@ def _is_owned(folder: Path) -> bool:
 
 
 def _remove_orphans(parent: Path, own: Path) -> None:
-    """Remove directories without an owner: `own` whichever machine made it, others only if this
-    machine did."""
+    """Remove directories without an owner: `own`, and those that this machine made."""
     for lock in parent.glob(f"{PREFIX}*/{OWNER}"):
         if lock.parent != own and _host_of(lock.parent) != socket.gethostname():
             continue

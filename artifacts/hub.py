@@ -24,10 +24,8 @@ def fetch(
     ignored: Sequence[str] = (),
 ) -> Path:
     """Fetch a revision's files that match one of `patterns` and none of `ignored`; returns their
-    folder in the cache, whose name is the commit.
-
-    If the hub cannot be reached, files in the cache suffice. Raises ValueError.
-    """
+    folder in the cache, whose name is the commit. If the hub cannot be reached, files in the cache
+    suffice. Raises ValueError."""
     # imported here: the hub's client takes half a second to import
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars

@@ -51,12 +51,9 @@ class Journal:
 
     def read(self, step: int) -> list[ResponseRow]:
         """Read every recorded response of a step once, in the order of first appearance: from the
-        finalised table if there is one, else from the parts.
-
-        Of several records of a response, a scored one wins over an unscored one, then the later one
-        wins. Rollout and reward append independently, so a score can be on disk before the batch in
-        which its response was generated.
-        """
+        finalised table if there is one, else from the parts. Of several records of a response, a
+        scored one wins, then the later one: rollout and reward append independently, so a score can
+        be on disk before the batch in which its response was generated."""
         final = layout.table_file("responses", step)
         if self._store.exists(final):
             return self._store.parsed(final, responses_from_parquet, PLAY_AGAIN)

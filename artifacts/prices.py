@@ -62,10 +62,8 @@ class PriceConfig(FrozenConfig):
 
 def gain(throughput_ratio: float, cost_ratio: float) -> float:
     """Tokens per dollar divided by those of a baseline (RLBoost, section 6): R / (1 + N * c / C).
-
-    throughput_ratio: R. cost_ratio: dollars an hour divided by the baseline's. It is 1 + N * c / C
-    for N helpers at c dollars an hour each beside the baseline's own machine at C dollars an hour.
-    """
+    throughput_ratio: R. cost_ratio: dollars an hour divided by the baseline's, 1 + N * c / C for N
+    helpers at c dollars an hour each beside the baseline's own machine at C dollars an hour."""
     return throughput_ratio / cost_ratio
 
 

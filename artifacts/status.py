@@ -59,11 +59,9 @@ STATUS_OF = TypeAdapter(RunStatus)
 
 @contextmanager
 def pulse(store: Store) -> Iterator[None]:
-    """Write the status `running` every BEAT_S seconds during the block, then how the run ended.
-
-    An Exception is written as `failed`, any other BaseException (Ctrl-C, a cancelled flow) as
-    `interrupted`. A failed write of the status is logged and never ends the run.
-    """
+    """Write the status `running` every BEAT_S seconds during the block, then how the run ended: an
+    Exception as `failed`, any other BaseException (Ctrl-C, a cancelled flow) as `interrupted`. A
+    failed write of the status is logged and never ends the run."""
     own = own_status()
     over = threading.Event()
 
@@ -114,12 +112,9 @@ def read_status(store: Store) -> RunStatus | None:
 def await_end(
     store: Store, report: Callable[[str], object], sleep: Callable[[float], object] = time.sleep
 ) -> None:
-    """Wait until no process goes on with the run. Raises ValueError if one does: two processes
-    would overwrite each other's records.
-
-    A process that cannot be seen from this machine counts as gone once the status file has not been
-    rewritten for STALE_S. `report` is called with a sentence when a wait begins.
-    """
+    """Wait until no process goes on with the run. Raises ValueError if one does. A process that
+    cannot be seen from this machine counts as gone once the status file has not been rewritten for
+    STALE_S. `report` is called with a sentence when a wait begins."""
 
     def read() -> RunStatus | None:
         try:
@@ -198,7 +193,6 @@ def is_alive(pid: int, started_s: float) -> bool | None:
 
 
 def _write(store: Store, status: RunStatus) -> None:
-    """Write the status; a failure is logged and does not end the run."""
     try:
         store.keep(layout.STATUS, json.dumps(asdict(status), indent=1).encode())
     except Exception as error:

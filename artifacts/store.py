@@ -66,8 +66,7 @@ def _number(error: Exception) -> int | None:
 
 
 def _sentence(error: Exception, where: str, num_bytes: int, setting: str) -> str | None:
-    """A sentence with the cause and the cure of a failed write; None if the error names its file
-    itself."""
+    """Cause and cure of a failed write; None if the error names its file itself."""
     number = _number(error)
     if number in FULL_ERRNOS:
         return (
@@ -306,8 +305,7 @@ class Store:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Turn a protocol's own read errors (no credentials, no answer) into a StoreError of one
-        sentence for the user."""
+        """Turn a protocol's own read errors (no credentials, no answer) into a StoreError."""
         try:
             yield
         except Exception as error:
@@ -329,8 +327,7 @@ class Store:
 
     @contextmanager
     def _explained(self, path: str, num_bytes: int) -> Iterator[None]:
-        """Apply `explained` to a file of this store; if the run's folder is gone, the error says
-        that instead (`check_run`)."""
+        """`explained` for a file of this store, unless the run's folder is gone (`check_run`)."""
         self.check_run()
         try:
             with explained(f"{self.url}/{path}", num_bytes):

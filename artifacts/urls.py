@@ -124,8 +124,7 @@ Arguments = Annotated[Mapping[str, Any], _ARGUMENTS]  # Any: of a user's own cod
 
 
 def _decoded(text: str) -> Iterator[str]:
-    """Yield the text as written, then URL-unquoted once, twice, ... until nothing changes, at most
-    _NUM_ENCODINGS times."""
+    """The text as written, then URL-unquoted once, twice, ... until nothing changes."""
     for _ in range(_NUM_ENCODINGS):
         yield text
         text, before = unquote(text), text

@@ -27,11 +27,8 @@ def write_weights(
     tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int
 ) -> WeightsRef:
     """Write the tensors as bf16 and return the file's reference. The file appears whole or not at
-    all. Raises ValueError for a name that comes twice, StoreError if the write fails.
-
-    Tensors that share storage (tied weights) are stored under their first name only. Only one
-    process at a time may write to a path.
-    """
+    all; tensors that share storage are stored under their first name. Only one process at a time
+    may write to a path. Raises ValueError for a name that comes twice, StoreError for the disk."""
     kept: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in tensors:
@@ -56,11 +53,8 @@ def write_weights(
 
 def reuse(spare: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Make the next `write_weights` to `path` overwrite the pages of the file `spare`, which must
-    have no readers any more. Does nothing if `spare` does not exist.
-
-    The pages of a new file must be allocated and cleared first, which takes longer than writing
-    and, in a memory that is nearly full, several times as long.
-    """
+    have no readers any more: new pages must be allocated and cleared first, which takes longer than
+    writing. Does nothing if `spare` does not exist."""
     with suppress(FileNotFoundError):
         os.replace(spare, _aside(Path(path)))
 
@@ -70,11 +64,8 @@ def _aside(target: Path) -> Path:
 
 
 def _write_over(path: Path, tensors: Mapping[str, Tensor], version: int) -> None:
-    """Write a safetensors file at `path`, into the pages of a file that is already there. The
-    safetensors library always takes new pages.
-
-    tensors: bf16, contiguous, on the CPU.
-    """
+    """Write a safetensors file at `path`, into the pages of a file that is already there, which the
+    library cannot. tensors: bf16, contiguous, on the CPU."""
     header: dict[str, object] = {"__metadata__": {"format": "pt", "version": str(version)}}
     end = 0
     for name, tensor in tensors.items():
@@ -109,10 +100,8 @@ def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """blake2b over names, shapes and fingerprints of bf16 tensors, independent of their order.
-
-    Takes a fifth of the time of hashing the tensors' bytes; every publication waits for it.
-    """
+    """blake2b over names, shapes and fingerprints of bf16 tensors, independent of their order. It
+    takes a fifth of the time of hashing the tensors' bytes; every publication waits for it."""
     total = hashlib.blake2b(digest_size=32)
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         total.update(f"{name}\0{tuple(tensor.shape)}\0{fingerprint(tensor)}\0".encode())
@@ -121,12 +110,9 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 def fingerprint(tensor: Tensor) -> int:
     """Checksum (64 bits) of the tensor's bf16 bytes and shape, the same on every device and for
-    every memory layout.
-
-    The sum over all 64-bit words of the word times an odd weight of its position, modulo 2**64. One
-    changed word always changes the sum. Moved words (a transposed or sliced tensor) leave it equal
-    with a probability of about 2**-64.
-    """
+    every memory layout: the sum over all 64-bit words of the word times an odd weight of its
+    position, modulo 2**64. One changed word always changes it, moved words all but surely do. It
+    detects accidents; it is no signature."""
     flat = tensor.detach().to(torch.bfloat16).contiguous().reshape(-1)
     padding = -flat.numel() % 4
     if padding:
@@ -158,8 +144,7 @@ def _mix(value: int) -> int:
 
 @cache
 def _row_weights(device: torch.device) -> Tensor:
-    """Odd pseudo-random 64-bit weights of the word positions in a row, shape (_WORDS_PER_ROW,),
-    wrapped to int64."""
+    """Odd pseudo-random weights of the words in a row: (_WORDS_PER_ROW,), wrapped to int64."""
     signed = [
         ((_mix(index) | 1) + (1 << 63)) % (1 << 64) - (1 << 63) for index in range(_WORDS_PER_ROW)
     ]

@@ -38,10 +38,8 @@ def to_json(
     value: Any, depth: int = MAX_DEPTH, is_exact: bool = True
 ) -> Any:  # Any: a value of the builtin types in, JSON out
     """Convert a value to JSON: scalars and lists as they are, others as {type name: content}.
-
     Raises ValueError for types that are not plain, and beyond `depth` levels. Unless `is_exact`, an
-    object of a subclass is written as the value of its builtin base.
-    """
+    object of a subclass is written as the value of its builtin base."""
     if not is_exact and type(value) not in _SCALARS:  # no method of the subclass is called
         base = next((base for base in type(value).__mro__ if base in _FROM_BASE), None)
         value = _FROM_BASE[base](value) if base and base is not type(value) else value
@@ -69,9 +67,7 @@ def to_json(
 
 def from_json(data: Any) -> Any:  # Any: JSON in, a value of the builtin types out
     """The inverse of `to_json`. Call it only for the tests' own JSON, or JSON that passed `check`.
-
-    Raises ValueError for JSON that `to_json` does not write.
-    """
+    Raises ValueError for JSON that `to_json` does not write."""
     if isinstance(data, list):
         return [from_json(item) for item in data]
     if not isinstance(data, dict):
@@ -100,10 +96,8 @@ def check(
     data: Any, depth: int = MAX_DEPTH, *, is_hashed: bool = False
 ) -> None:  # Any: JSON from anybody
     """Raise ValueError for JSON that `to_json` does not write. Reads each part once, hashes none.
-
     `is_hashed`: the value is an element of a set or a key of a dictionary, and so must not contain
-    a list, set or dictionary at any depth.
-    """
+    a list, set or dictionary at any depth."""
     kind = type(data)
     if kind in _SCALARS:
         return
@@ -144,11 +138,8 @@ def _check_tagged(name: str, content: Any, depth: int, is_hashed: bool) -> None:
 
 def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:  # Any: checked JSON
     """True if two values are equal in type and value at every depth: True differs from 1, and a
-    tuple from a list. A NaN equals an expected NaN.
-
-    `tolerance` is absolute and applies to floats. If it is not 0, an int may equal an expected
-    float.
-    """
+    tuple from a list. A NaN equals an expected NaN. `tolerance` is absolute and applies to floats.
+    If it is not 0, an int may equal an expected float."""
     if type(expected) is float and tolerance and type(given) in (int, float):
         return _close(expected, given, tolerance)
     if type(expected) is not type(given):

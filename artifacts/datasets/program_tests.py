@@ -270,8 +270,7 @@ def _uses_pytest(setup: Sequence[ast.stmt]) -> bool:
 
 
 def _imported(module: ast.Module) -> frozenset[str]:
-    """The names that the tests import from the solution. Raises ValueError for an import under
-    another name."""
+    """The names that the tests import from the solution, none under another name."""
     aliases = [
         alias
         for node in ast.walk(module)

@@ -169,16 +169,13 @@ class CurriculumConfig(FrozenConfig):
     )
 
     def load(self, seed: int) -> Dataset:
-        """Load the rows of the stages and then of the task, in the order of every epoch.
-
-        Raises ValueError for a stage that has fewer than num_prompts questions, or a question that
-        the task holds out.
-        """
+        """Load the rows of the stages and then of the task, in the order of every epoch. Raises
+        ValueError for a stage with too few questions, or with one that the task holds out."""
         learned = self.task.load(seed)
         evaluated = {row.identity for row in learned.heldout}
         rows, left_out = list[Row](), Counter(learned.left_out)
         for number, stage in enumerate(self.stages):
-            # a seed of its own: else stages that differ only in a size would ask similar questions
+            # of its own: else stages that differ only in a size would ask similar questions
             own_seed = random.Random(f"{seed}/curriculum/{number}").getrandbits(31)
             loaded = stage.task.load(own_seed)
             found = loaded.rows[: stage.num_prompts]

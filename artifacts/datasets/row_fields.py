@@ -159,8 +159,7 @@ def _written(value: Any) -> str:  # Any: JSON, or what Parquet has beside it, su
 
 
 def _number(value: Any) -> float | None:  # Any: as above
-    """A value as a number, or None. Whole numbers stay ints: two long ones may be the same
-    float."""
+    """A value as a number, or None. Two long ints may be the same float."""
     if isinstance(value, Decimal):
         value = str(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):

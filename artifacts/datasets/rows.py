@@ -117,9 +117,8 @@ def shots(*pairs: tuple[str, str]) -> tuple[Message, ...]:
 
 
 def normal_form(text: str) -> str:
-    """Normalise a question's text for comparison. White space, invisible characters and the form of
-    a character (NFKC) make no difference. Case does, and so do superscript, subscript and circled
-    characters and fractions: x² is not x2."""
+    """Normalise a question's text for comparison: white space, invisible characters and the form of
+    a character (NFKC) make no difference, but superscripts and the like do: x² is not x2."""
     if not text.isascii():
         pattern, others = _other_forms()
         text = pattern.sub(lambda found: others.get(found[0], found[0]), text)
@@ -130,8 +129,7 @@ def normal_form(text: str) -> str:
 
 @cache
 def _other_forms() -> tuple[re.Pattern[str], Mapping[str, str]]:
-    """A pattern of the characters that the normal form replaces, and their replacements. One such
-    pass, and NFC after it, take a fraction of the time of NFKC."""
+    """The characters that the normal form replaces, and by what: one pass is faster than NFKC."""
     others = dict.fromkeys(map(chr, chain(range(0xFE00, 0xFE10), range(0xE0000, 0xE01F0))), "")
     for sign in map(chr, range(0x20000)):
         decomposed = unicodedata.decomposition(sign)
@@ -148,23 +146,14 @@ def _other_forms() -> tuple[re.Pattern[str], Mapping[str, str]]:
 
 
 def generate(
-    name: str,
-    draw: Callable[[random.Random], Row],
-    seed: int,
-    num_prompts: int,
-    heldout_prompts: int,
+    name: str, draw: Callable[[random.Random], Row], seed: int, num_rows: int, num_heldout: int
 ) -> Dataset:
-    """Draw a dataset row by row. A question's hash decides its side, so the split depends on no
-    count or seed. The held-out rows are the same for every seed, so that scores of different seeds
-    can be compared.
-
-    A frequent question may come twice on its side. Raises ValueError if the source has too few
-    questions to find one for each side.
-    """
+    """Draw a dataset row by row. A question's hash decides its side, and the held-out rows are the
+    same for every seed, so that scores of different seeds can be compared. Raises ValueError if the
+    source has too few questions to find one for each side."""
 
     def draw_one(rng: random.Random, is_heldout: bool) -> Row:
-        for _ in range(_MAX_DRAWS_PER_ROW):
-            row = draw(rng)
+        for row in (draw(rng) for _ in range(_MAX_DRAWS_PER_ROW)):
             if belongs_to_heldout(row.text) == is_heldout:
                 return row
         raise ValueError(
@@ -179,8 +168,8 @@ def generate(
 
     return Dataset(
         name=name,
-        rows=side(f"{seed}/{name}/rows", num_prompts, is_heldout=False),
-        heldout=side(f"{name}/heldout", heldout_prompts, is_heldout=True),
+        rows=side(f"{seed}/{name}/rows", num_rows, is_heldout=False),
+        heldout=side(f"{name}/heldout", num_heldout, is_heldout=True),
     )
 
 

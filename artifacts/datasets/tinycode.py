@@ -220,8 +220,7 @@ def _row(rng: random.Random, spec: Spec) -> Row:
 
 @lru_cache(maxsize=4096)
 def _gold(spec: Spec, asked: str, parameters: tuple[tuple[str, Value], ...]) -> str:
-    """The tests of a question as JSON. They are the same for all rows of the question, so that
-    running times learned from one row hold for the others."""
+    """The tests of a question as JSON: the same for all rows, and so are their running times."""
     rng = random.Random(f"tinycode/{asked}")
     tests = [spec.draw(rng) for _ in range(NUM_TESTS)]
     cases = tuple(

@@ -38,8 +38,7 @@ def building_model() -> Iterator[None]:
 
 @cache
 def _spare_unused() -> None:
-    """Hide the UNUSED packages from transformers. It would import them and pandas for assisted
-    generation and for losses of image models, which takes a third of a model's import time."""
+    """Hide the UNUSED packages from transformers, which take a third of a model's import time."""
     hidden = [name for name in UNUSED if name not in sys.modules]
     for name in hidden:
         # Python's mark of a missing module

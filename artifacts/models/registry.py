@@ -166,8 +166,7 @@ def check_model(path: Path) -> Path:
 
 
 def _check_weights(path: Path) -> None:
-    """Raise ValueError unless every weight file is there with its full length; reads only the
-    files' headers."""
+    """Raise ValueError unless every weight file is there with its full length, by its header."""
     files = set(path.glob(WEIGHTS))
     try:
         if (path / INDEX).is_file():
@@ -189,8 +188,7 @@ def _check_weights(path: Path) -> None:
 
 
 def _check_description(path: Path) -> None:
-    """Raise ValueError unless the directory has the config of a causal language model, and a
-    tokenizer."""
+    """Raise ValueError unless there are the config of a causal language model and a tokenizer."""
     if not (path / "config.json").is_file():
         raise ValueError(
             f"a model directory must hold config.json, {path} does not; point model.path at the"
@@ -219,14 +217,8 @@ def _check_description(path: Path) -> None:
 def files_digest(path: Path) -> str:
     """Digest of the files in a model's directory that engines and learners read: equal digests mean
     equal files."""
-    files = sorted(
-        {
-            file
-            for pattern in (WEIGHTS, *DESCRIPTION)
-            for file in path.glob(pattern)
-            if file.is_file()
-        }
-    )
+    found = {file for pattern in (WEIGHTS, *DESCRIPTION) for file in path.glob(pattern)}
+    files = sorted(file for file in found if file.is_file())
     lines = "".join(f"{file.name} {file_digest(file)}\n" for file in files)
     return blake3(lines.encode()).hexdigest()
 

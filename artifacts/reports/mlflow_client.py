@@ -56,9 +56,8 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def _make_tables(database: Path) -> None:
-    """Let MLflow make its tables in another file, which then becomes `database`. This takes
-    seconds, and MLflow can never use a file again in which it was killed while it made them, or in
-    which two processes made them at once."""
+    """Let MLflow make its tables in another file, which then becomes `database`: a file in which
+    that was broken off, or done by two at once, MLflow can never use again."""
     from mlflow.tracking import MlflowClient
 
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -179,9 +178,8 @@ def send_file(client: MlflowClient, run_id: str, data: bytes, name: PurePosixPat
 
 
 def _accepted_name(name: str) -> str:
-    """Change a metric's or parameter's name to one that MLflow accepts, as users name domains
-    freely. MLflow refuses a whole call if one name is too long, has other characters or is a path
-    that leads outside."""
+    """Change a name to one that MLflow accepts, as users name domains freely: not too long, without
+    other characters, and no path that leads outside."""
     parts = re.sub(r"[^\w\-./ :]", "_", name.replace("*", "any")).split("/")
     return "/".join(part if part.strip(".") else "_" for part in parts)[:MAX_NAME_CHARS]
 
@@ -222,8 +220,7 @@ def log_model(
 
 
 def _saved(model: Path, target: Path) -> Path:
-    """Write the model's directory in MLflow's format to `target`. The weights are copied as files,
-    never loaded."""
+    """Write the model's directory in MLflow's format to `target`; weights are copied as files."""
     from mlflow.transformers import save_model
 
     # MLflow looks for a model card at a registry, and logs that there is none

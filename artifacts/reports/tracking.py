@@ -112,11 +112,8 @@ class RunTracker:
         git_sha: str | None = None,
     ) -> str:
         """Create the MLflow run, or continue the run `run_id` if MLflow has it; returns the MLflow
-        run id. A continued run keeps its parameters and gets those that it lacks.
-
-        Raises ConnectionError if a new run cannot be created, and ExperimentDeleted for a deleted
-        experiment, so that a wrong URI is found before training starts.
-        """
+        run id. A continued run keeps its parameters and gets those that it lacks. Raises
+        ConnectionError if a new run cannot be created, ExperimentDeleted for such an experiment."""
         annotated = {**SOURCE_TAGS, **tags, NOTE_TAG: describe(tags), RUN_NAME_TAG: run_name}
         if git_sha is not None:
             annotated[GIT_TAG] = git_sha
@@ -149,7 +146,7 @@ class RunTracker:
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Log metrics of a step that are not part of its commit, such as held-out scores, unless
-        MLflow has a value of the alphabetically first one for this step."""
+        MLflow has the alphabetically first one of this step."""
         return self._log(min(metrics), step, metrics)
 
     def log_state(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -243,8 +240,7 @@ class RunTracker:
             return str(found.experiment_id)  # another run has made it meanwhile
 
     def _is_unknown(self, run_id: str) -> bool:
-        """True if MLflow answers that it has no such run: the tracking URI has changed, or its
-        database is new."""
+        """True if MLflow answers that it has no such run: its URI has changed, or it is new."""
         try:
             self._connected().get_run(run_id)
         except Exception as error:
@@ -256,8 +252,7 @@ class RunTracker:
         return self._outbox.put(subject, lambda: send(self._connected(), self.run_id, *of))
 
     def _logged_steps(self, key: str) -> set[int]:
-        """The steps for which MLflow has a value of the metric `key`. They are read once, and only
-        for a resumed run, which may have logged some earlier."""
+        """The steps for which MLflow has the metric `key`, read once and of a resumed run only."""
         if key not in self._logged:
             history = (
                 self._connected().get_metric_history(self.run_id, key) if self._is_resumed else []
