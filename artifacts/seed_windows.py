@@ -29,16 +29,16 @@ def write_windows(
     store.keep(FILE, json.dumps(windows, indent=1, sort_keys=True).encode())
 
 
+def _parsed(data: bytes) -> dict[str, dict[int, float]]:
+    return {
+        key: {int(count): float(seconds) for count, seconds in windows.items()}
+        for key, windows in json.loads(data).items()
+    }
+
+
 def _read_all(store: Store) -> dict[str, dict[int, float]]:
-
-    def parsed(data: bytes) -> dict[str, dict[int, float]]:
-        return {
-            key: {int(count): float(seconds) for count, seconds in windows.items()}
-            for key, windows in json.loads(data).items()
-        }
-
     try:
-        return store.parsed(FILE, parsed, "it is written anew")
+        return store.parsed(FILE, _parsed, "it is written anew")
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -91,10 +91,10 @@ class OpenRun:
     def untracked(self) -> str:
         """A sentence on the entries that MLflow lacks and the command that sends them; empty if
         MLflow lacks none."""
-        if not self.tracker.num_waiting:
+        if not (waiting := self.tracker.outbox.waiting):
             return ""
         return (
-            f"MLflow at {self.tracker.uri} did not take {self.tracker.num_waiting} entries of this"
+            f"MLflow at {self.tracker.uri} did not take {len(waiting)} entries of this"
             f" run; '{self.track_command}' sends them when it answers"
         )
 

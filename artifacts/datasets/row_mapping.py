@@ -199,12 +199,12 @@ def _messages(config: MappedConfig, fields: Fields, where: str) -> tuple[Message
         question = Message(role="user", content=_question(config, fields, where))
         system = Message(role="system", content=config.system_prompt)
         return (system, question) if config.system_prompt else (question,)
-    turns = _turns(fields, config.messages_field, where)
-    messages = tuple(_message(turn, config.messages_field, where) for turn in turns)
+    name = config.messages_field
+    messages = tuple(_message(turn, name, where) for turn in _turns(fields, name, where))
     if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
         raise ValueError(
-            f"{where}: field {config.messages_field!r} must end with a user turn that is not blank;"
-            " put the question last"
+            f"{where}: field {name!r} must end with a user turn that is not blank; put the question"
+            " last"
         )
     return messages
 
@@ -245,13 +245,10 @@ def _turns(fields: Fields, name: str, where: str) -> list[Any]:  # Any: not chec
 
 
 def _message(turn: Any, name: str, where: str) -> Message:  # Any: a turn as the file has it
-    if (
-        not isinstance(turn, dict)
-        or turn.get("role") not in ("system", "user", "assistant")
-        or not isinstance(turn.get("content"), str)
-    ):
-        raise ValueError(
-            f"{where}: every turn of field {name!r} must have a role (system, user, assistant) and"
-            f" a text content, got {str(turn)[:80]!r}; repair the turn"
-        )
-    return Message(role=turn["role"], content=turn["content"])
+    match turn:
+        case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
+            return Message(role=role, content=content)
+    raise ValueError(
+        f"{where}: every turn of field {name!r} must have a role (system, user, assistant) and a"
+        f" text content, got {str(turn)[:80]!r}; repair the turn"
+    )

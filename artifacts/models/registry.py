@@ -181,19 +181,14 @@ def _check_weights(path: Path) -> None:
             " download them again"
         ) from None
     if not files:
-        raise ValueError(
-            f"a model directory must hold weights ({WEIGHTS}), {path} does not; copy or download"
-            " them there, or convert others by save_pretrained"
-        )
+        cure = "copy or download them there, or convert others by save_pretrained"
+        raise _missing(f"weights ({WEIGHTS})", path, cure)
 
 
 def _check_description(path: Path) -> None:
     """Raise ValueError unless there are the config of a causal language model and a tokenizer."""
     if not (path / "config.json").is_file():
-        raise ValueError(
-            f"a model directory must hold config.json, {path} does not; point model.path at the"
-            " model's own folder"
-        )
+        raise _missing("config.json", path, "point model.path at the model's own folder")
     try:
         config = dict(json.loads((path / "config.json").read_text()))
     except (ValueError, TypeError) as error:
@@ -208,10 +203,12 @@ def _check_description(path: Path) -> None:
             f" {', '.join(architectures)}; choose a model that generates text"
         )
     if not (path / TOKENIZER).is_file():
-        raise ValueError(
-            f"a model directory must hold a tokenizer ({TOKENIZER}), {path} does not; save it"
-            " beside the weights by save_pretrained"
-        )
+        cure = "save it beside the weights by save_pretrained"
+        raise _missing(f"a tokenizer ({TOKENIZER})", path, cure)
+
+
+def _missing(part: str, path: Path, cure: str) -> ValueError:
+    return ValueError(f"a model directory must hold {part}, {path} does not; {cure}")
 
 
 def files_digest(path: Path) -> str:

@@ -139,26 +139,13 @@ class RunCost:
     used_s: Mapping[str, Mapping[str, float]]
 
     @property
-    def total_dollars(self) -> float:
-        return sum(self.dollars.values())
-
-    @property
-    def tokens_per_dollar(self) -> float:
-        """Trained tokens per dollar; 0 if nothing was paid."""
-        return self.trained_tokens / self.total_dollars if self.total_dollars else 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Trained tokens per second of the run's steps, for all devices together."""
-        return self.trained_tokens / self.seconds if self.seconds else 0.0
-
-    @property
     def headline(self) -> str:
         """The cost in a sentence."""
+        total, tokens = sum(self.dollars.values()), self.trained_tokens
         return (
-            f"{self.total_dollars:.2f} dollars ({self.total_dollars / self.num_steps:.3g} a step),"
-            f" {self.tokens_per_dollar:,.0f} trained tokens a dollar,"
-            f" {self.tokens_per_s:,.0f} a second over all devices."
+            f"{total:.2f} dollars ({total / self.num_steps:.3g} a step),"
+            f" {tokens / total if total else 0.0:,.0f} trained tokens a dollar,"
+            f" {tokens / self.seconds if self.seconds else 0.0:,.0f} a second over all devices."
         )
 
     @property

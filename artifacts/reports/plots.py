@@ -5,9 +5,8 @@ numbers are gathered and where the pictures are stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -129,7 +128,21 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> F
     colours = _coloured([*known, *sorted(kinds - {*known})])
     for row, device in enumerate(devices):
         axes.axhspan(row - 0.4, row + 0.4, color=LANE, linewidth=0)
-        _draw_lanes(axes, row, [span for span in spans if span.device == device], origin, colours)
+        actors = sorted({span.actor for span in spans if span.device == device})
+        height = 0.72 / max(1, len(actors))
+        for (lane, actor), (kind, colour) in product(enumerate(actors), colours.items()):
+            worker = device, actor, kind
+            bars = union(
+                (span.start_s, span.end_s)
+                for span in spans
+                if (span.device, span.actor, span.kind) == worker
+            )
+            axes.broken_barh(
+                [(start - origin, end - start) for start, end in bars],
+                (row - 0.36 + lane * height, height * 0.94),
+                facecolors=colour,
+                linewidth=0,
+            )
     axes.set(xlabel="seconds", xlim=(0, end * 1.005), ylim=(len(devices) - 0.45, -0.55))
     axes.set_yticks(range(len(devices)), devices)
     axes.grid(visible=False, axis="y")
@@ -143,26 +156,6 @@ def smoothed(values: Sequence[float]) -> list[float]:
     curve is not shifted in time."""
     parts = [values[max(0, index - 2) : index + 3] for index in range(len(values))]
     return [sum(part) / len(part) for part in parts]
-
-
-def _draw_lanes(
-    axes: Axes, row: int, spans: Sequence[Span], origin: float, colours: Mapping[str, str]
-) -> None:
-    actors = sorted({span.actor for span in spans})
-    height = 0.72 / max(1, len(actors))
-    for lane, actor in enumerate(actors):
-        for kind, colour in colours.items():
-            bars = union(
-                (span.start_s, span.end_s)
-                for span in spans
-                if span.actor == actor and span.kind == kind
-            )
-            axes.broken_barh(
-                [(start - origin, end - start) for start, end in bars],
-                (row - 0.36 + lane * height, height * 0.94),
-                facecolors=colour,
-                linewidth=0,
-            )
 
 
 def _coloured(kinds: Sequence[str]) -> dict[str, str]:

@@ -81,7 +81,7 @@ class RunTracker:
         self.uri = uri
         self.run_id = ""
         self._client: MlflowClient | None = None
-        self._outbox = Outbox(uri)
+        self.outbox = Outbox(uri)  # entries that MLflow has not taken yet, and refused ones
         self._logged: dict[str, set[int]] = {}
         self._is_resumed = False
 
@@ -89,16 +89,6 @@ class RunTracker:
     def page(self) -> str:
         """URL of the run's page on the tracking server; "" if the tracking URI is no server."""
         return f"{self.uri.rstrip('/')}/#/runs/{self.run_id}" if self.uri.startswith("http") else ""
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of entries that MLflow has not taken yet."""
-        return len(self._outbox.waiting)
-
-    @property
-    def refused(self) -> tuple[str, ...]:
-        """The subjects of the entries that MLflow refused."""
-        return tuple(self._outbox.refused)
 
     def start(
         self,
@@ -134,7 +124,7 @@ class RunTracker:
                 f"MLflow must answer at {self.uri}, got {first_line(error)}; {cure}"
             ) from error
         self._put("the parameters", send_params, dict(flatten(params)))
-        self._outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))
+        self.outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))
         if data is not None:
             self._put("the data set", send_data, data)
         return self.run_id
@@ -190,15 +180,15 @@ class RunTracker:
         """End the MLflow run, if there is one. Waiting calls are tried a last time, and a warning
         names those that still fail. Returns True if none does. at_s: time of the end, Unix seconds;
         None for now."""
-        if not (self.run_id or self._outbox.waiting):
+        if not (self.run_id or self.outbox.waiting):
             return True
         at_ms = None if at_s is None else int(1000 * at_s)
-        self._outbox.put(
+        self.outbox.put(
             "the end",
             lambda: self._connected().set_terminated(self.run_id, status, at_ms),
             is_last=True,
         )
-        lost = self._outbox.waiting
+        lost = self.outbox.waiting
         if lost:
             logger.warning("tracking=%s run=%s lost=%s", self.uri, self.run_id, ", ".join(lost))
         return not lost
@@ -213,7 +203,7 @@ class RunTracker:
                 send_metrics(self._connected(), self.run_id, step, numbers, now_ms)
                 logged.add(step)
 
-        return self._outbox.put(f"{key} of step {step}", send)
+        return self.outbox.put(f"{key} of step {step}", send)
 
     def _connected(self) -> MlflowClient:
         if self._client is None:
@@ -249,7 +239,7 @@ class RunTracker:
 
     def _put(self, subject: str, send: Callable[[MlflowClient, str, *Ts], None], *of: *Ts) -> bool:
         """Queue a call of `send` with the client, this run's id and the arguments `of`."""
-        return self._outbox.put(subject, lambda: send(self._connected(), self.run_id, *of))
+        return self.outbox.put(subject, lambda: send(self._connected(), self.run_id, *of))
 
     def _logged_steps(self, key: str) -> set[int]:
         """The steps for which MLflow has the metric `key`, read once and of a resumed run only."""

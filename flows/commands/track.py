@@ -69,9 +69,9 @@ def track(store: Store, config: RunConfig, uri: str) -> str:
         digest = commits[-1].weights.digest
         refusal = tracker.log_model(store, digest, config.keep.registered_model)
     is_complete = tracker.end(ENDED[status.state], status.beat_s)
-    refused = [*tracker.refused, *([f"the model: {refusal}"] if refusal else [])]
+    refused = [*tracker.outbox.refused, *([f"the model: {refusal}"] if refusal else [])]
     if not is_complete or refused:
-        missing = ", ".join(refused) or f"{tracker.num_waiting} entries"
+        missing = ", ".join(refused) or f"{len(tracker.outbox.waiting)} entries"
         raise ConnectionError(f"MLflow at {uri} must take all of the run, it lacks {missing}")
     return (
         f"{manifest.run_id}: {len(commits)} steps and its end, {ENDED[status.state]}, are in MLflow"

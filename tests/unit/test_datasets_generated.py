@@ -193,7 +193,7 @@ def test_a_task_too_small_for_two_sides_says_so() -> None:
         ValueError,
         match=r"task narrow must know questions for both sides, got no held-out question",
     ):
-        generate("narrow", lambda rng: one_question(), 0, num_prompts=3, heldout_prompts=1)
+        generate("narrow", lambda rng: one_question(), 0, num_rows=3, num_heldout=1)
     few = {"gcd": {"min_value": 1, "max_value": 2, "min_numbers": 2, "max_numbers": 2}}
     with pytest.raises(
         ValueError, match=r"gcd must know 3 held-out questions, found 0.*lower num_prompts"

@@ -126,7 +126,7 @@ def test_the_cost_of_a_run_is_the_sum_of_its_steps() -> None:
     cost = run_cost([priced(1).metrics, priced(2).metrics], PRICES)
     assert cost is not None
     assert cost.dollars == {"reserved": pytest.approx(0.4)}
-    assert (cost.tokens_per_dollar, cost.tokens_per_s) == (pytest.approx(500), pytest.approx(10))
+    assert "500 trained tokens a dollar, 10 a second" in cost.headline
     assert cost.rows[1] == ("reserved, generating", 24.0, 0.6)
     assert run_cost([make_commit(1).metrics], PRICES) is None
     assert run_cost([priced(1).metrics], PriceConfig()) is None

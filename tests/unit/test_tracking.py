@@ -111,7 +111,7 @@ def test_a_data_base_that_may_not_be_written_is_told_as_that() -> None:
 
 def test_more_parameters_than_one_call_takes_all_arrive(uri: str) -> None:
     tracker = started(uri, many={f"p{index}": index for index in range(230)})
-    assert tracker.num_waiting == 0
+    assert tracker.outbox.waiting == ()
     assert len(open_client(uri).get_run(tracker.run_id).data.params) == 230
 
 
@@ -155,7 +155,7 @@ def test_an_outage_costs_one_warning_and_no_metric(
     with caplog.at_level(logging.WARNING, "artifacts.reports.outbox"):
         taken = [tracker.log_step(step, {"reward/mean": float(step)}) for step in (1, 2, 3)]
     assert taken == [False, False, False]
-    assert tracker.num_waiting == 3
+    assert len(tracker.outbox.waiting) == 3
     assert [record.getMessage() for record in caplog.records] == [
         f"tracking={uri} unreachable, training goes on and logs later reason=connection refused"
     ]
