@@ -10,6 +10,7 @@ workers are of one class if they have the same price class and equally many devi
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -17,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from artifacts.commit import StepCommit
-from artifacts.seed_windows import read_windows, write_windows
 from artifacts.store import Store
 from flows.results import config_label
 from flows.run import OpenRun
@@ -27,6 +27,8 @@ from tasks.metrics.seeding_times import seeding_figures, seeding_times
 from tasks.scheduling.seeding import PlannedWindow, Seeding, SeedingTimes, after_step
 
 logger = logging.getLogger(__name__)
+
+FILE = "seeding.json"  # at the artifact root, beside the runs
 
 
 class SeedingWindows:
@@ -114,3 +116,35 @@ def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
 def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
     """Return the key under which windows are stored: class of workers and kind of round."""
     return f"{class_of(present)}, {kind} rounds"
+
+
+def read_windows(store: Store, model: str, worker_class: str) -> dict[int, float]:
+    """Seeding windows in seconds by number of workers; empty if no run has found one."""
+    return _read_all(store).get(f"{model} on {worker_class}", {})
+
+
+def write_windows(
+    store: Store, model: str, worker_class: str, windows_s: Mapping[int, float]
+) -> None:
+    """Add windows to those in the file. If two runs write at the same time, the last one wins; a
+    later run finds a lost window again."""
+    windows = _read_all(store)
+    windows.setdefault(f"{model} on {worker_class}", {}).update(windows_s)
+    store.keep(FILE, json.dumps(windows, indent=1, sort_keys=True).encode())
+
+
+def _parsed(data: bytes) -> dict[str, dict[int, float]]:
+    return {
+        key: {int(count): float(seconds) for count, seconds in windows.items()}
+        for key, windows in json.loads(data).items()
+    }
+
+
+def _read_all(store: Store) -> dict[str, dict[int, float]]:
+    try:
+        return store.parsed(FILE, _parsed, "it is written anew")
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        logger.warning("seeding windows are found again: %s", error)
+        return {}

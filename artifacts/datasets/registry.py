@@ -1,5 +1,5 @@
-"""The registry of tasks: the union of all sources of questions, and mixtures and curricula of
-tasks.
+"""The registry of tasks: the union of all sources of questions, episodes of an environment among
+them, and mixtures and curricula of tasks.
 
 To add a source, write a file with its configuration, whose `load(seed)` returns a Dataset, and add
 one line to the union. A dataset is a function of configuration and seed alone, so any process can
@@ -28,9 +28,52 @@ from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymTaskConfig
 from artifacts.datasets.rows import Dataset, Row
-from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
+
+LARGEST_SEED = 2**31
+
+
+class SeedsConfig(FrozenConfig):
+    """Seeds of an environment's episodes, to which the prompt before an episode belongs."""
+
+    kind: Literal["seeds"] = Field(
+        "seeds", description="Chooses episodes of an environment, a seed each."
+    )
+    domain: str = Field(
+        ...,
+        min_length=1,
+        description="Domain whose episodes are played: a name among `environments`.",
+    )
+    num_prompts: int = Field(4096, ge=1, le=2**20, description="Episodes to train on.")
+    heldout_prompts: int = Field(
+        256, ge=0, le=2**20, description="Episodes to evaluate on; none of them is trained."
+    )
+
+    def load(self, seed: int) -> Dataset:
+        """Draw the episodes' seeds: even ones to train on, odd ones held out, so that no seed is on
+        both sides. The held-out ones do not depend on `seed`: they are the same for every run."""
+
+        def side(key: str, count: int, parity: int) -> tuple[Row, ...]:
+            rng, seeds = random.Random(f"{key}/{self.domain}"), dict[int, None]()
+            while len(seeds) < count:
+                seeds[2 * rng.randrange(LARGEST_SEED // 2) + parity] = None
+            return tuple(
+                Row(
+                    domain=self.domain,
+                    messages=(),
+                    gold=str(episode),
+                    text=f"{self.domain}, episode {episode}",
+                )
+                for episode in seeds
+            )
+
+        return Dataset(
+            name="seeds",
+            rows=side(f"{seed}/seeds/rows", self.num_prompts, 0),
+            heldout=side("seeds/heldout", self.heldout_prompts, 1),
+        )
+
 
 SingleTask = Annotated[
     TinyMixConfig  # sums, letters and stories for a small model

@@ -31,10 +31,10 @@ from artifacts.journal import Journal
 from artifacts.judgements import Judgement, JudgementCache, kept_judgements
 from artifacts.new_tokens import NewTokens
 from artifacts.records import Generated, Group, VersionSpan
-from artifacts.seed_windows import FILE, read_windows, write_windows
 from artifacts.status import pulse, read_status
 from artifacts.store import Store
 from flows.recovery import PartialRound, keep_round, partial_round
+from flows.seeding_windows import FILE, read_windows, write_windows
 from tasks.learner.collective import read_moments
 from tasks.learner.split import Share, read_split, write_split
 from tasks.rounds.report import close_round, held_tokens_before, left_by_round, read_round

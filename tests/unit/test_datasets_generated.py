@@ -22,9 +22,8 @@ from artifacts.datasets.chain_sum import (
     question,
 )
 from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymTaskConfig
-from artifacts.datasets.registry import TaskConfig, load_dataset
+from artifacts.datasets.registry import SeedsConfig, TaskConfig, load_dataset
 from artifacts.datasets.rows import Row, generate, pareto_size, question_row
-from artifacts.datasets.seeds import SeedsConfig
 from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
 from flows.config.run_config import RunConfig
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.seed_windows import read_windows, write_windows
 from artifacts.store import Store
+from flows.seeding_windows import read_windows, write_windows
 from tasks.scheduling.seeding import (
     Seeding,
     SeedingConfig,
