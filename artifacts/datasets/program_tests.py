@@ -21,18 +21,21 @@ from contextlib import suppress
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.plain_values import from_json, to_json
 
-# constants: otherwise pydantic writes infinities as null, which is read back as None
-_CONFIG = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+class PublishedTests(FrozenConfig):
+    """A part of the tests of a question."""
+
+    # otherwise pydantic writes infinities as null, which is read back as None
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
 
-class CallCase(BaseModel):
+class CallCase(PublishedTests):
     """A case that calls the function and compares its return value."""
-
-    model_config = _CONFIG
 
     kind: Literal["call"] = Field("call", description="Chooses a call of the function.")
     # Any: JSON of plain values
@@ -53,10 +56,8 @@ class CallCase(BaseModel):
         return to_json(from_json(data))
 
 
-class StdioCase(BaseModel):
+class StdioCase(PublishedTests):
     """A case that runs the program and compares its standard output."""
-
-    model_config = _CONFIG
 
     kind: Literal["stdio"] = Field("stdio", description="Chooses a whole program.")
     stdin: str = Field("", description="The program's standard input.")
@@ -68,10 +69,8 @@ class StdioCase(BaseModel):
     )
 
 
-class AssertionCase(BaseModel):
+class AssertionCase(PublishedTests):
     """A case that executes a statement, which calls the function and must not raise."""
-
-    model_config = _CONFIG
 
     kind: Literal["assertion"] = Field("assertion", description="Chooses a statement.")
     statement: str = Field(
@@ -82,10 +81,8 @@ class AssertionCase(BaseModel):
 Case = Annotated[CallCase | StdioCase | AssertionCase, Field(discriminator="kind")]
 
 
-class CodeGold(BaseModel):
+class CodeGold(PublishedTests):
     """The tests of one question; its JSON is `Row.gold`."""
-
-    model_config = _CONFIG
 
     function: str = Field(
         "",

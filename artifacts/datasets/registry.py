@@ -35,7 +35,7 @@ LARGEST_SEED = 2**31
 
 
 class SeedsConfig(FrozenConfig):
-    """Seeds of an environment's episodes, to which the prompt before an episode belongs."""
+    """Episodes of an environment."""
 
     kind: Literal["seeds"] = Field(
         "seeds", description="Chooses episodes of an environment, a seed each."

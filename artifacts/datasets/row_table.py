@@ -16,7 +16,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -27,27 +27,21 @@ from artifacts.datasets.rows import Dataset, Message, Row
 _LONE_SURROGATES = "surrogatepass"  # JSON may hold them; the tokenizer decides about them
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RowTable(Sequence[Row]):
     """A sequence of rows that are read from a memory-mapped file, in any order."""
 
-    def __init__(
-        self,
-        texts: mmap.mmap,
-        ends: NDArray[np.int64],
-        order: NDArray[np.int64],
-        left_out: Mapping[str, int],
-    ) -> None:
-        """`ends`: byte offset at which each row of the file ends; `order`: the file's row number of
-        each row of the table; `left_out`: number of source rows not in the file, by reason."""
-        self._texts, self._ends, self._order = texts, ends, order
-        self.left_out = left_out
+    texts: mmap.mmap  # the file
+    ends: NDArray[np.int64]  # byte offset at which each row of the file ends
+    order: NDArray[np.int64]  # the file's row number of each row of the table
+    left_out: Mapping[str, int]  # number of source rows not in the file, by reason
 
     def taken(self, order: NDArray[np.int64]) -> RowTable:
         """A table of the file's rows with these row numbers, in this order."""
-        return RowTable(self._texts, self._ends, order, self.left_out)
+        return replace(self, order=order)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -55,19 +49,14 @@ class RowTable(Sequence[Row]):
     def __getitem__(self, index: slice) -> RowTable: ...
     def __getitem__(self, index: int | slice) -> Row | RowTable:
         if isinstance(index, slice):
-            return self.taken(self._order[index])
-        number = int(self._order[index])
-        start = int(self._ends[number - 1]) if number else 0
-        text = self._texts[start : int(self._ends[number])].decode("utf-8", _LONE_SURROGATES)
+            return self.taken(self.order[index])
+        number = int(self.order[index])
+        start = int(self.ends[number - 1]) if number else 0
+        text = self.texts[start : int(self.ends[number])].decode("utf-8", _LONE_SURROGATES)
         domain, turns, gold, preamble = json.loads(text)
         messages = tuple(Message(role=role, content=content) for role, content in turns)
-        return Row(
-            domain=domain,
-            messages=messages,
-            gold=gold,
-            text=messages[-1].content,
-            preamble=preamble,
-        )
+        asked = messages[-1].content
+        return Row(domain=domain, messages=messages, gold=gold, text=asked, preamble=preamble)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RowTable) and tuple(self) == tuple(other)
@@ -97,7 +86,8 @@ class RowTableWriter:
             self._file.flush()
             texts = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         ends = np.frombuffer(self._ends, np.int64)
-        return RowTable(texts, ends, np.arange(len(ends)), self.left_out)
+        order = np.arange(len(ends))
+        return RowTable(texts=texts, ends=ends, order=order, left_out=self.left_out)
 
 
 def split(
