@@ -156,7 +156,10 @@ class TokenLog:
     def write(self, reports: Sequence[NewTokens]) -> None:
         """Append these reports to the log, in one write for each attempt."""
         for attempt, together in groupby(reports, lambda new: new.attempt):
-            lines = (_line(new) | {"versions": _spans_line(new.versions)} for new in together)
+            lines = (
+                _line(new, {"versions"}) | {"versions": _spans_line(new.versions)}
+                for new in together
+            )
             self._log.write(attempt, lines)
 
 
