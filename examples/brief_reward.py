@@ -27,7 +27,7 @@ class BriefConfig(BaseModel):
         return BriefReward(self)
 
 
-class BriefReward:
+class BriefReward(Reward):
     """Scores by the text alone, in the process that asks."""
 
     name = "brief"
@@ -40,6 +40,3 @@ class BriefReward:
         is_there = prompt.gold in generated.text[: self._config.max_chars]
         verdict = right("found") if is_there else wrong("not_found")
         return stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
-
-    def close(self) -> None:
-        """It has no process to end."""

@@ -8,7 +8,7 @@ zero. A number above LARGEST_REWARD or not finite is INFRA, too, as no step coul
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,17 +20,25 @@ LARGEST_REWARD = 1e6  # squares, and sums over a step's tokens, stay finite in f
 
 
 class Reward(Protocol):
-    """Scores responses of one or more domains. Only one thread at a time may call an instance."""
+    """Scores responses of one or more domains. Only one thread at a time may call an instance.
+
+    A reward inherits this class, and with it a check, a start and an end that do nothing.
+    """
 
     name: str
 
+    @abstractmethod
     def score(self, prompt: Prompt, generated: Generated) -> Score:
         """Score one response, within the reward's own time limit."""
-        ...
+
+    def check_gold(self, gold: str) -> None:
+        """Check a gold when a data set is read. Raises ValueError if no answer can equal it."""
+
+    def warm(self) -> None:
+        """Start the reward's process now, if it has one that is not running."""
 
     def close(self) -> None:
         """End the reward's processes, if there are any."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,40 +56,32 @@ class RewardUnavailable(RuntimeError):
     fault."""
 
 
-class ScorerProcess(Protocol):
-    """A process that a reward scores in."""
+class ScorerProcess:
+    """A process that a reward scores in; this class itself stands for no process at all."""
 
-    interrupt: Interrupt  # when set, the call in progress ends and raises Interrupted
+    def __init__(self) -> None:
+        # Another thread sets it to end the call in progress, which then raises Interrupted; it must
+        # be cleared before the next call.
+        self.interrupt = Interrupt()
 
     def warm(self) -> None:
         """Start the process unless it runs; RewardUnavailable if it cannot start."""
-        ...
 
     def close(self) -> None:
         """End the process; harmless without one."""
-        ...
 
 
-class ProcessReward(ABC):
+class ProcessReward(Reward):
     """A reward that scores in a process of its own; if that fails, the verdict is INFRA."""
-
-    name: str
 
     def __init__(self, process: ScorerProcess) -> None:
         self._process = process
-
-    @property
-    def interrupt(self) -> Interrupt:
-        """The interrupt of the running call. Another thread sets it if the verdict is no longer
-        needed; it must be cleared before the next call."""
-        return self._process.interrupt
+        self.interrupt = process.interrupt
 
     def warm(self) -> None:
-        """Start the process now, if it is not running."""
         self._process.warm()
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:

@@ -41,7 +41,7 @@ class EpisodeRewardConfig(BaseModel):
         return EpisodeReward(self)
 
 
-class EpisodeReward:
+class EpisodeReward(Reward):
     """Scores episodes from their records alone."""
 
     name = "episode"
@@ -55,9 +55,6 @@ class EpisodeReward:
         verdict = self._verdict(generated.episode)
         score = stamp(verdict, prompt, generated, scorer=self.name, started_s=started_s)
         return replace(score, outcome=verdict.outcome, detail=verdict.detail)
-
-    def close(self) -> None:
-        """Do nothing: there is no process to end."""
 
     def _verdict(self, episode: Episode | None) -> Verdict:
         if episode is None or episode.ending is None:

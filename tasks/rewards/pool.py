@@ -25,7 +25,7 @@ from artifacts.records import Generated, Prompt, Score
 from tasks.isolation.interrupt import Interrupted
 from tasks.rewards.base import ProcessReward, Reward
 from tasks.rewards.programs.adaptive_timeout import Anchor, MeasuredTimes, merged
-from tasks.rewards.programs.code_tests import CodeTests, SecondLooks, code_tests_of
+from tasks.rewards.programs.code_tests import CodeTests, CodeTestsConfig, SecondLooks
 from tasks.rewards.registry import RewardConfig, config_of, score_with
 
 
@@ -115,8 +115,11 @@ class RewardPool:
         self._kinds = {
             config.model_dump_json(): _Kind(config=config) for config in configs.values()
         }
-        programs = (code_tests_of(kind.config) for kind in self._kinds.values())
-        self._looks = [SecondLooks(config, times, num_workers) for config in programs if config]
+        self._looks = [
+            SecondLooks(kind.config, times, num_workers)
+            for kind in self._kinds.values()
+            if isinstance(kind.config, CodeTestsConfig)
+        ]
         self._lock = threading.Lock()
         self._left: dict[tuple[str, int], PendingVerdict] = {}  # verdicts kept by `leave`, by key
         self._threads = ThreadPoolExecutor(
@@ -219,9 +222,9 @@ class RewardPool:
         try:
             with self._lock:
                 reward = kind.idle.pop() if kind.idle else None
-            if reward is None:
-                programs = code_tests_of(kind.config)
-                reward = CodeTests(programs, self.times) if programs else kind.config.build_reward()
+            if reward is None and isinstance(kind.config, CodeTestsConfig):
+                reward = CodeTests(kind.config, self.times)
+            reward = reward or kind.config.build_reward()
             with job.verdict.reached_by(reward):
                 score = score_with(reward, job.prompt, job.generated)
             job.verdict.set_result(score)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from tasks.rewards.episode import EpisodeRewardConfig
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.maths.math_answer import MathAnswerConfig, WorkedAnswerConfig
 from tasks.rewards.programs.adaptive_timeout import Anchor, is_ended_early, merged, observed
-from tasks.rewards.programs.code_tests import CodeTestsConfig, code_tests_of
+from tasks.rewards.programs.code_tests import CodeTestsConfig
 from tasks.rewards.reasoning_gym_score import ReasoningGymRewardConfig
 from tasks.rewards.service import ServiceConfig
 
@@ -42,20 +42,6 @@ ANY_DOMAIN = "*"
 Found = TypeVar("Found")
 
 
-@runtime_checkable
-class Warmable(Protocol):
-    """A reward with a process that can start before the first response."""
-
-    def warm(self) -> None: ...
-
-
-@runtime_checkable
-class ChecksGold(Protocol):
-    """A reward that can check the golds when a data set is read."""
-
-    def check_gold(self, gold: str) -> None: ...
-
-
 class Rewards:
     """The rewards of several domains behind one `score`. Domains with equal configurations share
     one reward, and so one worker process."""
@@ -73,9 +59,7 @@ class Rewards:
     def check(self, prompt: Prompt) -> None:
         """Check that a prompt can be scored; ValueError for an unknown domain or an unusable
         gold."""
-        reward = self.reward_of(prompt.domain)
-        if isinstance(reward, ChecksGold):
-            reward.check_gold(prompt.gold)
+        self.reward_of(prompt.domain).check_gold(prompt.gold)
 
     def reward_of(self, domain: str) -> Reward:
         """The reward of a domain, else that of "*"; ValueError if there is neither."""
@@ -84,8 +68,7 @@ class Rewards:
     def warm(self) -> None:
         """Start every worker process now, so that no response waits for one."""
         for reward in self._distinct():
-            if isinstance(reward, Warmable):
-                reward.warm()
+            reward.warm()
 
     def close(self) -> None:
         """End every worker process."""
@@ -123,8 +106,8 @@ def timeouts_of(
     scored: pairs (domain, score)."""
     anchors: dict[str, Anchor] = {}
     for domain, score in scored:
-        programs = code_tests_of(config_of(configs, domain))
-        if programs is not None:
+        programs = config_of(configs, domain)
+        if isinstance(programs, CodeTestsConfig):
             anchors = merged(anchors, observed(programs.timeout, (score.cases,)))
     return anchors
 
@@ -132,8 +115,8 @@ def timeouts_of(
 def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Score) -> bool:
     """True if a program was killed before the longest time limit, so that it may have been
     right."""
-    programs = code_tests_of(config_of(configs, domain))
-    return programs is not None and is_ended_early(programs.timeout, score.cases)
+    programs = config_of(configs, domain)
+    return isinstance(programs, CodeTestsConfig) and is_ended_early(programs.timeout, score.cases)
 
 
 def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:

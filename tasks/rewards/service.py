@@ -22,8 +22,7 @@ from artifacts.config_parts import TokenPlace
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.records import Generated, Prompt
 from artifacts.urls import ServiceUrl
-from tasks.isolation.interrupt import Interrupt
-from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
+from tasks.rewards.base import ProcessReward, Reward, ScorerProcess, Verdict, infra, paid
 
 
 class ServiceConfig(TokenPlace):
@@ -49,19 +48,6 @@ class ServiceConfig(TokenPlace):
         return ServiceReward(self)
 
 
-class _NoProcess:
-    """Stands in for a scorer's process, so that the pool can interrupt a wait for the service."""
-
-    def __init__(self) -> None:
-        self.interrupt = Interrupt()
-
-    def warm(self) -> None:
-        """Do nothing: no process is started."""
-
-    def close(self) -> None:
-        """Do nothing: no process is running."""
-
-
 class ServiceReward(ProcessReward):
     """Scores with the number in the service's reply. The outcome is OK if it is positive, else
     WRONG."""
@@ -70,7 +56,7 @@ class ServiceReward(ProcessReward):
         self.name = f"service:{config.url}"
         self._config = config
         self._headers = {"Content-Type": "application/json", **config.authorization()}
-        super().__init__(_NoProcess())
+        super().__init__(ScorerProcess())  # whose interrupt ends a wait for the service
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
         """Ask the service; returns a verdict with its number, or INFRA with the reason if there is

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import psutil  # type: ignore[import-untyped]
@@ -35,8 +35,8 @@ from tasks.cluster.deaths import manner
 from tasks.isolation.child_process import ChildProcess, start_child
 from tasks.isolation.frames import Json, receive_frame, send_frame
 from tasks.isolation.interpreter import own
-from tasks.isolation.interrupt import Interrupt, Interrupted
-from tasks.rewards.base import RewardUnavailable, Verdict, infra, wrong
+from tasks.isolation.interrupt import Interrupted
+from tasks.rewards.base import RewardUnavailable, ScorerProcess, Verdict, infra, wrong
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 60.0
@@ -82,44 +82,31 @@ def without_value(reply: WorkerReply) -> Verdict:
             return wrong("verify_crash")
 
 
-class VerifyWorker:
+@dataclass(eq=False)
+class VerifyWorker(ScorerProcess):
     """Runs a scorer function in a process of its own, which starts with the first call. Serves one
     caller at a time."""
 
-    def __init__(
-        self,
-        scorer: str,
-        *,
-        timeout_s: float,
-        clock: Clock = "processor",
-        memory_bytes: int = DEFAULT_MEMORY_BYTES,
-        recycle_calls: int = RECYCLE_CALLS,
-        stays: bool = False,
-        start_s: float = START_TIMEOUT_S,
-        environment: Sequence[str] = (),
-        rehearsals: Sequence[tuple[Json, ...]] = (),
-    ) -> None:
-        """`scorer`: "module:function" or "file.py:function". `timeout_s`: limit of a call.
+    scorer: str  # "module:function" or "file.py:function"
+    _: KW_ONLY
+    timeout_s: float  # limit of a call
+    clock: Clock = "processor"
+    memory_bytes: int = DEFAULT_MEMORY_BYTES  # address space of the process
+    # calls after which the process is replaced, because libraries leak memory on model text
+    recycle_calls: int = RECYCLE_CALLS
+    # replace it then only if it has grown by half of the memory that was free after the first calls
+    stays: bool = False
+    start_s: float = START_TIMEOUT_S  # limit of the process's start
+    # names of variables that the process gets beside those of every interpreter
+    environment: Sequence[str] = ()
+    # arguments of throw-away first calls, so that lazy imports and caches count to the start and
+    # not to a response's limit
+    rehearsals: Sequence[tuple[Json, ...]] = ()
 
-        `recycle_calls`: number of calls after which the process is replaced, because libraries leak
-        memory on model text. `stays`: replace it after that only if it has grown by half of the
-        memory that was free after the first calls. `start_s`: limit of the process's start.
-        `environment`: names of variables that the process gets beside those of every interpreter.
-        `rehearsals`: arguments of throw-away first calls, so that lazy imports and caches count to
-        the start and not to a response's limit.
-        """
-        self.scorer = scorer
+    def __post_init__(self) -> None:
+        super().__init__()
         self.num_starts = 0
-        self.interrupt = Interrupt()
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._memory_bytes = memory_bytes
-        self._recycle_calls = recycle_calls
-        self._stays = stays
-        self._start_s = start_s
-        self._environment = tuple(environment)
         self._settled_bytes = 0  # address space after the first calls
-        self._rehearsals = rehearsals
         self._process: ChildProcess | None = None
         self._num_calls = 0
 
@@ -147,7 +134,7 @@ class VerifyWorker:
         while not replies or (len(replies) == 1 and replies[0].kind in RETRIED_KINDS):
             self.warm()
             self._num_calls += 1
-            replies.append(self._ask(arguments, limit_s or self._timeout_s, self._clock))
+            replies.append(self._ask(arguments, limit_s or self.timeout_s, self.clock))
         last = replies[-1]
         if last.kind != "killed":
             return last
@@ -165,12 +152,12 @@ class VerifyWorker:
 
     def _is_spent(self) -> bool:
         """True if the running worker is to be replaced before the next call."""
-        if self._stays and self._num_calls <= SETTLED_CALLS:
+        if self.stays and self._num_calls <= SETTLED_CALLS:
             self._settled_bytes = self._held_bytes()
-        if self._num_calls < self._recycle_calls:
+        if self._num_calls < self.recycle_calls:
             return False
-        left_bytes = self._memory_bytes - self._settled_bytes
-        return not self._stays or self._held_bytes() - self._settled_bytes > left_bytes / 2
+        left_bytes = self.memory_bytes - self._settled_bytes
+        return not self.stays or self._held_bytes() - self._settled_bytes > left_bytes / 2
 
     def _held_bytes(self) -> int:
         assert self._process is not None
@@ -183,11 +170,11 @@ class VerifyWorker:
         """Start a process, await its greeting and make the rehearsal calls. Raises
         WorkerStartError."""
         interpreter = [sys.executable, "-P", "-m", "tasks.rewards.verify_process"]
-        limits = [self.scorer, str(self._memory_bytes), *self._environment]
+        limits = [self.scorer, str(self.memory_bytes), *self.environment]
         try:
             process = start_child(
                 lambda socket_fd: [*interpreter, str(socket_fd), *limits],
-                env=_environment(self._environment),
+                env=_environment(self.environment),
             )
         except OSError as error:
             raise WorkerStartError(
@@ -198,18 +185,18 @@ class VerifyWorker:
         self.num_starts += 1
         kind = WorkerStartError
         try:
-            deadline_s = time.monotonic() + self._start_s
-            self.interrupt.wait(process.stream.fileno(), self._start_s)
+            deadline_s = time.monotonic() + self.start_s
+            self.interrupt.wait(process.stream.fileno(), self.start_s)
             greeting = receive_frame(process.stream, deadline_s)
             problem = str(greeting.get("unavailable", ""))
         except Interrupted:
             self.close()
             raise
         except TimeoutError:
-            problem, kind = f"not ready after {self._start_s:g} s", WorkerSlow
+            problem, kind = f"not ready after {self.start_s:g} s", WorkerSlow
         except OSError:
             problem = f"{_cause_of_death(process.popen).detail} before it was ready"
-        for rehearsal in self._rehearsals:
+        for rehearsal in self.rehearsals:
             if problem:
                 break
             reply = self._ask(rehearsal, START_TIMEOUT_S, "wall")

@@ -115,15 +115,13 @@ class JudgeConfig(BaseModel):
         return BatchedJudgeReward()
 
 
-class BatchedJudgeReward:
+class BatchedJudgeReward(Reward):
     """Placeholder for a judge among the rewards that score in this process; never called."""
 
     name = JUDGE
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
         raise AssertionError("responses of a judge's domain go to the judges' batcher")
-
-    def close(self) -> None: ...
 
 
 def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -> Verdict | None:

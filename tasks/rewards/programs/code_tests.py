@@ -83,11 +83,6 @@ class CodeTestsConfig(BaseModel):
         return CodeTests(self)
 
 
-def code_tests_of(config: object) -> CodeTestsConfig | None:
-    """Returns the configuration if it is one of a reward that executes programs; else None."""
-    return config if isinstance(config, CodeTestsConfig) else None
-
-
 class CodeTests(ProcessReward):
     """Executes a response's program on the test cases in `Prompt.gold` (a `CodeGold`): reward 1 if
     every case passes, else 0."""

@@ -19,8 +19,8 @@ from artifacts.datasets.program_tests import AssertionCase, CallCase, CodeGold, 
 from artifacts.records import CaseVerdict
 from tasks.cluster.deaths import manner
 from tasks.isolation.frames import Json
-from tasks.isolation.interrupt import Interrupt
 from tasks.isolation.isolation import Isolation, SandboxLimits
+from tasks.rewards.base import ScorerProcess
 from tasks.rewards.programs.sandbox.messages import Command, CommandReply, Kind
 from tasks.rewards.programs.sandbox.sandbox import (
     START_S,
@@ -63,22 +63,19 @@ class CaseRun:
 NOT_RUN = CaseRun(verdict=CaseVerdict.NOT_RUN, wall_s=0.0)
 
 
-class CaseRunner:
+class CaseRunner(ScorerProcess):
     """Executes programs on their test cases, one program at a time. Uses one sandbox, and a second
     one once a case is an assertion."""
 
     def __init__(self, isolation: Isolation, limits: SandboxLimits) -> None:
-        self.interrupt = Interrupt()
+        super().__init__()
         self._programs = Sandbox(isolation, limits, self.interrupt)
         self._tests = Sandbox(isolation, limits, self.interrupt, is_trusted=True)
 
     def warm(self) -> None:
-        """Start the programs' sandbox unless it runs. Raises SandboxUnavailable if it cannot
-        start."""
         self._programs.warm()
 
     def close(self) -> None:
-        """End both sandboxes."""
         self._programs.close()
         self._tests.close()
 
