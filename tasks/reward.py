@@ -99,7 +99,7 @@ async def batcher_of(plan: StepPlan) -> AsyncIterator[JudgeBatcher]:
         yield JudgeBatcher((), JudgementCache(), max_batch=1)
         return
     cache = cache_of(run).of_round()
-    judges = [RemoteJudge.connect(run.run_id, name, engine.call_deadline_s) for name in run.judges]
+    judges = [RemoteJudge(run.run_id, name, engine.call_deadline_s) for name in run.judges]
     try:
         async with JudgeBatcher(judges, cache, max_batch=engine.max_num_seqs) as batcher:
             yield batcher

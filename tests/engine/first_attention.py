@@ -12,10 +12,11 @@ from importlib import import_module
 
 from artifacts.judgements import JudgeQuestion
 from artifacts.models.registry import PathConfig
+from artifacts.records import pack
 from research.benchmarks.bare_llm import bare_llm
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
 from tasks.engines.vllm.llm_engine import pin_this_thread
-from tasks.rewards.judges.engine import JudgeEngine
+from tasks.rewards.judges.engine import JudgeActor
 from tasks.rewards.judges.engine_config import JudgeEngineConfig
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
@@ -33,8 +34,7 @@ def ranks(model: str) -> None:
 
 def judge(model: str) -> None:
     config = JudgeEngineConfig(model=PathConfig(path=model), max_model_len=64, kv_cache_gb=0.05)
-    started = JudgeEngine(config, model, "judge-0", CORES, has_tokenizer=False)
-    started.start(240)
+    started = JudgeActor(config, model, "judge-0", (0, 1), has_tokenizer=False, start_s=240)
     short = JudgeQuestion(
         key="k",
         before="a",
@@ -45,8 +45,8 @@ def judge(model: str) -> None:
         no="No",
         max_new_tokens=1,
     )
-    asyncio.run(started.decide([short]))
-    started.close()
+    asyncio.run(started.decide(pack((short,))))
+    asyncio.run(started.close())
 
 
 def by_hand(model: str) -> None:

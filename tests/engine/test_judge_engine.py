@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.models.registry import PathConfig
-from artifacts.records import Prompt
-from tasks.rewards.judges.engine import JudgeCore, JudgeEngine
+from artifacts.records import pack, unpack
+from tasks.rewards.judges.engine import JudgeActor, JudgeCore
 from tasks.rewards.judges.engine_config import JudgeEngineConfig, Placement
-from tasks.rewards.judges.question import make_question
+from tasks.rewards.judges.reward import question_about
 from tests.engine.conftest import Slot
+from tests.unit.judge_factories import make_config, make_prompt
 
 pytestmark = [
     pytest.mark.engine,
@@ -35,7 +37,7 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def judge(model_path: str, slot: Slot) -> JudgeEngine:
+def judge(model_path: str, slot: Slot) -> JudgeActor:
     slot.take()
     config = JudgeEngineConfig(
         model=PathConfig(path=model_path),
@@ -45,31 +47,22 @@ def judge(model_path: str, slot: Slot) -> JudgeEngine:
         kv_cache_gb=0.05,
         call_deadline_s=120,
     )
-    engine = JudgeEngine(config, model_path, "judge-0", None, has_tokenizer=True)
-    engine.start(240)
-    slot.hold(engine)
+    engine = JudgeActor(config, model_path, "judge-0", (), has_tokenizer=True, start_s=240)
+    slot.hold(SimpleNamespace(close=lambda: asyncio.run(engine.close())))
     return engine
 
 
 def question(answer: str, mode: JudgeMode = "yes_no", max_new_tokens: int = 120) -> JudgeQuestion:
-    prompt = Prompt(prompt_id="0/0", domain="add", token_ids=(), gold="8", text="3 + 5?")
-    return make_question(
-        judge="j",
-        rubric="Grade.",
-        prompt=prompt,
-        answer=answer,
-        mode=mode,
-        yes="Yes",
-        no="No",
-        max_new_tokens=max_new_tokens,
-    )
+    config = make_config(rubric="Grade.", mode=mode, max_new_tokens=max_new_tokens)
+    return question_about(config, make_prompt(), answer)
 
 
-def decide(judge: JudgeEngine, *questions: JudgeQuestion) -> tuple[Judgement, ...]:
-    return asyncio.run(judge.decide(questions))
+def decide(judge: JudgeActor, *questions: JudgeQuestion) -> tuple[Judgement, ...]:
+    judged: tuple[Judgement, ...] = unpack(asyncio.run(judge.decide(pack(questions))))
+    return judged
 
 
-def test_every_question_has_a_verdict_whatever_the_answer_says(judge: JudgeEngine) -> None:
+def test_every_question_has_a_verdict_whatever_the_answer_says(judge: JudgeActor) -> None:
     judged = decide(judge, *map(question, HOSTILE))
     assert [judgement.key for judgement in judged] == [question(answer).key for answer in HOSTILE]
     assert all(judgement.p_yes is not None and 0 < judgement.p_yes < 1 for judgement in judged)
@@ -77,7 +70,7 @@ def test_every_question_has_a_verdict_whatever_the_answer_says(judge: JudgeEngin
     assert all(judgement.prompt_tokens < 512 for judgement in judged)
 
 
-def test_the_same_question_gets_the_same_verdict(judge: JudgeEngine) -> None:
+def test_the_same_question_gets_the_same_verdict(judge: JudgeActor) -> None:
     (first,) = decide(judge, question("8"))
     assert decide(judge, question("8")) == (first,)
     batch = decide(judge, *(question(str(number)) for number in range(12)))
@@ -85,43 +78,23 @@ def test_the_same_question_gets_the_same_verdict(judge: JudgeEngine) -> None:
     assert batch[8].p_yes == pytest.approx(first.p_yes, abs=0.02)
 
 
-def test_a_generated_verdict_is_read_from_the_judges_own_object(judge: JudgeEngine) -> None:
+def test_a_generated_verdict_is_read_from_the_judges_own_object(judge: JudgeActor) -> None:
     judged = decide(judge, *(question(answer, "generative") for answer in HOSTILE))
     assert {judgement.p_yes for judgement in judged} <= {0.0, 1.0}
     assert all(judgement.new_tokens >= len('{"verdict":"No"}') for judgement in judged)
 
 
-def test_a_question_without_room_for_an_answer_has_no_verdict(judge: JudgeEngine) -> None:
-    prompt = Prompt(prompt_id="0/0", domain="add", token_ids=(), gold="8", text="?" * 600)
-    long = make_question(
-        judge="j",
-        rubric="Grade.",
-        prompt=prompt,
-        answer="8",
-        mode="yes_no",
-        yes="Yes",
-        no="No",
-        max_new_tokens=1,
-    )
+def test_a_question_without_room_for_an_answer_has_no_verdict(judge: JudgeActor) -> None:
+    long = question_about(make_config(rubric="Grade."), make_prompt(text="?" * 600), "8")
     assert [(one.p_yes, one.detail) for one in decide(judge, long)] == [
         (None, "judge_prompt_too_long")
     ]
 
 
 def test_words_that_the_vocabulary_cannot_tell_apart_are_an_error_and_leave_the_judge_alive(
-    judge: JudgeEngine,
+    judge: JudgeActor,
 ) -> None:
-    prompt = Prompt(prompt_id="0/0", domain="add", token_ids=(), gold="8", text="3 + 5?")
-    alike = make_question(
-        judge="j",
-        rubric="Grade.",
-        prompt=prompt,
-        answer="8",
-        mode="yes_no",
-        yes="Nope",
-        no="No",
-        max_new_tokens=1,
-    )
+    alike = question_about(make_config(rubric="Grade.", yes="Nope"), make_prompt(), "8")
     with pytest.raises(ValueError, match="different tokens"):
         decide(judge, alike)
     assert decide(judge, question("8"))[0].p_yes is not None
@@ -168,6 +141,6 @@ def test_a_resting_judge_wakes_for_the_next_question_and_only_then() -> None:
     assert bed.told == ["sleep 1", "wake"]
 
 
-def test_a_resident_judge_does_not_sleep(judge: JudgeEngine) -> None:
+def test_a_resident_judge_does_not_sleep(judge: JudgeActor) -> None:
     asyncio.run(judge.sleep())
     assert decide(judge, question("8"))[0].p_yes is not None

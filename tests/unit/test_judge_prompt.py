@@ -15,14 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from artifacts.judgements import JudgeQuestion
 from artifacts.models.character_tokenizer import character_tokenizer
 from tasks.rewards.base import wrong
-from tasks.rewards.judges.question import (
-    QuestionEncoder,
-    cut_text,
-    head_and_tail,
-    judged_text,
-    verdict_tokens,
-)
-from tasks.rewards.judges.reward import exact_rule, question_of, verdict_unasked
+from tasks.rewards.judges.question import GAP, QuestionEncoder, head_and_tail, verdict_tokens
+from tasks.rewards.judges.reward import exact_rule, judged_text, question_of, verdict_unasked
 from tests.unit.judge_factories import make_config, make_generated, make_prompt
 
 WHOLE = make_config(judge_input="response")
@@ -86,7 +80,7 @@ def test_an_empty_response_is_no_question(text: str, shown: str) -> None:
 
 def test_a_long_response_keeps_head_and_tail() -> None:
     text = "begin " + "x" * 100_000 + " end"
-    shown = cut_text(judged_text("response", text), 64)
+    shown = "".join(head_and_tail(judged_text("response", text), 64, GAP))
     assert len(shown) == 64
     assert shown.startswith("begin ")
     assert shown.endswith(" end")

@@ -1,6 +1,6 @@
 """Runs vLLM as a judge: a batch of questions in, one judgement for each out.
 
-    batcher ─▶ RemoteJudge ── bytes over Dask ─▶ JudgeActor ─▶ JudgeEngine
+    batcher ─▶ RemoteJudge ── bytes over Dask ─▶ JudgeActor
     ─▶ SteppingThread ─▶ JudgeCore ─▶ vLLM's LLMEngine
 
 A yes-or-no question takes a prefill and one token, which can only be a yes or a no. The
@@ -180,58 +180,6 @@ def _structured(question: JudgeQuestion, first: dict[str, Any]) -> SamplingParam
     )  # fmt: skip
 
 
-class JudgeEngine(Judge):
-    """A judge in this process. `start` builds the engine, `close` frees the device."""
-
-    def __init__(
-        self,
-        config: JudgeEngineConfig,
-        model_path: str,
-        name: str,
-        cpu_ids: Sequence[int] | None,
-        *,
-        has_tokenizer: bool,
-    ) -> None:
-        """`has_tokenizer`: load the tokenizer in vLLM, which structured output needs."""
-        check_model_directory(model_path)
-        self.name = name
-        self._config = config
-        self._model_path = model_path
-        self._cpu_ids = tuple(cpu_ids) if cpu_ids else None
-        self._has_tokenizer = has_tokenizer
-        self._thread: SteppingThread[JudgeCore] = SteppingThread(name, self._build)
-
-    def start(self, deadline_s: float) -> None:
-        """Build the engine in its thread; returns when it is ready. Raises ValueError for a bad
-        configuration, EngineLost for any other failure and after deadline_s."""
-        self._thread.start(deadline_s)
-
-    async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
-        batch = tuple(questions)
-        return await self._thread.call(
-            "decide", lambda core: core.decide(batch), self._config.call_deadline_s
-        )
-
-    async def sleep(self) -> None:
-        if self._config.placement == "sleep":
-            limit_s = self._config.call_deadline_s
-            await self._thread.call("sleep", lambda core: core.sleep(), limit_s)
-
-    def check_alive(self) -> None:
-        """Raise EngineLost if the stepping thread has died; does not wait for a running batch."""
-        self._thread.check_alive()
-
-    def close(self) -> None:
-        """Free the device."""
-        self._thread.close(self._config.call_deadline_s)
-
-    def _build(self) -> JudgeCore:
-        pin_this_thread(self._cpu_ids, 1)
-        arguments = self._config.vllm_arguments(self._model_path, 0, on_cpu(), self._has_tokenizer)
-        engine = build_llm_engine(arguments)
-        return JudgeCore(engine, read_tokenizer(self._model_path), self._config.max_model_len)
-
-
 class JudgeActor:
     """A judge in a Dask worker. Its methods are coroutines on the worker's event loop."""
 
@@ -244,37 +192,50 @@ class JudgeActor:
         has_tokenizer: bool,
         start_s: float,
     ) -> None:
-        cores = pin_process(core_ids)
-        self._engine = JudgeEngine(config, model_path, name, cores, has_tokenizer=has_tokenizer)
-        self._engine.start(start_s)
+        """Build the engine in its thread; returns when it is ready. `has_tokenizer`: load the
+        tokenizer in vLLM, which structured output needs. Raises ValueError for a bad configuration,
+        EngineLost for any other failure and after start_s."""
+        check_model_directory(model_path)
+        self._config = config
+        cores = pin_process(core_ids) or None
+
+        def build() -> JudgeCore:
+            pin_this_thread(cores, 1)
+            engine = build_llm_engine(config.vllm_arguments(model_path, 0, on_cpu(), has_tokenizer))
+            return JudgeCore(engine, read_tokenizer(model_path), config.max_model_len)
+
+        self._thread: SteppingThread[JudgeCore] = SteppingThread(name, build)
+        self._thread.start(start_s)
 
     async def ping(self) -> None:
-        """Raise EngineLost if the engine's stepping thread has died in a living worker."""
-        self._engine.check_alive()
+        """Raise EngineLost if the engine's stepping thread has died in a living worker; does not
+        wait for a running batch."""
+        self._thread.check_alive()
 
     async def decide(self, payload: bytes) -> bytes:
-        return pack(await self._engine.decide(unpack(payload)))
+        batch: tuple[JudgeQuestion, ...] = unpack(payload)
+        limit_s = self._config.call_deadline_s
+        return pack(await self._thread.call("decide", lambda core: core.decide(batch), limit_s))
 
     async def sleep(self) -> None:
-        await self._engine.sleep()
+        if self._config.placement == "sleep":
+            limit_s = self._config.call_deadline_s
+            await self._thread.call("sleep", lambda core: core.sleep(), limit_s)
 
     async def close(self) -> None:
-        self._engine.close()
+        """Free the device."""
+        self._thread.close(self._config.call_deadline_s)
 
 
 class RemoteJudge(Judge):
     """Calls a judge in another process through its actor."""
 
-    def __init__(self, remote: Remote, deadline_s: float) -> None:
-        """`deadline_s`: seconds for a batch."""
-        self.name = remote.name
-        self._remote = remote
+    def __init__(self, run_id: str, name: str, deadline_s: float) -> None:
+        """Connect to the current generation of a run's judge; a batch has `deadline_s` seconds.
+        Raises ActorLost if the judge is gone."""
+        self.name = name
+        self._remote = Remote.connect(run_id, name)
         self._deadline_s = deadline_s
-
-    @classmethod
-    def connect(cls, run_id: str, name: str, deadline_s: float) -> RemoteJudge:
-        """Connect to the current generation of a run's judge. Raises ActorLost if it is gone."""
-        return cls(Remote.connect(run_id, name), deadline_s)
 
     async def decide(self, questions: Sequence[JudgeQuestion]) -> tuple[Judgement, ...]:
         judged: tuple[Judgement, ...] = unpack(
