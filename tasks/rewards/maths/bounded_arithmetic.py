@@ -4,9 +4,8 @@ In a sum, a term far smaller than the other one would vanish unnoticed: `42 + 10
 as 42. Such a sum raises OutsideError. So does a difference that leaves too few digits, and a
 function whose argument is so small or large that the result equals its limit: `\\tanh(1000)` and 1.
 
-A value is a function of a point, with an exact value beside it if it is rational. Every operation
-takes values and returns one, so that an expression is built first and evaluated later, through the
-callable that `entrance` returns.
+A value is a function of a point, with an exact value beside it if it is rational. Operations take
+and return values, so that an expression is built first and evaluated later, by `entrance`.
 """
 
 from __future__ import annotations
@@ -115,107 +114,46 @@ def constant(number: Number) -> Value:
     return Value(lambda _: number)
 
 
-def added(first: Value, second: Value) -> Value:
-    """The sum of two values; raises OutsideError when evaluated if a term would vanish."""
+def operated(operation: str, first: Value, second: Value | None = None) -> Value:
+    """The value of an operation, a key of OPERATIONS, on one or two values."""
+    on_numbers, on_exact = OPERATIONS[operation]
 
     def value(point: Point) -> Number:
-        left, right = first.at(point), second.at(point)
-        total = _simple(left + right)
-        if left != 0 and right != 0:
-            sizes = magnitude(left), magnitude(right)
-            if abs(sizes[0] - sizes[1]) > MAX_GAP:
-                raise OutsideError
-            if total != 0 and max(sizes) - magnitude(total) > MAX_LOSS:
-                raise OutsideError
-        return total
+        number = first.at(point)
+        return on_numbers(number) if second is None else on_numbers(number, second.at(point))
 
-    return Value(value, exact_arithmetic.added(first.exact, second.exact))
+    known = [part.exact for part in (first, second) if part is not None]
+    return Value(value, on_exact(*known) if on_exact is not None and None not in known else None)
 
 
-def negated(inside: Value) -> Value:
-    """The negative of a value."""
-    return Value(lambda point: -inside.at(point), exact_arithmetic.negated(inside.exact))
-
-
-def multiplied(first: Value, second: Value) -> Value:
-    """The product of two values."""
-    return Value(
-        lambda point: _bounded(first.at(point) * second.at(point)),
-        exact_arithmetic.multiplied(first.exact, second.exact),
-    )
-
-
-def divided(first: Value, second: Value) -> Value:
-    """The quotient of two values."""
-
-    def value(point: Point) -> Number:
-        low = second.at(point)
-        if low == 0:
+def _added(left: Number, right: Number) -> Number:
+    """The sum of two numbers; raises OutsideError if a term would vanish."""
+    total = _simple(left + right)
+    if left != 0 and right != 0:
+        sizes = magnitude(left), magnitude(right)
+        if abs(sizes[0] - sizes[1]) > MAX_GAP:
             raise OutsideError
-        return _bounded(first.at(point) / low)
-
-    return Value(value, exact_arithmetic.divided(first.exact, second.exact))
-
-
-def raised(base: Value, exponent: Value) -> Value:
-    """The power of a value; the size of the result is checked before it is computed."""
-    return Value(
-        lambda point: _power(base.at(point), exponent.at(point)),
-        exact_arithmetic.raised(base.exact, exponent.exact),
-    )
-
-
-def rooted(inside: Value, index: Value) -> Value:
-    """The root of a value with this index; the real root if there is one."""
-
-    def value(point: Point) -> Number:
-        number, degree = inside.at(point), index.at(point)
-        if degree == 2:
-            return _bounded(context.sqrt(number))
-        if degree == 0 or not (is_real(degree) and context.isint(degree)):
+        if total != 0 and max(sizes) - magnitude(total) > MAX_LOSS:
             raise OutsideError
-        is_odd = int(degree) % 2 == 1
-        if is_odd and is_real(number) and number < 0:
-            return -_power(-number, 1 / degree)
-        return _power(number, 1 / degree)
-
-    return Value(value)
+    return total
 
 
-def chosen(top: Value, low: Value) -> Value:
-    """The binomial coefficient of two values."""
-
-    def value(point: Point) -> Number:
-        total, part = _small(top.at(point)), _small(low.at(point))
-        return _bounded(context.binomial(total, part))
-
-    return Value(value, exact_arithmetic.chosen(top.exact, low.exact))
+def _divided(high: Number, low: Number) -> Number:
+    if low == 0:
+        raise OutsideError
+    return _bounded(high / low)
 
 
-def logarithm(inside: Value, base: Value | None) -> Value:
-    """The logarithm of a value to a base, ten by default."""
-    base = base or decimal("10")
-    return divided(applied(_log, inside), applied(_log, base))
-
-
-def applied(function: Function, inside: Value) -> Value:
-    """Apply a function of one number to a value."""
-    return Value(lambda point: _bounded(function(_bounded(inside.at(point)))))
-
-
-def factorial(inside: Value) -> Value:
-    """The factorial of a value, extended by the gamma function."""
-    return Value(applied(_factorial, inside).at, exact_arithmetic.factorial(inside.exact))
-
-
-def degrees(inside: Value) -> Value:
-    """Convert an angle in degrees to radians."""
-    return applied(lambda number: number * PI / 180, inside)
-
-
-def absolute(number: Number) -> Number:
-    """The absolute value of a number, real or complex."""
-    return context.fabs(number)
+def _rooted(number: Number, degree: Number) -> Number:
+    """The root of a number; the real one if there is one."""
+    if degree == 2:
+        return _bounded(context.sqrt(number))
+    if degree == 0 or not (is_real(degree) and context.isint(degree)):
+        raise OutsideError
+    is_odd = int(degree) % 2 == 1
+    if is_odd and is_real(number) and number < 0:
+        return -_power(-number, 1 / degree)
+    return _power(number, 1 / degree)
 
 
 def _power(base: Number, exponent: Number) -> Number:
@@ -239,14 +177,6 @@ def _exp(number: Number) -> Number:
     return _power(E, number)
 
 
-def _factorial(number: Number) -> Number:
-    return context.gamma(_small(number) + 1)
-
-
-def _reciprocal(function: Function) -> Function:
-    return lambda number: 1 / function(number)
-
-
 def _small(number: Number) -> Number:
     if context.fabs(number) > MAX_GAMMA:
         raise OutsideError
@@ -263,6 +193,11 @@ def _modest(function: Function, max_bits: int = MAX_GAP // 2) -> Function:
         return function(number)
 
     return value
+
+
+def _applied(function: Function) -> Function:
+    """Restrict argument and result of a function to the bounds."""
+    return lambda number: _bounded(function(_bounded(number)))
 
 
 def _bounded(number: Number) -> Number:
@@ -284,9 +219,9 @@ FUNCTIONS: dict[str, Function] = {
     "\\sin": _modest(context.sin),
     "\\cos": _modest(context.cos),
     "\\tan": _modest(context.tan),
-    "\\cot": _modest(_reciprocal(context.tan)),
-    "\\sec": _modest(_reciprocal(context.cos)),
-    "\\csc": _modest(_reciprocal(context.sin)),
+    "\\cot": _modest(lambda number: 1 / context.tan(number)),
+    "\\sec": _modest(lambda number: 1 / context.cos(number)),
+    "\\csc": _modest(lambda number: 1 / context.sin(number)),
     "\\arcsin": _modest(context.asin),
     "\\arccos": _modest(context.acos),
     "\\arctan": _modest(context.atan, MAX_ARCTAN),
@@ -296,4 +231,23 @@ FUNCTIONS: dict[str, Function] = {
     "\\ln": _log,
     "\\exp": _exp,
 }
-POSTFIXES: dict[str, Callable[[Value], Value]] = {"!": factorial, "\\degree": degrees}
+POSTFIXES: dict[str, Function] = {
+    "!": lambda number: context.gamma(_small(number) + 1),
+    "\\degree": lambda number: number * PI / 180,  # in radians
+}
+# An operation on numbers, and on exact values if its result can be rational.
+OPERATIONS: dict[str, tuple[Callable[..., Number], Callable[..., Exact | None] | None]] = {
+    **{name: (_applied(each), None) for name, each in {**FUNCTIONS, **POSTFIXES}.items()},
+    "+": (_added, exact_arithmetic.added),
+    "negative": (lambda number: -number, exact_arithmetic.negated),
+    "absolute": (_applied(context.fabs), None),
+    "*": (lambda first, second: _bounded(first * second), exact_arithmetic.multiplied),
+    "/": (_divided, exact_arithmetic.divided),
+    "^": (_power, exact_arithmetic.raised),  # the size of the result is checked beforehand
+    "!": (_applied(POSTFIXES["!"]), exact_arithmetic.factorial),
+    "\\sqrt": (_rooted, None),  # of a value and the index
+    "\\binom": (
+        lambda top, low: _bounded(context.binomial(_small(top), _small(low))),
+        exact_arithmetic.chosen,
+    ),
+}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tasks.rewards.maths import bounded_arithmetic as arithmetic
-from tasks.rewards.maths.bounded_arithmetic import Evaluate, OutsideError, Value
+from tasks.rewards.maths.bounded_arithmetic import Evaluate, OutsideError, Value, operated
 
 MIN_WORD_LETTERS = 4
 
@@ -185,13 +185,13 @@ class _Reader:
         self._deepen()
         value = self._signed(self._product)
         while self.tokens.next in ("+", "-"):
-            value = arithmetic.added(value, self._signed(self._product))
+            value = operated("+", value, self._signed(self._product))
         self._depth -= 1
         return value
 
     def _signed(self, read: Callable[[], Value]) -> Value:
         if self.tokens.skip("-"):
-            return arithmetic.negated(read())
+            return operated("negative", read())
         self.tokens.skip("+")
         return read()
 
@@ -201,15 +201,15 @@ class _Reader:
         value = self._factor()
         while not self._is_at_end_of_product():
             if self.tokens.skip("/"):
-                value = arithmetic.divided(value, self._factor())
+                value = operated("/", value, self._factor())
                 if not (self._is_at_end_of_product() or self.tokens.next in ("*", "/")):
                     raise OutsideError
             elif self.tokens.skip("*"):
-                value = arithmetic.multiplied(value, self._signed(self._factor))
+                value = operated("*", value, self._signed(self._factor))
             elif self.tokens.is_digit_out_of_place():
                 raise OutsideError
             else:
-                value = arithmetic.multiplied(value, self._factor())
+                value = operated("*", value, self._factor())
         return value
 
     def _is_at_end_of_product(self) -> bool:
@@ -238,11 +238,11 @@ class _Reader:
         self.has_kinks = self.has_kinks or is_broken
         if self.tokens.next == "^":
             raise OutsideError
-        return self._postfixed(arithmetic.raised(value, exponent))
+        return self._postfixed(operated("^", value, exponent))
 
     def _postfixed(self, value: Value) -> Value:
         while self.tokens.next in arithmetic.POSTFIXES:
-            value = arithmetic.POSTFIXES[self.tokens.take()](value)
+            value = operated(self.tokens.take(), value)
             if self.tokens.last == "!" == self.tokens.next:  # 5!! is not (5!)!
                 raise OutsideError
         return value
@@ -263,20 +263,20 @@ class _Reader:
     def _construct(self, token: str) -> Value:
         self.has_kinks = self.has_kinks or token in ("|", "\\sqrt")
         if token == "\\frac":
-            return arithmetic.divided(self._argument(), self._argument())
+            return operated("/", self._argument(), self._argument())
         if token == "\\sqrt":
             is_square = not self.tokens.skip("[")
             index = arithmetic.decimal("2") if is_square else self._until("]")
-            return arithmetic.rooted(self._argument(), index)
+            return operated(token, self._argument(), index)
         if token == "\\binom":
-            return arithmetic.chosen(self._argument(), self._argument())
+            return operated(token, self._argument(), self._argument())
         if token != "|":
             raise OutsideError
         self._num_bars += 1
         value = self.sum()
         self._num_bars -= 1
         self.tokens.expect("|")
-        return arithmetic.applied(arithmetic.absolute, value)
+        return operated("absolute", value)
 
     def _until(self, close: str) -> Value:
         bars, self._num_bars = self._num_bars, 0
@@ -290,7 +290,7 @@ class _Reader:
         value = arithmetic.decimal(text)
         is_whole = text.isdigit() and self.tokens.next == "\\frac"
         if is_whole and _WHOLE_PARTS.match(self.tokens.ahead(6)):
-            return arithmetic.added(value, self._base())
+            return operated("+", value, self._base())
         return value
 
     def _letter(self, token: str) -> Value:
@@ -310,7 +310,7 @@ class _Reader:
             return self._until(_CLOSING[self.tokens.take()])
         self._deepen()
         if self.tokens.skip("-"):
-            value = arithmetic.negated(self._argument())
+            value = operated("negative", self._argument())
         elif self.tokens.next.isdigit() and len(self.tokens.next) > 1 and not is_exponent:
             value = arithmetic.decimal(self.tokens.take_digit())
         else:
@@ -321,22 +321,23 @@ class _Reader:
     def _function(self, token: str) -> Value:
         r"""Read a function: `\sin(x)`, `\sin 2x`, `\sin^2 x`, `\tan^{-1} x`, `\log_2 x`."""
         self._deepen()
-        base = self._argument() if token == "\\log" and self.tokens.skip("_") else None
+        is_based = token == "\\log" and self.tokens.skip("_")
+        base = self._argument() if is_based else arithmetic.decimal("10")
         if any(self.tokens.skip(*tokens) for tokens in _MINUS_ONE):
             token = "\\arc" + token[1:]
         exponent = self._argument() if self.tokens.skip("^") else None
         is_bracketed = self.tokens.next in ("(", "{")
         inside = self._argument() if is_bracketed else self._bare_argument()
         if token == "\\log":
-            value = arithmetic.logarithm(inside, base)
+            value = operated("/", *(operated("\\ln", part) for part in (inside, base)))
         elif token in arithmetic.FUNCTIONS:
             self.has_kinks = self.has_kinks or token.startswith("\\arc")
-            value = arithmetic.applied(arithmetic.FUNCTIONS[token], inside)
+            value = operated(token, inside)
         else:
             raise OutsideError
         self._depth -= 1
         if exponent is not None:
-            return arithmetic.raised(value, exponent)
+            return operated("^", value, exponent)
         return self._powered(value) if is_bracketed else value
 
     def _bare_argument(self) -> Value:
@@ -351,7 +352,7 @@ class _Reader:
         ):
             if self.tokens.is_digit_out_of_place():
                 raise OutsideError
-            value = arithmetic.multiplied(value, self._factor())
+            value = operated("*", value, self._factor())
         if self.tokens.next in ("/", "("):
             raise OutsideError
         return value

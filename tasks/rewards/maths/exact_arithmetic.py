@@ -5,7 +5,7 @@ r"""Exact arithmetic on rational functions of any size: numbers modulo a secret 
 Every process draws its own prime of 256 bits and a number for each letter, and reveals neither. Two
 different integers, less than 2^{2^{72}} apart, have the same remainder with a chance below 2^-170;
 rational functions likewise. No digit is ever rounded away. Exponents and arguments of factorials
-are needed as integers, so small integers are kept beside their remainder. An expression that is not
+are needed as integers, so small integers are kept beside their remainder. A result that is not
 rational, or not within the bounds, has no exact value: None.
 """
 
@@ -48,12 +48,11 @@ def _is_prime(number: int) -> bool:
 def _drawn_prime() -> int:
     while True:
         number = _DRAW.getrandbits(PRIME_BITS) | 1 << (PRIME_BITS - 1) | 1
-        if pow(2, number - 1, number) == 1 and _is_prime(number):
+        if _is_prime(number):
             return number
 
 
 _PRIME = _drawn_prime()
-_MINUS_ONE = Exact(_PRIME - 1, -1)
 
 
 @lru_cache(maxsize=4096)
@@ -62,86 +61,75 @@ def decimal(text: str) -> Exact:
     whole, _, part = text.partition(".")
     number = int(whole + part or "0")
     shift = pow(10, -len(part), _PRIME) if part else 1
-    return Exact(number * shift % _PRIME, None if part.strip("0") else _kept(int(whole or "0")))
+    return _exact(number * shift, None if part.strip("0") else int(whole or "0"))
 
 
 @lru_cache(maxsize=4096)
 def letter(name: str) -> Exact:
     """The exact value of a letter: the number that this process has drawn for it."""
     digest = blake2b(name.encode(), key=_KEY, digest_size=40).digest()
-    return Exact(int.from_bytes(digest) % _PRIME, None)
+    return _exact(int.from_bytes(digest), None)
 
 
-def added(first: Exact | None, second: Exact | None) -> Exact | None:
+def added(first: Exact, second: Exact) -> Exact:
     """The sum of two values."""
-    if first is None or second is None:
-        return None
     small = None if first.small is None or second.small is None else first.small + second.small
-    return Exact((first.residue + second.residue) % _PRIME, _kept(small))
+    return _exact(first.residue + second.residue, small)
 
 
-def negated(inside: Exact | None) -> Exact | None:
+def negated(inside: Exact) -> Exact:
     """The negative of a value."""
-    return multiplied(_MINUS_ONE, inside)
+    return _exact(-inside.residue, None if inside.small is None else -inside.small)
 
 
-def multiplied(first: Exact | None, second: Exact | None) -> Exact | None:
+def multiplied(first: Exact, second: Exact) -> Exact:
     """The product of two values."""
-    if first is None or second is None:
-        return None
     small = None if first.small is None or second.small is None else first.small * second.small
-    return Exact(first.residue * second.residue % _PRIME, _kept(small))
+    return _exact(first.residue * second.residue, small)
 
 
-def divided(first: Exact | None, second: Exact | None) -> Exact | None:
+def divided(first: Exact, second: Exact) -> Exact | None:
     """The quotient of two values; None if the divisor is zero."""
-    if first is None or second is None or second.residue == 0:
+    if second.residue == 0:
         return None
     small = None
     if first.small is not None and second.small and first.small % second.small == 0:
         small = first.small // second.small
-    return Exact(first.residue * pow(second.residue, -1, _PRIME) % _PRIME, small)
+    return _exact(first.residue * pow(second.residue, -1, _PRIME), small)
 
 
-def raised(base: Exact | None, exponent: Exact | None) -> Exact | None:
+def raised(base: Exact, exponent: Exact) -> Exact | None:
     """The power of a value with a small integer exponent; None for any other exponent."""
-    if base is None or exponent is None or (times := exponent.small) is None:
-        return None
-    if base.residue == 0 and times <= 0:
+    times = exponent.small
+    if times is None or (base.residue == 0 and times <= 0):
         return None
     small = None
     if base.small is not None and 0 <= times <= SMALL_BITS:
         small = base.small**times
-    return Exact(pow(base.residue, times, _PRIME), _kept(small))
-
-
-def chosen(top: Exact | None, low: Exact | None) -> Exact | None:
-    """The binomial coefficient of two integers, at most MAX_FACTORIAL; None for others."""
-    if top is None or low is None or top.small is None or low.small is None:
-        return None
-    if not 0 <= low.small <= top.small <= MAX_FACTORIAL:
-        return None
-    number = _comb(top.small, low.small)
-    return Exact(number % _PRIME, _kept(number))
-
-
-def factorial(inside: Exact | None) -> Exact | None:
-    """The factorial of an integer, at most MAX_FACTORIAL; None for others."""
-    if inside is None or inside.small is None or not 0 <= inside.small <= MAX_FACTORIAL:
-        return None
-    return _factorial(inside.small)
-
-
-_comb = lru_cache(maxsize=256)(comb)
+    return _exact(pow(base.residue, times, _PRIME), small)
 
 
 @lru_cache(maxsize=256)
-def _factorial(number: int) -> Exact:
+def chosen(top: Exact, low: Exact) -> Exact | None:
+    """The binomial coefficient of two integers, at most MAX_FACTORIAL; None for others."""
+    if top.small is None or low.small is None or not 0 <= low.small <= top.small <= MAX_FACTORIAL:
+        return None
+    number = comb(top.small, low.small)
+    return _exact(number, number)
+
+
+@lru_cache(maxsize=256)
+def factorial(inside: Exact) -> Exact | None:
+    """The factorial of an integer, at most MAX_FACTORIAL; None for others."""
+    if inside.small is None or not 0 <= inside.small <= MAX_FACTORIAL:
+        return None
     product = 1
-    for factor in range(2, number + 1):
+    for factor in range(2, inside.small + 1):
         product = product * factor % _PRIME
-    return Exact(product, product if number <= 20 else None)
+    return Exact(product, product if inside.small <= 20 else None)
 
 
-def _kept(number: int | None) -> int | None:
-    return number if number is not None and number.bit_length() <= SMALL_BITS else None
+def _exact(number: int, small: int | None) -> Exact:
+    """A value by its number modulo the prime, with the integer `small` unless that is too large."""
+    is_kept = small is not None and small.bit_length() <= SMALL_BITS
+    return Exact(number % _PRIME, small if is_kept else None)
