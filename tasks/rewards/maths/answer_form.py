@@ -128,8 +128,6 @@ def _read_listing(text: str) -> Form | None:
 
 
 def _listed(joints: Sequence[str], parts: Sequence[Form], *, is_stated: bool) -> Form:
-    """Join parts to one form: the intersection or union of ranges, "either" of several statements,
-    or a list."""
     is_strict = r"\land" in joints
     has_two_names = len({part.name for part in parts} - {""}) > 1
     kinds = {part.kind for part in parts}
@@ -158,34 +156,29 @@ def _listed(joints: Sequence[str], parts: Sequence[Form], *, is_stated: bool) ->
     return _listing("union" if are_ranges and _COMMAS.isdisjoint(joints) else "list", parts)
 
 
-def _listing(kind: Kind, parts: Sequence[Form]) -> Form:
-    return Form(kind=kind, parts=_flat(parts, kind))
-
-
-def _flat(parts: Sequence[Form], kind: Kind) -> tuple[Form, ...]:
-    """Flatten parts: replace each unnamed part of this kind by its own parts."""
-    spread = [part.parts if part.kind == kind and not part.name else (part,) for part in parts]
-    return tuple(part for some in spread for part in some)
+def _listing(kind: Kind, parts: Sequence[Form], flat: Kind | None = None) -> Form:
+    """A form of parts; each unnamed part of the kind `flat`, by default `kind`, is replaced by its
+    own parts."""
+    spread = [
+        part.parts if part.kind == (flat or kind) and not part.name else (part,) for part in parts
+    ]
+    return Form(kind=kind, parts=tuple(part for some in spread for part in some))
 
 
 def _read_union(text: str) -> Form | None:
-    pieces, signs = split_at(_CUP, text)
-    if not signs or not all(pieces) or split_at(_CAP, text)[1]:  # A and B or C can be read twice
+    """Read a union or an intersection; None for both in one text, which can be read twice."""
+    (united, cups), (met, caps) = split_at(_CUP, text), split_at(_CAP, text)
+    pieces = united if cups else met
+    if bool(cups) == bool(caps) or not all(pieces):
         return None
     parts = [as_interval(read_form(piece)) for piece in pieces]
+    if caps:
+        return shared(parts)
     return _listing("set" if all(part.kind == "set" for part in parts) else "union", parts)
 
 
-def _read_intersection(text: str) -> Form | None:
-    pieces, signs = split_at(_CAP, text)
-    if not signs or not all(pieces) or split_at(_CUP, text)[1]:
-        return None
-    return shared([as_interval(read_form(piece)) for piece in pieces])
-
-
 def _read_choice(text: str) -> Form | None:
-    """Read a choice, `A) 12`: its letter and its text, either of which may be the answer. None for
-    other text."""
+    """Read a choice, `A) 12`: its letter and its text, either of which may be the answer."""
 
     def lowered(match: re.Match[str]) -> str:
         """Move a label out of upright text; the rest stays upright."""
@@ -202,7 +195,6 @@ def _read_choice(text: str) -> Form | None:
 
 
 def _read_without(text: str) -> Form | None:
-    r"""Read `\mathbb{R} \setminus \{0\}` as a union of intervals; None for other text."""
     pieces, signs = split_at(_WITHOUT, text)
     if len(signs) != 1 or not _REAL_LINE.fullmatch(pieces[0]):
         return None
@@ -220,8 +212,6 @@ def _read_matrix(text: str) -> Form | None:
 
 
 def _read_brackets(text: str) -> Form | None:
-    r"""Read `\{1,2\}`, `(1,2)`, `[1,2)`, `\langle 1,2 \rangle` or `\{x \mid x > 2\}`; None for
-    other text."""
     for opening, closing in _BRACKETS:
         size = len(opening) + len(closing)
         if text.startswith(opening) and text.endswith(closing) and len(text) >= size:
@@ -231,7 +221,7 @@ def _read_brackets(text: str) -> Form | None:
             pieces, commas = split_at(_COMMA, inside)
             parts = tuple(read_form(piece) for piece in pieces if piece)
             if opening == r"\{":
-                return Form(kind="set", parts=_flat(parts, "list"))
+                return _listing("set", parts, flat="list")
             if not commas or len(parts) != len(pieces):
                 continue
             brackets = opening + closing
@@ -269,7 +259,6 @@ def _read_ratio(text: str) -> Form | None:
 
 
 def _read_rest(text: str) -> Form:
-    """Read a choice, words, letters in an order, or an expression."""
     if choice := _CHOICE.fullmatch(_UPRIGHT.sub(lambda match: match[1].strip(), text)):
         return scalar(choice[1])
     if _LETTERS.fullmatch(text):
@@ -287,7 +276,6 @@ READERS: tuple[Callable[[str], Form | None], ...] = (
     lambda text: read_congruence(text, read_form),
     _read_listing,
     _read_union,
-    _read_intersection,
     _read_without,
     lambda text: read_relation(text, read_form),
     _read_matrix,

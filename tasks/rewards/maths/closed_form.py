@@ -29,84 +29,9 @@ _TOKEN = re.compile(
 )
 
 
-class Tokens:
-    """The tokens of an expression (numbers, single letters, commands, signs) and the current place
-    among them.
-
-    Methods raise OutsideError if too few tokens are left. The constructor raises it for a word of
-    four letters or more, which is not a product of letters.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.place = 0
-        self._subscript_end = 0  # where the last subscript ended
-        self._tokens = [*_split(text), ""]
-
-    @property
-    def next(self) -> str:
-        """The token at the current place; empty at the end."""
-        return self._tokens[self.place]
-
-    @property
-    def last(self) -> str:
-        """The token before the current place."""
-        return self._tokens[self.place - 1]
-
-    def ahead(self, count: int) -> str:
-        """The text of `count` tokens after the next one."""
-        return "".join(self._tokens[self.place + 1 : self.place + 1 + count])
-
-    def taken_since(self, place: int) -> list[str]:
-        """The tokens from `place` up to the current place."""
-        return self._tokens[place : self.place]
-
-    def is_digit_out_of_place(self) -> bool:
-        """True if the next token is a number right after a letter or another number: x2, 2 3."""
-        if self.next[0] not in "0123456789.":
-            return False
-        return self.place != self._subscript_end and self.last not in (")", "}", "]", "!")
-
-    def take(self) -> str:
-        """Return the next token and move behind it. Raises OutsideError at the end."""
-        token = self.next
-        if not token:
-            raise OutsideError
-        self.place += 1
-        return token
-
-    def take_digit(self) -> str:
-        """Return the first digit of the next token, a number, and leave its other digits."""
-        number = self.next
-        self._tokens[self.place] = number[1:]
-        return number[0]
-
-    def take_subscript(self) -> str:
-        """Return the subscript that comes next, a token or the text of a group in braces, and move
-        behind it."""
-        name = ""
-        if not self.skip("{"):
-            name = self.take()
-        else:
-            while not self.skip("}"):
-                name += self.take()
-        self._subscript_end = self.place
-        return name
-
-    def skip(self, *tokens: str) -> bool:
-        """Move behind these tokens if they come next; returns True if they do."""
-        found = self._tokens[self.place : self.place + len(tokens)] == list(tokens)
-        self.place += len(tokens) if found else 0
-        return found
-
-    def expect(self, token: str) -> None:
-        """Move behind this token. Raises OutsideError if another one comes next. An empty `token`
-        stands for the end."""
-        if self.next != token:
-            raise OutsideError
-        self.place += bool(token)
-
-
 def _split(text: str) -> list[str]:
+    """The tokens of a text: numbers, single letters, commands and signs. Raises OutsideError for a
+    word of four letters or more, which is no product of letters."""
     tokens: list[str] = []
     place = 0
     while place < len(text):
@@ -150,9 +75,9 @@ def read_closed_form(text: str) -> ClosedForm | None:
     if len(text) > MAX_CHARS:
         return None
     try:
-        reader = _Reader(Tokens(text))
+        reader = _Reader(text)
         value = reader.sum()
-        reader.tokens.expect("")
+        reader.expect("")
     except OutsideError:
         return None
     return ClosedForm(
@@ -166,33 +91,67 @@ def read_closed_form(text: str) -> ClosedForm | None:
 
 
 class _Reader:
-    """Recursive descent parser over tokens; every method reads one kind of expression and returns
-    its value."""
+    """Recursive descent parser over tokens. Every method from `sum` on reads one kind of expression
+    and returns its value; raises OutsideError for any other text."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
+    def __init__(self, text: str) -> None:
         self.letters: set[str] = set()
         self.is_complex = False
         self.has_kinks = False
         self.reach = 0
+        self._tokens = [*_split(text), ""]
+        self._place = 0
+        self._subscript_end = 0  # where the last subscript ended
         self._depth = 0
         self._num_bars = 0  # absolute values that are open
         self._num_letters = 0  # read so far
 
+    @property
+    def _next(self) -> str:  # empty at the end
+        return self._tokens[self._place]
+
+    @property
+    def _last(self) -> str:
+        return self._tokens[self._place - 1]
+
+    def _is_digit_out_of_place(self) -> bool:
+        """True if the next token is a number right after a letter or another number: x2, 2 3."""
+        if self._next[0] not in "0123456789.":
+            return False
+        return self._place != self._subscript_end and self._last not in (")", "}", "]", "!")
+
+    def _take(self) -> str:
+        token = self._next
+        if not token:
+            raise OutsideError
+        self._place += 1
+        return token
+
+    def _skip(self, *tokens: str) -> bool:
+        """Move behind these tokens if they come next; returns True if they do."""
+        found = self._tokens[self._place : self._place + len(tokens)] == list(tokens)
+        self._place += len(tokens) if found else 0
+        return found
+
+    def expect(self, token: str) -> None:
+        """Move behind this token, the end if it is empty; OutsideError if another one comes."""
+        if self._next != token:
+            raise OutsideError
+        self._place += bool(token)
+
     def sum(self) -> Value:
-        """Read [+-] product ([+-] product)*. Raises OutsideError if brackets are nested too
-        deep."""
+        """Read [+-] product ([+-] product)*."""
         self._deepen()
         value = self._signed(self._product)
-        while self.tokens.next in ("+", "-"):
+        while self._next in ("+", "-"):
             value = operated("+", value, self._signed(self._product))
         self._depth -= 1
         return value
 
     def _signed(self, read: Callable[[], Value]) -> Value:
-        if self.tokens.skip("-"):
+        if self._skip("-"):
             return operated("negative", read())
-        self.tokens.skip("+")
+        self._skip("+")
         return read()
 
     def _product(self) -> Value:
@@ -200,25 +159,25 @@ class _Reader:
         follow, because `1/2x` is ambiguous."""
         value = self._factor()
         while not self._is_at_end_of_product():
-            if self.tokens.skip("/"):
+            if self._skip("/"):
                 value = operated("/", value, self._factor())
-                if not (self._is_at_end_of_product() or self.tokens.next in ("*", "/")):
+                if not (self._is_at_end_of_product() or self._next in ("*", "/")):
                     raise OutsideError
-            elif self.tokens.skip("*"):
+            elif self._skip("*"):
                 value = operated("*", value, self._signed(self._factor))
-            elif self.tokens.is_digit_out_of_place():
+            elif self._is_digit_out_of_place():
                 raise OutsideError
             else:
                 value = operated("*", value, self._factor())
         return value
 
     def _is_at_end_of_product(self) -> bool:
-        following = self.tokens.next
+        following = self._next
         return following in ("+", "-", *_ENDS_OF_SUM) or (following == "|" and self._num_bars > 0)
 
     def _factor(self) -> Value:
         if self._is_function():
-            return self._function(self.tokens.take())
+            return self._function(self._take())
         num_letters = self._num_letters
         value = self._powered(self._postfixed(self._base()))
         if self._num_letters == num_letters:
@@ -226,29 +185,29 @@ class _Reader:
         return value
 
     def _is_function(self) -> bool:
-        return self.tokens.next in arithmetic.FUNCTIONS or self.tokens.next == "\\log"
+        return self._next in arithmetic.FUNCTIONS or self._next == "\\log"
 
     def _powered(self, value: Value) -> Value:
-        if not self.tokens.skip("^"):
+        if not self._skip("^"):
             return value
-        start = self.tokens.place
+        start = self._place
         exponent = self._argument()
-        taken = self.tokens.taken_since(start)
+        taken = self._tokens[start : self._place]
         is_broken = any(token in ("/", "\\frac") or "." in token for token in taken)
         self.has_kinks = self.has_kinks or is_broken
-        if self.tokens.next == "^":
+        if self._next == "^":
             raise OutsideError
         return self._postfixed(operated("^", value, exponent))
 
     def _postfixed(self, value: Value) -> Value:
-        while self.tokens.next in arithmetic.POSTFIXES:
-            value = operated(self.tokens.take(), value)
-            if self.tokens.last == "!" == self.tokens.next:  # 5!! is not (5!)!
+        while self._next in arithmetic.POSTFIXES:
+            value = operated(self._take(), value)
+            if self._last == "!" == self._next:  # 5!! is not (5!)!
                 raise OutsideError
         return value
 
     def _base(self) -> Value:
-        token = self.tokens.take()
+        token = self._take()
         if token[0] in "0123456789.":
             return self._number(token)
         if token in _CONSTANTS:
@@ -265,7 +224,7 @@ class _Reader:
         if token == "\\frac":
             return operated("/", self._argument(), self._argument())
         if token == "\\sqrt":
-            is_square = not self.tokens.skip("[")
+            is_square = not self._skip("[")
             index = arithmetic.decimal("2") if is_square else self._until("]")
             return operated(token, self._argument(), index)
         if token == "\\binom":
@@ -275,29 +234,36 @@ class _Reader:
         self._num_bars += 1
         value = self.sum()
         self._num_bars -= 1
-        self.tokens.expect("|")
+        self.expect("|")
         return operated("absolute", value)
 
     def _until(self, close: str) -> Value:
         bars, self._num_bars = self._num_bars, 0
         value = self.sum()
         self._num_bars = bars
-        self.tokens.expect(close)
+        self.expect(close)
         return value
 
     def _number(self, text: str) -> Value:
         """Read a number or a mixed number, such as `3\\frac{1}{2}`."""
         value = arithmetic.decimal(text)
-        is_whole = text.isdigit() and self.tokens.next == "\\frac"
-        if is_whole and _WHOLE_PARTS.match(self.tokens.ahead(6)):
+        ahead = self._tokens[self._place + 1 : self._place + 7]
+        is_whole = text.isdigit() and self._next == "\\frac"
+        if is_whole and _WHOLE_PARTS.match("".join(ahead)):
             return operated("+", value, self._base())
         return value
 
     def _letter(self, token: str) -> Value:
         name = token
-        if self.tokens.skip("_"):
-            name += "_" + self.tokens.take_subscript()
-        elif token in _APPLIED and self.tokens.next == "(":
+        if self._skip("_"):
+            name += "_"
+            if self._skip("{"):
+                while not self._skip("}"):
+                    name += self._take()
+            else:
+                name += self._take()
+            self._subscript_end = self._place
+        elif token in _APPLIED and self._next == "(":
             raise OutsideError
         self.letters.add(name)
         self._num_letters += 1
@@ -305,14 +271,15 @@ class _Reader:
 
     def _argument(self) -> Value:
         r"""Read the argument of a command or caret: a group or a token; in `\frac12` one digit."""
-        is_exponent = self.tokens.last == "^"
-        if self.tokens.next in ("{", "("):
-            return self._until(_CLOSING[self.tokens.take()])
+        is_exponent = self._last == "^"
+        if self._next in ("{", "("):
+            return self._until(_CLOSING[self._take()])
         self._deepen()
-        if self.tokens.skip("-"):
+        if self._skip("-"):
             value = operated("negative", self._argument())
-        elif self.tokens.next.isdigit() and len(self.tokens.next) > 1 and not is_exponent:
-            value = arithmetic.decimal(self.tokens.take_digit())
+        elif self._next.isdigit() and len(self._next) > 1 and not is_exponent:
+            digit, self._tokens[self._place] = self._next[0], self._next[1:]
+            value = arithmetic.decimal(digit)
         else:
             value = self._base()
         self._depth -= 1
@@ -321,12 +288,12 @@ class _Reader:
     def _function(self, token: str) -> Value:
         r"""Read a function: `\sin(x)`, `\sin 2x`, `\sin^2 x`, `\tan^{-1} x`, `\log_2 x`."""
         self._deepen()
-        is_based = token == "\\log" and self.tokens.skip("_")
+        is_based = token == "\\log" and self._skip("_")
         base = self._argument() if is_based else arithmetic.decimal("10")
-        if any(self.tokens.skip(*tokens) for tokens in _MINUS_ONE):
+        if any(self._skip(*tokens) for tokens in _MINUS_ONE):
             token = "\\arc" + token[1:]
-        exponent = self._argument() if self.tokens.skip("^") else None
-        is_bracketed = self.tokens.next in ("(", "{")
+        exponent = self._argument() if self._skip("^") else None
+        is_bracketed = self._next in ("(", "{")
         inside = self._argument() if is_bracketed else self._bare_argument()
         if token == "\\log":
             value = operated("/", *(operated("\\ln", part) for part in (inside, base)))
@@ -348,12 +315,12 @@ class _Reader:
         while not (
             self._is_at_end_of_product()
             or self._is_function()  # the next one in a product of functions
-            or self.tokens.next in ends
+            or self._next in ends
         ):
-            if self.tokens.is_digit_out_of_place():
+            if self._is_digit_out_of_place():
                 raise OutsideError
             value = operated("*", value, self._factor())
-        if self.tokens.next in ("/", "("):
+        if self._next in ("/", "("):
             raise OutsideError
         return value
 

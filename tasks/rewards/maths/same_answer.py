@@ -88,15 +88,17 @@ def _same(
         return _across_kinds(gold, answer)
     if gold.kind == "scalar":
         return _same_scalar(gold.mark, answer.mark, rules)
+    if gold.mark != answer.mark or len(gold.parts) != len(answer.parts) or gold.kind == "false":
+        return False
     if gold.kind in ("equation", "inequality"):
         return _same_relation(gold, answer)
     if gold.kind == "congruence":
         return _same_congruence(gold, answer)
-    if gold.mark != answer.mark or gold.kind == "false":
-        return False
     if gold.kind in UNORDERED:
         return _same_unordered(gold.parts, answer.parts, rules)
-    return _same_parts(gold.parts, answer.parts, rules)
+    pairs = zip(gold.parts, answer.parts, strict=True)
+    verdicts = [_same(wanted, given, rules, is_part=True) for wanted, given in pairs]
+    return False if False in verdicts else None if None in verdicts else True
 
 
 def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | None:
@@ -195,22 +197,10 @@ def _column_as_tuple(form: Form) -> Form:
     return Form(kind="tuple", parts=tuple(row.parts[0] for row in form.parts))
 
 
-def _same_parts(
-    gold: Sequence[Form], answer: Sequence[Form], rules: ComparisonRules
-) -> bool | None:
-    if len(gold) != len(answer):
-        return False
-    pairs = zip(gold, answer, strict=True)
-    verdicts = [_same(wanted, given, rules, is_part=True) for wanted, given in pairs]
-    return False if False in verdicts else None if None in verdicts else True
-
-
 def _same_unordered(
     gold: Sequence[Form], answer: Sequence[Form], rules: ComparisonRules
 ) -> bool | None:
-    """True if each part of the gold equals a different part of the answer."""
-    if len(gold) != len(answer):
-        return False
+    """True if each part of the gold equals a different one of as many parts of the answer."""
     if len(gold) > MAX_PARTS:
         return None
     left = list(answer)
@@ -225,8 +215,6 @@ def _same_unordered(
 
 
 def _same_relation(gold: Form, answer: Form) -> bool | None:
-    if gold.mark != answer.mark or len(gold.parts) != len(answer.parts):
-        return False
     if len(gold.parts) > 2:
         pairs = zip(gold.parts, answer.parts, strict=True)
         verdicts = [same_function(wanted.mark, given.mark) for wanted, given in pairs]
