@@ -8,9 +8,8 @@ zero. A number above LARGEST_REWARD or not finite is INFRA, too, as no step coul
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, Generated, Outcome, Prompt, Score
@@ -19,7 +18,7 @@ from tasks.isolation.interrupt import Interrupt, Interrupted
 LARGEST_REWARD = 1e6  # squares, and sums over a step's tokens, stay finite in float32
 
 
-class Reward(Protocol):
+class Reward(ABC):
     """Scores responses of one or more domains. Only one thread at a time may call an instance.
 
     A reward inherits this class, and with it a check, a start and an end that do nothing.
@@ -31,13 +30,13 @@ class Reward(Protocol):
     def score(self, prompt: Prompt, generated: Generated) -> Score:
         """Score one response, within the reward's own time limit."""
 
-    def check_gold(self, gold: str) -> None:
+    def check_gold(self, gold: str) -> None:  # noqa: B027
         """Check a gold when a data set is read. Raises ValueError if no answer can equal it."""
 
-    def warm(self) -> None:
+    def warm(self) -> None:  # noqa: B027
         """Start the reward's process now, if it has one that is not running."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End the reward's processes, if there are any."""
 
 

@@ -33,10 +33,10 @@ class PendingVerdict(Future[Score]):
     """A future verdict, which several callers may need. When the last of them cancels it, its
     running work is ended as well."""
 
-    def __init__(self, generated: Generated) -> None:
+    def __init__(self, prompt: Prompt, generated: Generated) -> None:
         super().__init__()
-        self.key = _key(generated)
-        self.prompt_id = generated.prompt_id
+        self.prompt, self.generated = prompt, generated
+        self.key = generated.response_id, generated.attempt  # unique within the run
         self._guard = threading.Lock()
         self._num_needing = 1
         self._reward: ProcessReward | None = None  # the reward that works on the verdict
@@ -76,28 +76,14 @@ class PendingVerdict(Future[Score]):
                 self._reward = None
 
 
-def _key(generated: Generated) -> tuple[str, int]:
-    """Key of one attempt at a response, unique within the run: (response id, attempt)."""
-    return generated.response_id, generated.attempt
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """A response to score."""
-
-    prompt: Prompt
-    generated: Generated
-    verdict: PendingVerdict
-
-
 @dataclass(slots=True, kw_only=True)
 class _Kind:
     """The backlog and the rewards of one configuration."""
 
     config: RewardConfig
-    backlog: deque[_Job] = field(default_factory=deque)
+    backlog: deque[PendingVerdict] = field(default_factory=deque)
     idle: list[Reward] = field(default_factory=list)
-    running: set[_Job] = field(default_factory=set)
+    running: set[PendingVerdict] = field(default_factory=set)
 
 
 class RewardPool:
@@ -131,12 +117,12 @@ class RewardPool:
         it. The caller cancels the verdict when it is no longer needed. Raises ValueError for a
         domain without a reward."""
         config = config_of(self._configs, prompt.domain)
+        verdict = PendingVerdict(prompt, generated)
         with self._lock:
-            left = self._left.pop(_key(generated), None)
+            left = self._left.pop(verdict.key, None)
             if left is not None:
                 return left
-            verdict = PendingVerdict(generated)
-            self._kinds[config.model_dump_json()].backlog.append(_Job(prompt, generated, verdict))
+            self._kinds[config.model_dump_json()].backlog.append(verdict)
         self._threads.submit(self._work)
         return verdict
 
@@ -153,7 +139,7 @@ class RewardPool:
         the prompts `but_of`. Returns how many of the cancelled verdicts were unfinished."""
         with self._lock:
             unneeded = [
-                verdict for verdict in self._left.values() if verdict.prompt_id not in but_of
+                verdict for verdict in self._left.values() if verdict.prompt.prompt_id not in but_of
             ]
             for verdict in unneeded:
                 del self._left[verdict.key]
@@ -184,12 +170,12 @@ class RewardPool:
         """Drop the backlog, end running work, and close the rewards."""
         self.drop_left()
         with self._lock:
-            unneeded: list[_Job] = []
+            unneeded: list[PendingVerdict] = []
             for kind in self._kinds.values():
                 unneeded += (*kind.backlog, *kind.running)
                 kind.backlog.clear()
-        for job in unneeded:
-            job.verdict.cancel()
+        for verdict in unneeded:
+            verdict.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for looks in self._looks:
             looks.close()
@@ -198,7 +184,7 @@ class RewardPool:
                 kind.idle.pop().close()
 
     def _work(self) -> None:
-        """Run one worker: score job after job, until `next_kind` has none for it."""
+        """Run one worker: score one response after the other, until `next_kind` has none for it."""
         while True:
             with self._lock:
                 backlog = {name: len(kind.backlog) for name, kind in self._kinds.items()}
@@ -207,16 +193,16 @@ class RewardPool:
                 if name is None:
                     return
                 kind = self._kinds[name]
-                job = kind.backlog.popleft()
-                kind.running.add(job)
+                verdict = kind.backlog.popleft()
+                kind.running.add(verdict)
             try:
-                self._score(kind, job)
+                self._score(kind, verdict)
             finally:
                 with self._lock:
-                    kind.running.remove(job)
+                    kind.running.remove(verdict)
 
-    def _score(self, kind: _Kind, job: _Job) -> None:
-        if not job.verdict.set_running_or_notify_cancel():
+    def _score(self, kind: _Kind, verdict: PendingVerdict) -> None:
+        if not verdict.set_running_or_notify_cancel():
             return
         reward = None
         try:
@@ -225,12 +211,12 @@ class RewardPool:
             if reward is None and isinstance(kind.config, CodeTestsConfig):
                 reward = CodeTests(kind.config, self.times)
             reward = reward or kind.config.build_reward()
-            with job.verdict.reached_by(reward):
-                score = score_with(reward, job.prompt, job.generated)
-            job.verdict.set_result(score)
+            with verdict.reached_by(reward):
+                score = score_with(reward, verdict.prompt, verdict.generated)
+            verdict.set_result(score)
         # the boundary of the thread: the verdict raises it in its callers
         except BaseException as error:
-            job.verdict.set_exception(error)
+            verdict.set_exception(error)
         finally:
             if reward is not None:
                 with self._lock:

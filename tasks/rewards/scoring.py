@@ -91,32 +91,24 @@ async def score_round(
     async with open_batcher as batcher:
         num_unneeded = await scoring.play(batcher)
     scoring.record()
-    scored = scoring.scored()
-    report = _report(
-        inputs,
-        [(prompt.domain, score) for prompt, _, score in scored],
-        num_unneeded=num_unneeded,
-        relearned=pool.relearned(),
-        judging=batcher.report,
-    )
+    relearned = pool.relearned()
     if not inputs.is_evaluation:
-        pool.look_again(scored)
-    return report
+        pool.look_again(scoring.scored)
+    scores = [(prompt.domain, score) for prompt, _, score in scoring.scored]
+    return _report(inputs, scores, num_unneeded, relearned, batcher.report)
 
 
+@dataclass(slots=True)
 class _Scoring:
-    """State of a round's scoring: responses scored so far, and how many of them are recorded."""
+    """State of a round's scoring."""
 
-    def __init__(
-        self, inputs: ScoringInputs, delivery: Delivery, journal: Journal, pool: RewardPool
-    ) -> None:
-        self._inputs = inputs
-        self._delivery = delivery
-        self._journal = journal
-        self._pool = pool
-        self._scored: list[Response] = []
-        self._num_recorded = 0
-        self._verdicts: list[PendingVerdict] = []  # of this round's submits to the pool
+    _inputs: ScoringInputs
+    _delivery: Delivery
+    _journal: Journal
+    _pool: RewardPool
+    scored: list[tuple[Prompt, Generated, Score]] = field(default_factory=list)  # so far
+    _num_recorded: int = 0  # of the scored ones
+    _verdicts: list[PendingVerdict] = field(default_factory=list)  # submitted to the pool
 
     async def play(self, batcher: JudgeBatcher) -> int:
         """Score until no response will follow; returns how many pending verdicts were cancelled
@@ -159,41 +151,31 @@ class _Scoring:
         if not inputs.is_evaluation:
             self._pool.times.learn(timeouts_of(inputs.rewards, [(prompt.domain, score)]))
         await self._delivery.tell(score)
-        self._scored.append(Response(generated=generated, score=score))
-        check_infra(inputs, self._scored)
+        self.scored.append((prompt, generated, score))
+        check_infra(inputs, [score for _, _, score in self.scored])
 
     def record(self) -> None:
         """Append to the journal the responses scored since the last call."""
-        plan, prompts = self._inputs.plan, self._inputs.prompts
-        new = self._scored[self._num_recorded :]
+        plan = self._inputs.plan
+        new = self.scored[self._num_recorded :]
         self._num_recorded += len(new)
         rows = [
             ResponseRow(
                 step=plan.step,
                 kind=plan.kind,
-                prompt=prompts[response.generated.prompt_id],
-                response=response,
+                prompt=prompt,
+                response=Response(generated=generated, score=score),
             )
-            for response in new
+            for prompt, generated, score in new
         ]
         self._journal.append(plan.step, rows)
 
-    def scored(self) -> list[tuple[Prompt, Generated, Score]]:
-        """Every verdict with its prompt and response."""
-        prompts = self._inputs.prompts
-        return [
-            (prompts[response.generated.prompt_id], response.generated, response.score)
-            for response in self._scored
-            if response.score is not None
-        ]
 
-
-def check_infra(inputs: ScoringInputs, scored: Sequence[Response]) -> None:
+def check_infra(inputs: ScoringInputs, scores: Sequence[Score]) -> None:
     """Raise RewardBroken if more than `max_infra_fraction` of the responses have no verdict:
     training on the rest would hide the failure."""
     plan, share = inputs.plan, inputs.max_infra_fraction
-    launched = max(len(plan.prompts) * plan.launch_per_prompt, len(scored))
-    scores = [response.score for response in scored if response.score is not None]
+    launched = max(len(plan.prompts) * plan.launch_per_prompt, len(scores))
     failed = [score for score in scores if score.outcome is Outcome.INFRA]
     if len(failed) >= MIN_FAILURES and len(failed) > share * launched:
         raise RewardBroken(
@@ -207,7 +189,6 @@ def check_infra(inputs: ScoringInputs, scored: Sequence[Response]) -> None:
 def _report(
     inputs: ScoringInputs,
     verdicts: Sequence[tuple[str, Score]],
-    *,
     num_unneeded: int,
     relearned: Mapping[str, Anchor],
     judging: JudgingReport,

@@ -167,8 +167,8 @@ RIGHT = response("def add(a, b): return a + b")
 def runner_of(pool: RewardPool) -> CaseRunner:
     """The runner of a pool of one kind and one worker, once it has begun."""
     (kind,) = pool._kinds.values()
-    (job,) = until(lambda: tuple(kind.running))
-    reward = until(lambda: job.verdict._reward)
+    (verdict,) = until(lambda: tuple(kind.running))
+    reward = until(lambda: verdict._reward)
     assert isinstance(reward, CodeTests)
     return reward._runner
 

@@ -14,7 +14,7 @@ from tasks.engines.chat_tokens import chat_tokens
 
 GAP = "\n[...]\n"  # between head and tail of an answer that was cut
 PLACE = "\x00question\x00"  # never in a template; replaced before anything is encoded
-Part = TypeVar("Part", int, str)
+Part = TypeVar("Part")  # a token or a character
 
 
 def no_verdict(question: JudgeQuestion, detail: str) -> Judgement:

@@ -37,11 +37,6 @@ class AdaptiveTimeoutConfig(BaseModel):
     floor_s: float = Field(2.0, gt=0, description="Shortest limit, seconds.")
     ceiling_s: DerivedSeconds = 30.0  # longest limit, and that of a case that nothing has passed
 
-    @property
-    def is_fixed(self) -> bool:
-        """True if measured running times change no limit."""
-        return self.floor_s == self.ceiling_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
@@ -149,21 +144,12 @@ class MeasuredTimes:
     dict operation."""
 
     def __init__(self, anchors: Anchors | None = None) -> None:
-        self._anchors = dict(anchors or {})
-
-    @property
-    def anchors(self) -> Anchors:
-        """The current anchors, by key of the test case."""
-        return self._anchors
-
-    def has_anchor(self, key: str) -> bool:
-        """True if a correct execution of the case is known."""
-        return self._anchors.get(key, Anchor()).num_correct > 0
+        self.anchors = dict(anchors or {})  # by key of the test case
 
     def limits(self, config: AdaptiveTimeoutConfig, keys: Sequence[str]) -> tuple[float, ...]:
         """Time limit of each test case in `keys`, seconds."""
-        return tuple(limit_s(config, self._anchors.get(key, Anchor())) for key in keys)
+        return tuple(limit_s(config, self.anchors.get(key, Anchor())) for key in keys)
 
     def learn(self, more: Anchors) -> None:
         """Add these anchors to the known ones."""
-        self._anchors.update(merged({key: self._anchors.get(key, Anchor()) for key in more}, more))
+        self.anchors.update(merged({key: self.anchors.get(key, Anchor()) for key in more}, more))
