@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from tasks.isolation.frames import Json, receive_frame, send_frame
 from tasks.isolation.import_path import find
 
-Scorer = Callable[..., Json]
 MIN_SECRET_CHARS = 4  # shorter values are parts of any text
 
 
@@ -35,7 +34,9 @@ def main(socket_fd: int, scorer_path: str, memory_bytes: int, secrets: Sequence[
     # math-verify warns that its time is not limited; the parent limits it
     logging.disable(logging.WARNING)
     try:
-        scorer = load_scorer(scorer_path)
+        scorer = find(scorer_path)
+        if not callable(scorer):
+            raise ValueError(f"{scorer_path} is no function")
     except BaseException as error:  # a user's module may raise anything while it is imported
         send_frame(stream, hidden({"unavailable": describe(error)}, secrets))
         return
@@ -47,7 +48,7 @@ def main(socket_fd: int, scorer_path: str, memory_bytes: int, secrets: Sequence[
         return
 
 
-def answer(scorer: Scorer, request: dict[str, Json]) -> dict[str, Json]:
+def answer(scorer: Callable[..., object], request: dict[str, Json]) -> dict[str, Json]:
     """Run one call; returns the reply. An exception of the scorer becomes a reply, too."""
     arguments, limit_s = request["arguments"], request["limit_s"]
     assert isinstance(arguments, list)
@@ -82,16 +83,6 @@ def hidden(reply: dict[str, Json], secrets: Sequence[str]) -> dict[str, Json]:
                 text = text.replace(values[name], f"${name}")
         reply = {**reply, key: text}
     return reply
-
-
-def load_scorer(path: str) -> Scorer:
-    """Load the function at an import path. Raises ValueError if it is not callable, or any error of
-    `find`."""
-    scorer = find(path)
-    if not callable(scorer):
-        raise ValueError(f"{path} is no function")
-    # callable() is all that can be known of a user's function
-    return scorer  # type: ignore[no-any-return]
 
 
 def describe(error: BaseException) -> str:

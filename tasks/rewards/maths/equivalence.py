@@ -101,8 +101,10 @@ def same_number(wanted: object, given: object, *rounding: int) -> bool:
 
     Replaces math-verify's comparison, which rounds to 15 digits and takes smaller numbers for zero.
     """
-    if any(isinstance(side, MatrixBase) or _is_percent(side) for side in (wanted, given)):
-        return bool(by_digits(wanted, given, *rounding))  # calls this for the entries of a matrix
+    for side in (wanted, given):
+        is_percent = isinstance(side, Expr) and side.has(UnevaluatedExpr)
+        if is_percent or isinstance(side, MatrixBase):  # for whose entries it calls this
+            return bool(by_digits(wanted, given, *rounding))
     first, second = (grader.safe_sympy_doit(side) for side in (wanted, given))
     if isinstance(first, Rational) and isinstance(second, Rational):
         return bool(first == second)
@@ -117,10 +119,6 @@ def same_number(wanted: object, given: object, *rounding: int) -> bool:
         return False
     gap = abs(values[0] - values[1])
     return bool(gap <= Rational(1, 10**SAME_DIGITS) * max(map(abs, values)))
-
-
-def _is_percent(side: object) -> bool:
-    return isinstance(side, Expr) and side.has(UnevaluatedExpr)
 
 
 def _may_vanish(*sides: Expr) -> bool:

@@ -25,14 +25,6 @@ _NAME = re.compile(r"[\w+-]*[ \t]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A fenced block of a response."""
-
-    info: str  # the text after the opening fence, such as "python"
-    program: str  # the lines of the block, without the indentation that they share with the fence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Fence:
     """An opening fence."""
 
@@ -48,17 +40,19 @@ def program_of(text: str, function: str = "") -> str:
     parts = thought_last(text)
     for part in parts:
         blocks = list(_blocks(part))
-        python = [block for block in blocks if not block.info or _PYTHON.match(block.info)]
-        likely = python or blocks
-        defining = [block for block in likely if function and defined.search(block.program)]
+        python = [program for info, program in blocks if not info or _PYTHON.match(info)]
+        likely = python or [program for _, program in blocks]
+        defining = [program for program in likely if function and defined.search(program)]
         if likely:
-            return (defining or likely)[0].program
+            return (defining or likely)[0]
         if function and defined.search(part):
             return part
     return parts[0]
 
 
-def _blocks(text: str) -> Iterator[Block]:
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Each fenced block: the text after its opening fence, such as "python", and its lines, without
+    the indentation that they share with the fence."""
     lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
     place = 0
     while place < len(lines):
@@ -66,7 +60,7 @@ def _blocks(text: str) -> Iterator[Block]:
         place += 1
         if fence is not None and (place < len(lines)):
             program, place = _within(lines, place, fence)
-            yield Block(info=fence.info, program=program)
+            yield fence.info, program
 
 
 def _opening(line: str) -> _Fence | None:

@@ -76,7 +76,7 @@ def _serve(start: Message) -> None:
     sys.modules[module.__name__] = module  # where dataclasses and typing look for a class's names
     namespace = vars(module)
     namespace["__builtins__"] = builtins
-    _reply(lambda: (_run_script if start["is_main"] else _run)(_compiled(start), namespace))
+    _reply(lambda: _run(_compiled(start), namespace, is_main=start["is_main"]))
     if start["asks"]:
         namespace.update(dict.fromkeys((start["asks"], "candidate"), _ask))
     while (command := _read(COMMANDS)) is not None:
@@ -98,37 +98,30 @@ def _compiled(start: Message) -> list[CodeType]:
             raise error from None
 
 
-def _code(text: str) -> CodeType:
-    code: CodeType = compile(text, "<program>", "exec", dont_inherit=True)
+def _code(text: str, file: str = "<program>") -> CodeType:
+    code: CodeType = compile(text, file, "exec", dont_inherit=True)
     return code
 
 
-def _run(program: list[CodeType], namespace: Message) -> None:
-    for code in program:
-        exec(code, namespace)
-
-
-def _run_script(program: list[CodeType], namespace: Message) -> None:
-    """Run a whole program as an interpreter does: at the end call exit handlers and flush its
-    output."""
+def _run(program: list[CodeType], namespace: Message, *, is_main: bool) -> None:
+    """Run a program, a whole one (`is_main`) as an interpreter does: at the end call exit handlers
+    and flush its output."""
     try:
-        _run(program, namespace)
+        for code in program:
+            exec(code, namespace)
     finally:
-        atexit._run_exitfuncs()
-        own = [value for value in namespace.values() if isinstance(value, io.IOBase)]
-        for stream in (*own, sys.stdout, sys.__stdout__):
-            if stream is not None:
-                with suppress(ValueError):  # which it raises when it is closed or detached
-                    stream.flush()
+        if is_main:
+            atexit._run_exitfuncs()
+            own = [value for value in namespace.values() if isinstance(value, io.IOBase)]
+            for stream in (*own, sys.stdout, sys.__stdout__):
+                if stream is not None:
+                    with suppress(ValueError):  # which it raises when it is closed or detached
+                        stream.flush()
 
 
 def _obey(command: Message, namespace: Message) -> None:
     if "statement" in command:
-        _reply(
-            lambda: exec(
-                compile(command["statement"], "<test>", "exec", dont_inherit=True), namespace
-            )
-        )
+        _reply(lambda: exec(_code(command["statement"], "<test>"), namespace))
         return
     name, arguments, named = command["function"], command["arguments"], command["named"]
     _reply(

@@ -100,42 +100,41 @@ class CaseRunner(ScorerProcess):
             return [sabotage, *[NOT_RUN] * (len(gold.cases) - 1)]
 
     def _run(self, program: str, gold: CodeGold, limits_s: Sequence[float]) -> list[CaseRun]:
-        runs: dict[int, CaseRun] = {}
-        numbered = list(zip(range(len(gold.cases)), gold.cases, limits_s, strict=True))
-        calls = [(n, case, limit) for n, case, limit in numbered if isinstance(case, CallCase)]
+        runs = dict.fromkeys(range(len(gold.cases)), NOT_RUN)
+        numbered = list(zip(runs, gold.cases, limits_s, strict=True))
+        calls = {n: (case, limit) for n, case, limit in numbered if isinstance(case, CallCase)}
         if calls:
-            numbers, cases, limits = zip(*calls, strict=True)
-            found = self._run_calls(program, gold, cases, limits)
-            runs |= dict(zip(numbers, found, strict=True))
-        tests = [(n, case, limit) for n, case, limit in numbered if isinstance(case, AssertionCase)]
+            found = self._run_calls(program, gold, list(calls.values()))
+            runs |= dict(zip(calls, found, strict=False))
+        tests = {n: (case, limit) for n, case, limit in numbered if isinstance(case, AssertionCase)}
         if tests:
-            numbers, statements, limits = zip(*tests, strict=True)
-            found = self._run_statements(program, gold, statements, limits)
-            runs |= dict(zip(numbers, found, strict=True))
+            found = self._run_statements(program, gold, list(tests.values()))
+            runs |= dict(zip(tests, found, strict=False))
         for number, case, limit in numbered:
-            if isinstance(case, StdioCase):
-                ended = any(run.verdict is CaseVerdict.TIMEOUT for run in runs.values())
-                runs[number] = NOT_RUN if ended else self._run_whole(program, gold, case, limit)
-        return [runs[number] for number in range(len(gold.cases))]
+            ended = any(run.verdict is CaseVerdict.TIMEOUT for run in runs.values())
+            if isinstance(case, StdioCase) and not ended:
+                runs[number] = self._run_whole(program, gold, case, limit)
+        return list(runs.values())
 
     def _run_calls(
-        self, program: str, gold: CodeGold, cases: Sequence[CallCase], limits_s: Sequence[float]
+        self, program: str, gold: CodeGold, cases: Sequence[tuple[CallCase, float]]
     ) -> list[CaseRun]:
-        timed, name = zip(cases, limits_s, strict=True), gold.function
-        commands = [Command.call(name, case.arguments, NO_NAMES, limit) for case, limit in timed]
+        """Run the first cases, each with its limit, until one ends the program."""
+        name = gold.function
+        commands = [Command.call(name, case.arguments, NO_NAMES, limit) for case, limit in cases]
         start, *replies = self._programs.start(
-            program, preamble=gold.preamble, limit_s=limits_s[0], commands=commands
+            program, preamble=gold.preamble, limit_s=cases[0][1], commands=commands
         )
         if start.kind != "value":
-            return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
+            return [_ended(start)]
         runs = [
             _judged(reply, is_right=same(case.expected, reply.value, case.tolerance))
             if reply.kind == "value"
             else _ended(reply)
-            for case, reply in zip(cases, replies, strict=False)
+            for (case, _), reply in zip(cases, replies, strict=False)
         ]
         runs[0] = replace(runs[0], wall_s=start.wall_s + runs[0].wall_s)
-        return runs + [NOT_RUN] * (len(cases) - len(runs))
+        return runs
 
     def _run_whole(self, program: str, gold: CodeGold, case: StdioCase, limit_s: float) -> CaseRun:
         (reply,) = self._programs.start(
@@ -149,18 +148,15 @@ class CaseRunner(ScorerProcess):
         return _judged(reply, is_right=_lines(reply.stdout) == _lines(case.stdout))
 
     def _run_statements(
-        self,
-        program: str,
-        gold: CodeGold,
-        cases: Sequence[AssertionCase],
-        limits_s: Sequence[float],
+        self, program: str, gold: CodeGold, cases: Sequence[tuple[AssertionCase, float]]
     ) -> list[CaseRun]:
+        """Run the first cases, each with its limit, until no other statement can run."""
         (start,) = self._programs.start(
-            program, preamble=gold.preamble, limit_s=limits_s[0], keep=True
+            program, preamble=gold.preamble, limit_s=cases[0][1], keep=True
         )
         try:
             if start.kind != "value":
-                return [_ended(start), *[NOT_RUN] * (len(cases) - 1)]
+                return [_ended(start)]
             (setup,) = self._tests.start(
                 gold.test_setup, limit_s=TEST_S, asks=gold.function or "candidate", keep=True
             )
@@ -169,12 +165,12 @@ class CaseRunner(ScorerProcess):
                     f"the tests of {gold.function} cannot be set up: {setup.value} {setup.detail}"
                 )
             runs: list[CaseRun] = []
-            for case, limit in zip(cases, limits_s, strict=True):
+            for case, limit in cases:
                 run, goes_on = self._run_statement(gold.function, case, limit)
                 runs.append(run)
                 if not goes_on:
                     break
-            return runs + [NOT_RUN] * (len(cases) - len(runs))
+            return runs
         finally:
             self._programs.end()
             self._tests.end()
