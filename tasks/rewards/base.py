@@ -51,8 +51,7 @@ class Verdict:
 
 
 class RewardUnavailable(RuntimeError):
-    """Raised when the process that a reward scores in cannot start or was lost: never the model's
-    fault."""
+    """Raised when a reward's process cannot start or was lost: never the model's fault."""
 
 
 class ScorerProcess:

@@ -71,8 +71,7 @@ class CustomConfig(BaseModel):
 
 
 class CustomReward(ProcessReward):
-    """Scores with the user's function, whose number is the reward. The outcome is OK if the reward
-    is positive, else WRONG."""
+    """Scores with the number of the user's function: OK if it is positive, else WRONG."""
 
     def __init__(self, config: CustomConfig) -> None:
         """Start the worker, which imports the user's module. Raises ValueError if the function
@@ -111,8 +110,8 @@ class CustomReward(ProcessReward):
             ) from error
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """Call the function; returns a verdict with its number. INFRA with the reason if the
-        function stalls, raises, dies or returns no number."""
+        """The verdict of the function's number; INFRA if it stalls, raises, dies or returns
+        none."""
         reply = self._worker.call(prompt.text, generated.text, prompt.gold)
         if reply.kind != "value":
             return infra(f"{self.name} {FAILURES[reply.kind]}: {reply.detail}")

@@ -30,8 +30,8 @@ from tasks.rewards.registry import RewardConfig, config_of, score_with
 
 
 class PendingVerdict(Future[Score]):
-    """A future verdict, which several callers may need. When the last of them cancels it, its
-    running work is ended as well."""
+    """A future verdict that several callers may need; when the last cancels it, its work is
+    ended."""
 
     def __init__(self, prompt: Prompt, generated: Generated) -> None:
         super().__init__()
@@ -59,10 +59,8 @@ class PendingVerdict(Future[Score]):
 
     @contextmanager
     def reached_by(self, reward: Reward) -> Iterator[None]:
-        """Within this context, `cancel` interrupts this reward; after it, never.
-
-        Raises Interrupted if the verdict was cancelled before.
-        """
+        """Within this context, `cancel` interrupts this reward; after it, never. Raises Interrupted
+        if the verdict was cancelled before."""
         with self._guard:
             if self._num_needing == 0:
                 raise Interrupted("nobody needs the verdict")
@@ -87,14 +85,14 @@ class _Kind:
 
 
 class RewardPool:
-    """Scores responses in parallel. Rewards are built when a backlog needs them, at most
-    `num_workers` of each kind."""
+    """Scores responses in parallel, with at most `num_workers` rewards of each kind, built when
+    needed."""
 
     def __init__(
         self, configs: Mapping[str, RewardConfig], num_workers: int, times: MeasuredTimes
     ) -> None:
-        """configs: by domain. times: the running times of test cases that the run has measured,
-        shared by all rewards that execute programs."""
+        """configs: by domain. times: the run's measured running times, which all its rewards
+        share."""
         self.times = times
         self._configs = dict(configs)
         self._num_workers = num_workers
@@ -127,8 +125,8 @@ class RewardPool:
         return verdict
 
     def leave(self, verdicts: Iterable[PendingVerdict]) -> None:
-        """Keep the work on these verdicts running although the caller cancels them next; the next
-        `submit` of the same responses joins them."""
+        """Keep these verdicts although the caller cancels them next: `submit` of the responses
+        joins them."""
         with self._lock:
             for verdict in verdicts:
                 verdict.need()
@@ -149,8 +147,8 @@ class RewardPool:
         return num_open
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Execute some of a round's early killed programs once more, at the lowest priority. The
-        measured running times come from `relearned`."""
+        """Execute some of a round's early killed programs again, at the lowest priority
+        (`relearned`)."""
         looks: list[Future[Score]] = []
         for own in self._looks:
             looks += own.look_again(
@@ -159,8 +157,8 @@ class RewardPool:
         return looks
 
     def relearned(self) -> dict[str, Anchor]:
-        """Running times that second looks have measured since the last call of this method. They
-        are in `times` already."""
+        """Running times that second looks measured since the last call; `times` has them
+        already."""
         found: dict[str, Anchor] = {}
         for looks in self._looks:
             found = merged(found, looks.relearned())
@@ -228,8 +226,7 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(run_id: str, make: Callable[[], RewardPool]) -> RewardPool:
-    """The run's pool in this process, created by `make` at the first call. Closes pools of other
-    runs."""
+    """The run's pool in this process, made at the first call; pools of other runs are closed."""
     with _pools_lock:
         for other in [name for name in _pools if name != run_id]:
             _pools.pop(other).close()

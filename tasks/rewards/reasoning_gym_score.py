@@ -83,8 +83,7 @@ class ReasoningGymReward(ProcessReward):
         super().__init__(self._worker)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """OK for a full score, else WRONG. Raises ValueError if the prompt's data set is not on the
-        allow-list."""
+        """OK for a full score, else WRONG. Raises ValueError for a data set off the allow-list."""
         gold = read_gold(prompt.gold)
         found = find_answer(answer_tail(generated.text))
         if found is None:
@@ -178,8 +177,7 @@ _STATED = re.compile(rf"(?<![\w.]){_DIGITS}(?:\.\d+)?(?!_|\d|[eE][-+]?\d)", re.A
 
 
 def _number(text: str) -> Decimal | None:
-    """Parse a whole text as a finite number, with commas between thousands allowed; None if it is
-    none."""
+    """A whole text as a finite number, with commas between thousands allowed; None for others."""
     text = text.strip()
     return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
 

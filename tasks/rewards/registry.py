@@ -43,8 +43,7 @@ Found = TypeVar("Found")
 
 
 class Rewards:
-    """The rewards of several domains behind one `score`. Domains with equal configurations share
-    one reward, and so one worker process."""
+    """The rewards of several domains behind one `score`; equal configurations share one reward."""
 
     name = "rewards"
 
@@ -57,8 +56,7 @@ class Rewards:
         return score_with(self.reward_of(prompt.domain), prompt, generated)
 
     def check(self, prompt: Prompt) -> None:
-        """Check that a prompt can be scored; ValueError for an unknown domain or an unusable
-        gold."""
+        """Check that a prompt can be scored; ValueError for an unknown domain or unusable gold."""
         self.reward_of(prompt.domain).check_gold(prompt.gold)
 
     def reward_of(self, domain: str) -> Reward:
@@ -113,8 +111,7 @@ def timeouts_of(
 
 
 def is_early_killed(configs: Mapping[str, RewardConfig], domain: str, score: Score) -> bool:
-    """True if a program was killed before the longest time limit, so that it may have been
-    right."""
+    """True if a program was killed before the longest limit, so that it may have been right."""
     programs = config_of(configs, domain)
     return isinstance(programs, CodeTestsConfig) and is_ended_early(programs.timeout, score.cases)
 

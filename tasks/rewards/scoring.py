@@ -111,8 +111,7 @@ class _Scoring:
     _verdicts: list[PendingVerdict] = field(default_factory=list)  # submitted to the pool
 
     async def play(self, batcher: JudgeBatcher) -> int:
-        """Score until no response will follow; returns how many pending verdicts were cancelled
-        because they were not needed."""
+        """Score until no response will follow; returns how many pending verdicts nobody needed."""
         inputs = self._inputs
         num_unneeded = self._pool.drop_left(but_of=inputs.prompts)
         recorded_s = time.monotonic()
@@ -172,8 +171,7 @@ class _Scoring:
 
 
 def check_infra(inputs: ScoringInputs, scores: Sequence[Score]) -> None:
-    """Raise RewardBroken if more than `max_infra_fraction` of the responses have no verdict:
-    training on the rest would hide the failure."""
+    """Raise RewardBroken if more than `max_infra_fraction` of the responses have no verdict."""
     plan, share = inputs.plan, inputs.max_infra_fraction
     launched = max(len(plan.prompts) * plan.launch_per_prompt, len(scores))
     failed = [score for score in scores if score.outcome is Outcome.INFRA]

@@ -43,14 +43,12 @@ class ServiceConfig(TokenPlace):
     timeout_s: DerivedSeconds = 60.0  # for one response
 
     def build_reward(self) -> Reward:
-        """The reward of this configuration. Raises ValueError if the service's token cannot be
-        read."""
+        """The reward of this configuration; ValueError if the service's token is unreadable."""
         return ServiceReward(self)
 
 
 class ServiceReward(ProcessReward):
-    """Scores with the number in the service's reply. The outcome is OK if it is positive, else
-    WRONG."""
+    """Scores with the number in the service's reply: OK if it is positive, else WRONG."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.name = f"service:{config.url}"

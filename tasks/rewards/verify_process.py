@@ -73,8 +73,7 @@ def answer(scorer: Callable[..., object], request: dict[str, Json]) -> dict[str,
 
 
 def hidden(reply: dict[str, Json], secrets: Sequence[str]) -> dict[str, Json]:
-    """Replace the values of these environment variables in a reply by their names: replies end up
-    in logs and tables."""
+    """Replace the values of these environment variables by their names: replies are logged."""
     values = {name: os.environ.get(name, "") for name in secrets}
     longest_first = sorted(values, key=lambda name: len(values[name]), reverse=True)
     for key, text in reply.items():

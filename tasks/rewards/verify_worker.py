@@ -69,8 +69,7 @@ class WorkerReply:
 
 
 def without_value(reply: WorkerReply) -> Verdict:
-    """Verdict for a call in which a trusted scorer returned no value: the text's fault, or INFRA if
-    the worker was lost."""
+    """Verdict for a trusted scorer's call without a value: the text's fault, or INFRA if lost."""
     match reply.kind:
         case "timeout":
             return Verdict(reward=0.0, outcome=Outcome.TIMEOUT, detail="verify_timeout")
@@ -84,8 +83,7 @@ def without_value(reply: WorkerReply) -> Verdict:
 
 @dataclass(eq=False)
 class VerifyWorker(ScorerProcess):
-    """Runs a scorer function in a process of its own, which starts with the first call. Serves one
-    caller at a time."""
+    """Runs a scorer function in a process, which starts with the first call; for one caller."""
 
     scorer: str  # "module:function" or "file.py:function"
     _: KW_ONLY
@@ -167,8 +165,7 @@ class VerifyWorker(ScorerProcess):
             return 0
 
     def _start(self) -> None:
-        """Start a process, await its greeting and make the rehearsal calls. Raises
-        WorkerStartError."""
+        """Start a process, await its greeting, rehearse. Raises WorkerStartError."""
         interpreter = [sys.executable, "-P", "-m", "tasks.rewards.verify_process"]
         limits = [self.scorer, str(self.memory_bytes), *self.environment]
         try:
@@ -237,12 +234,9 @@ class VerifyWorker(ScorerProcess):
     def _watch(
         self, process: ChildProcess, limit_s: float, computed_s: float | None
     ) -> WorkerReply | None:
-        """Wait until the reply to a call can be read, and return None; or return how the call ended
-        without one.
-
+        """Wait until a reply can be read (None), or return how the call ended without one.
         `computed_s`: processor time of the worker before the call, None for a limit by the wall
-        clock.
-        """
+        clock."""
         started_s = time.monotonic()
         left_s = limit_s
         while not self._is_ready(process, min(WATCH_S, max(0.01, left_s))):
@@ -272,15 +266,13 @@ class VerifyWorker(ScorerProcess):
 
 
 def _computed_s(process: ChildProcess) -> float:
-    """Processor time that a process has used, over all its threads, seconds. Raises OSError if the
-    process has ended."""
+    """Processor seconds of a process, over all its threads; OSError if it has ended."""
     clock = (~process.popen.pid << 3) | 2  # another process's, as clock_getcpuclockid(3) names it
     return time.clock_gettime(clock)
 
 
 def _environment(named: Sequence[str]) -> dict[str, str]:
-    """Environment of a worker: KEPT_VARIABLES, the parent's import path, the variables in `named`,
-    and single-threaded numerics. All others, such as secrets, are left out."""
+    """The kept and the named variables, the import path, single-threaded numerics: no secrets."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search_path = os.pathsep.join(dict.fromkeys(own().search_path))
     kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *named) if name in os.environ}

@@ -65,8 +65,7 @@ class JudgingReport:
 
 
 class JudgeBatcher:
-    """Scores a round's responses with its judges. Call `score` for each response inside an `async
-    with` block."""
+    """Scores a round's responses with its judges, by `score` inside an `async with` block."""
 
     def __init__(self, judges: Sequence[Judge], cache: JudgementCache, max_batch: int) -> None:
         self._judges = tuple(judges)

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 
 class JudgeCore:
-    """An LLMEngine that only judges; used in its stepping thread. Each call finishes its batch, so
-    the engine is never busy between calls."""
+    """An LLMEngine that only judges, in its stepping thread; each call finishes its batch."""
 
     busy = False
 
@@ -161,8 +160,7 @@ class JudgeCore:
 
 # Any: JSON schema
 def _structured(question: JudgeQuestion, first: dict[str, Any]) -> SamplingParams:
-    """Sampling parameters for greedy decoding of a JSON object with the properties `first` and
-    "verdict", a yes or no."""
+    """Greedy decoding of a JSON object with the properties `first` and "verdict", a yes or no."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -208,8 +206,7 @@ class JudgeActor:
         self._thread.start(start_s)
 
     async def ping(self) -> None:
-        """Raise EngineLost if the engine's stepping thread has died in a living worker; does not
-        wait for a running batch."""
+        """Raise EngineLost if the engine's stepping thread has died; waits for no batch."""
         self._thread.check_alive()
 
     async def decide(self, payload: bytes) -> bytes:

@@ -56,8 +56,7 @@ class LayerStreaming(BaseModel):
 
 
 class JudgeEngineConfig(BaseModel):
-    """The model that judges and its engine's settings; each device of the role `judge` has one
-    judge."""
+    """The model that judges and its engine; each device of the role `judge` has one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -124,8 +123,7 @@ class JudgeEngineConfig(BaseModel):
         )
 
     def check_device(self, device_kind: str) -> None:
-        """Check that this kind of device allows the placement. Raises ValueError if the placement
-        needs a GPU."""
+        """Raise ValueError if the placement needs a GPU, and the device is none."""
         if device_kind == "cpu" and self.placement != "resident":
             raise ValueError(
                 f"a judge on a CPU device must have placement 'resident', got {self.placement!r}:"
@@ -150,8 +148,8 @@ class Judge(Protocol):
 
 
 def break_even_tokens(streaming: LayerStreaming) -> float:
-    """Smallest number of tokens per forward pass for which copying a bf16 layer takes no longer
-    than computing it."""
+    """Fewest tokens per forward pass for which computing a bf16 layer takes as long as copying
+    it."""
     return streaming.compute_tflops * 1e12 / (streaming.link_gb_per_s * 1e9)
 
 

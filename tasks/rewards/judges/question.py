@@ -42,8 +42,7 @@ class QuestionEncoder:
         self._gap = self._plain(GAP)
 
     def encode(self, question: JudgeQuestion) -> list[int] | None:
-        """The prompt's tokens; a long answer is cut to its head and tail. None if the question does
-        not fit even without an answer."""
+        """The prompt's tokens, a long answer cut; None if not even an empty answer fits."""
         before = [*self._opening, *self._plain(question.before)]
         after = [*self._plain(question.after), *self._closing]
         room = self._max_tokens - question.max_new_tokens - len(before) - len(after)

@@ -108,8 +108,7 @@ class JudgeConfig(BaseModel):
 
     @property
     def judge(self) -> str:
-        """The model, its number format and its context length as text, part of the key of kept
-        verdicts."""
+        """Model, number format and context length as text, part of the key of kept verdicts."""
         return (
             f"{self.engine.model.model_dump_json()} {self.engine.dtype} {self.engine.max_model_len}"
         )
@@ -142,8 +141,7 @@ def verdict_unasked(config: JudgeConfig, prompt: Prompt, generated: Generated) -
 
 
 def judged_text(judge_input: JudgeInput, text: str) -> str:
-    """The part of a response that is judged: its final answer, or its whole first turn. May be
-    empty."""
+    """The part of a response that is judged: its final answer or its first turn; may be empty."""
     if judge_input == "response":
         return visible_text(text).strip()
     found = find_answer(answer_tail(text))
@@ -209,10 +207,7 @@ def verdict_of(config: JudgeConfig, judgement: Judgement) -> Verdict:
 
 def exact_rule(gold: str, text: str) -> bool | None:
     """Compare the final answer with the gold if both are plain numbers: True if they are equal.
-
-    None if either is no plain number, if only one has a percent sign, or if the two may differ only
-    by rounding.
-    """
+    None for others, if only one has a percent sign, or if they may differ only by rounding."""
     reference, wanted = read_gold(gold)
     found = find_answer(answer_tail(text)) if wanted is not None else None
     if wanted is None or found is None:
@@ -254,7 +249,6 @@ def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
 
 
 def judges_generate(rewards: Mapping[str, object]) -> bool:
-    """True if any judge generates its verdicts (mode generative); the engine then needs its
-    tokenizer."""
+    """True if any judge generates its verdicts; the engine then needs its tokenizer."""
     judges = (judge_of(config) for config in rewards.values())
     return any(judge is not None and judge.mode == "generative" for judge in judges)

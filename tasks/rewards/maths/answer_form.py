@@ -79,8 +79,7 @@ _BRACKETS = (
 
 @lru_cache(maxsize=4096)
 def read_form(text: str) -> Form:
-    """Read a text in the uniform spelling; a text that no reader knows becomes words, letters or a
-    scalar."""
+    """Read a text in the uniform spelling; unknown shapes become words, letters or a scalar."""
     text = text.strip(" ,;")
     if text.startswith("{{") and "," in text and text.endswith("}}"):
         inside = text[1:-1]  # {{1, 2}}: the inner braces are no group of TeX's
@@ -157,8 +156,7 @@ def _listed(joints: Sequence[str], parts: Sequence[Form], *, is_stated: bool) ->
 
 
 def _listing(kind: Kind, parts: Sequence[Form], flat: Kind | None = None) -> Form:
-    """A form of parts; each unnamed part of the kind `flat`, by default `kind`, is replaced by its
-    own parts."""
+    """A form of parts, with unnamed parts of the kind `flat` (default: `kind`) taken apart."""
     spread = [
         part.parts if part.kind == (flat or kind) and not part.name else (part,) for part in parts
     ]

@@ -43,8 +43,7 @@ class Value(NamedTuple):
 
 
 class OutsideError(Exception):
-    """Raised for text outside the supported grammar, and for numbers outside the bounds. The caller
-    then decides by other means."""
+    """Raised for text outside the grammar and numbers outside the bounds: other means decide."""
 
 
 # All threads share one context under a lock, as some of its functions change its precision.
@@ -55,8 +54,7 @@ PI, E, IMAGINARY_UNIT = +context.pi, +context.e, context.mpc(0, 1)
 
 
 def decimal(text: str) -> Value:
-    """The value of a decimal number, such as "12.5"; at most MAX_DIGITS characters can be
-    evaluated."""
+    """The value of a decimal number ("12.5"); above MAX_DIGITS characters only the exact one."""
     number = context.mpf("0" + text)  # mpmath cannot read ".0"
     is_long = len(text) > MAX_DIGITS
 
@@ -184,8 +182,7 @@ def _small(number: Number) -> Number:
 
 
 def _modest(function: Function, max_bits: int = MAX_GAP // 2) -> Function:
-    """Restrict a function to arguments between 2^MIN_BITS and 2^max_bits, which leave enough
-    digits."""
+    """Restrict a function to arguments from 2^MIN_BITS to 2^max_bits, for enough digits."""
 
     def value(number: Number) -> Number:
         if not MIN_BITS <= magnitude(number) <= max_bits:

@@ -155,8 +155,7 @@ class _Reader:
         return read()
 
     def _product(self) -> Value:
-        """Read factors, side by side or with signs between them. After `/` and a factor a sign must
-        follow, because `1/2x` is ambiguous."""
+        """Read factors with signs or nothing between them; `1/2x` is ambiguous and raises."""
         value = self._factor()
         while not self._is_at_end_of_product():
             if self._skip("/"):

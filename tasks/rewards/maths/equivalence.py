@@ -65,12 +65,9 @@ READING = (
 
 
 class TwoStageReader(latex2sympy2._Latex2Sympy):  # type: ignore[misc]  # untyped
-    """Parses LaTeX with ANTLR's short look-ahead (SLL) first, and with the full one (LL) only if
-    that fails.
-
-    By ANTLR's contract the short look-ahead gives the same tree or an error. The full one is not
-    cached and takes 20 ms for an interval.
-    """
+    """Parses LaTeX with ANTLR's short look-ahead (SLL), and only if that fails with the full one
+    (LL), which is not cached and takes 20 ms for an interval. By ANTLR's contract the short one
+    gives the same tree or an error."""
 
     _mode = PredictionMode.SLL
 
@@ -122,8 +119,7 @@ def same_number(wanted: object, given: object, *rounding: int) -> bool:
 
 
 def _may_vanish(*sides: Expr) -> bool:
-    """True if an expression has factorials, large powers or numbers of many digits, next to which a
-    term may vanish."""
+    """True if a side has factorials, large powers or numbers, next to which terms may vanish."""
     for side in sides:
         numbers = side.atoms(Rational)
         powers = (power.exp for power in side.atoms(Pow) if power.exp.is_number)
@@ -141,8 +137,7 @@ grader.sympy_numeric_eq = same_number
 
 @lru_cache(maxsize=4096)
 def compare(gold: str, answer: str) -> str:
-    """Compare gold and answer; returns "equal", "different", or "bad_gold" if the gold is no
-    expression."""
+    """Compare gold and answer: "equal", "different", or "bad_gold" if that is no expression."""
     wanted = parse_gold(gold)
     if not wanted:
         return "bad_gold"

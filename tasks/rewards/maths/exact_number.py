@@ -129,8 +129,7 @@ def is_unevaluated(text: str) -> bool:
 
 
 def is_undone(text: str) -> bool:
-    r"""True if the text still contains an integral, a sum, a product, a limit, a determinant, a
-    binomial or a factorial."""
+    r"""True if an integral, sum, product, limit, determinant, binomial or factorial is left."""
     return _UNDONE.search(text) is not None
 
 
@@ -146,8 +145,7 @@ def too_complex(text: str) -> bool:
 
 
 def _is_tower(text: str) -> bool:
-    """True if exponents are stacked three high, or two high over plain numbers as in 10^{10^{10}};
-    False for e^{x^2} and x^2 y^3."""
+    """True for exponents three high, or two high over plain numbers; not for e^{x^2}, x^2 y^3."""
     opened: list[tuple[int, int]] = []  # floor and run to return to when a bracket closes
     floor = run = 0  # exponents around the current bracket, and stacked within it
     raised = over_number = False  # a caret was just read; its base is a number

@@ -70,8 +70,7 @@ _ASIDE = re.compile(
 
 
 def bare_answer(line: str) -> str:
-    """The answer that a line states: its text up to the end of the sentence or to a comment,
-    without marks around it."""
+    """The answer that a line states, up to a comment or the sentence's end, without marks."""
     text = bare = unmarked(line)
     if _PLAIN_NUMBER.fullmatch(text):
         return text
@@ -204,14 +203,12 @@ class FinalAnswer:
 
     @property
     def bare(self) -> str:
-        """The answer without marks around it; if it runs to the end of a line, also without
-        comments."""
+        """The answer without marks, and without comments if it runs to the end of a line."""
         return unmarked(self.text) if self.boxed else bare_answer(self.text)
 
 
 def visible_text(text: str) -> str:
-    """The response up to the first marker of a chat template: turns that the model wrote for other
-    speakers are left out."""
+    """The response up to the first marker of a chat template, without turns of other speakers."""
     marker = _MARKER.search(text)
     text = text[: marker.start()] if marker else text
     role = _BARE_ROLE.search(text)
@@ -240,8 +237,7 @@ def fold(text: str) -> str:
 
 
 def _script(character: str) -> str:
-    """The sign to insert before a character: '^' for superscript, '_' for subscript, a blank for
-    fractions and circled digits, else empty."""
+    """The sign to insert before a character; empty for ordinary ones."""
     decomposition = "" if character.isascii() else unicodedata.decomposition(character)
     signs = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
     return signs.get(decomposition.partition(" ")[0], "")
@@ -284,6 +280,5 @@ def find_answer(tail: str) -> FinalAnswer | None:
 
 
 def thought_last(text: str) -> tuple[str, ...]:
-    """Texts in which to search for an answer, in order: the text after the last </think>, then the
-    whole text. Only the whole text if there is no thought."""
+    """The texts to search in turn: the text after the last </think>, then the whole text."""
     return tuple(dict.fromkeys((text.rpartition("</think>")[2], text)))

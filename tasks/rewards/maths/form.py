@@ -38,8 +38,7 @@ def scalar(text: str) -> Form:
 
 
 def interval(brackets: str, low: Form, high: Form) -> Form:
-    """The form of an interval with these brackets, such as "[)". An end at infinity is always
-    open."""
+    """The form of an interval with brackets such as "[)"; an end at infinity is always open."""
     left = "(" if INFINITY in low.mark else brackets[0]
     right = ")" if INFINITY in high.mark else brackets[1]
     return Form(kind="interval", mark=left + right, parts=(low, high))
@@ -57,8 +56,7 @@ def all_numbers() -> Form:
 
 
 def as_interval(form: Form) -> Form:
-    """Convert a pair `(1, 2)` to an interval, for places where only an interval makes sense; other
-    forms are returned unchanged."""
+    """Convert a pair `(1, 2)` to an interval, where only one makes sense; keep other forms."""
     is_pair = form.kind == "tuple" and len(form.parts) == 2
     return interval("()", *form.parts) if is_pair else form
 
@@ -101,8 +99,7 @@ def shared(parts: Sequence[Form]) -> Form | None:
 
 
 def _meeting(first: Form, second: Form) -> Form | None:
-    """The intersection of two intervals: an interval, a set of one point, or an empty set. None if
-    an end has no real value."""
+    """The intersection of two intervals, a set if a point or empty; None without real ends."""
     ends = [_ends(form) for form in (first, second)]
     if ends[0] is None or ends[1] is None:
         return None

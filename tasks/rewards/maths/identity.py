@@ -111,8 +111,7 @@ def constant_value(text: str) -> Number | None:
 
 
 def _pairs(wanted: ClosedForm, given: ClosedForm) -> Iterator[tuple[Number, Number]]:
-    """Yield both values at every point at which both can be evaluated; at a single point if there
-    are no letters."""
+    """Yield both values at every point that has both; at a single point without letters."""
     letters = sorted(wanted.letters | given.letters)
     has_kinks = wanted.has_kinks or given.has_kinks
     reach = max(wanted.reach, given.reach)
@@ -125,8 +124,8 @@ def _pairs(wanted: ClosedForm, given: ClosedForm) -> Iterator[tuple[Number, Numb
 
 
 def _windows(reach: int | None) -> tuple[Window, ...]:
-    """Windows to draw points from: near zero; for forms with kinks also the other quadrants, and
-    far out, beyond constants of `reach` binary digits. reach: None for forms without kinks."""
+    """Windows to draw points from. reach: binary digits of the largest constant of forms with
+    kinks; None for others."""
     if reach is None:
         return NEAR
     sizes = {FAR_BITS, min(max(2 * reach + 4, FAR_BITS), MAX_FAR_BITS)}

@@ -117,8 +117,8 @@ class MathAnswerConfig(BaseModel):
 
 
 class MathAnswer(ProcessReward):
-    """Compares final answers with `Prompt.gold`. The worker process of math-verify starts with the
-    first answer that needs it, or with `warm`."""
+    """Compares final answers with `Prompt.gold`; math-verify starts when first needed, or by
+    `warm`."""
 
     name = "math_answer"
 
@@ -138,8 +138,7 @@ class MathAnswer(ProcessReward):
         super().__init__(self._worker)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """Reward 1 if the final answer equals the gold, else 0; INFRA if the gold cannot be
-        read."""
+        """Reward 1 if the final answer equals the gold, else 0; INFRA for an unreadable gold."""
         return self.judge(prompt.gold, generated.text)
 
     def check_gold(self, gold: str) -> None:
@@ -153,8 +152,8 @@ class MathAnswer(ProcessReward):
             )
 
     def judge(self, gold: str, text: str) -> Verdict:
-        """Compare the final answer in a response's text with the gold; if that raises an error, the
-        answer is wrong."""
+        """Compare a response's final answer with the gold; an answer that causes an error is
+        wrong."""
         try:
             return self._judge(gold, text)
         except (RewardUnavailable, Interrupted):
@@ -214,9 +213,8 @@ class MathAnswer(ProcessReward):
 
 
 def says_more(gold: str, answer: str) -> bool:
-    """True if an answer contains signs that the gold lacks, except signs of known functions. Also
-    True if either contains a double factorial, which math-verify reads as a factorial of a
-    factorial."""
+    """True if an answer has signs that the gold lacks, but for those of known functions, or either
+    has a double factorial, which math-verify reads as a factorial of a factorial."""
     stated = _NAMED.sub("", answer, count=1)
     signs = set(_PART.findall(stated)) - set(_PART.findall(gold))
     return "!!" in gold + answer or not all(map(_HARMLESS.fullmatch, signs))
@@ -228,8 +226,7 @@ def stated_gold(gold: str) -> str:
 
 
 def why_unusable(gold: str) -> str:
-    """Why a gold is unusable although its own text would equal it, such as a missing value; empty
-    if it is usable."""
+    """Why a gold is unusable although its own text would equal it; empty if it is usable."""
     text = plain(fold(gold))
     if "\n" in gold.strip() and "\\begin" not in gold:
         return "it has several lines"
@@ -252,15 +249,13 @@ def why_unusable(gold: str) -> str:
 
 @lru_cache(maxsize=4096)
 def read_gold(gold: str) -> tuple[str, ExactNumber | None]:
-    """Read a gold; returns its plain text, and its value if it is a number. Cached, as the
-    responses of a group share a gold."""
+    """A gold's plain text, and its value if it is a number; the responses of a group share it."""
     text = plain(fold(stated_gold(gold)))
     return text, exact_number(text)
 
 
 class WorkedAnswerConfig(BaseModel):
-    """Compare the final answer with the gold's last line, and the lines before it with the gold's
-    other lines."""
+    """Compare the answer with the gold's last line, the lines before it with the other lines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -295,8 +290,7 @@ class WorkedAnswer(MathAnswer):
         self._answer_share = config.answer_share
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """Reward between 0 and 1 for answer and worked lines. OK if the answer is right; INFRA if
-        the gold's last line cannot be read."""
+        """Reward between 0 and 1; OK if the answer is right, INFRA for an unreadable last line."""
         *working, answer = prompt.gold.split("\n")
         verdict = self.judge(answer, generated.text)
         if not working or verdict.reward is None:
@@ -310,9 +304,8 @@ class WorkedAnswer(MathAnswer):
 
 
 def worked_share(working: Sequence[str], text: str) -> float:
-    """Number of leading lines that response and working have in common, divided by the number of
-    lines of the longer one. In the response, blank lines and lines from the stated answer on do not
-    count."""
+    """Number of leading lines that response and working share, divided by the lines of the longer
+    one. In a response, blank lines and those from the stated answer on do not count."""
     wanted, written = (
         [" ".join(line.split()) for line in lines]
         for lines in (working, visible_text(text).split("\n"))

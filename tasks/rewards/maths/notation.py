@@ -140,23 +140,20 @@ def uniform(text: str) -> str:
 
 
 def _scale(match: re.Match[str]) -> str:
-    """Replacement for a number with a word of scale ("5 million"): the number times a power of ten.
-    Upright text that goes on after the word stays upright."""
+    """A number with a word of scale ("5 million") as its product with a power of ten."""
     rest = "\\text{" if match[2] and not match[4] else ""
     return f"{match[1]}*10^{SCALES[match[3]]}{rest}"
 
 
 def _word(match: re.Match[str]) -> str:
-    """Replacement for the name of a function or constant that lacks its backslash; upright text
-    stays as it is."""
+    """The name of a function or constant with its backslash; upright text stays as it is."""
     if match[1] is None:
         return match[0]
     return WORDS.get(match[1].lower(), f"\\{match[1].lower()} ")
 
 
 def _text(match: re.Match[str]) -> str:
-    """Replacement for upright text that is a function, a connective, or a number with a unit; any
-    other stays upright text."""
+    """Upright text that is a function, a connective or a number with a unit, as such."""
     content = match[1].strip(" .,;")
     if content in ("e", "i") or not re.search("[A-Za-z]", content):
         return content if content in ("e", "i") else match[1]
@@ -174,8 +171,7 @@ _OPENING = frozenset(("\\begin", "\\langle", "\\lfloor", "\\lceil", "\\{", "(", 
 
 
 def split_at(sign: re.Pattern[str], text: str) -> tuple[list[str], list[str]]:
-    """Split text at signs outside brackets; returns the stripped pieces, and the signs between
-    them."""
+    """Split text at signs outside brackets: the stripped pieces, and the signs between them."""
     if sign.search(text) is None:
         return [text.strip()], []
     depths = depths_of(text)

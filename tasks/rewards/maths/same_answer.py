@@ -102,8 +102,7 @@ def _same(
 
 
 def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | None:
-    """Compare a choice (letter and text) with another choice, or with a letter or a text alone:
-    either part may match."""
+    """Compare a choice (letter and text) with another one, a letter or a text; one may match."""
     if gold.kind == answer.kind and gold.mark != answer.mark:
         return False
     if answer.kind != "choice":
@@ -115,8 +114,8 @@ def _same_choice(gold: Form, answer: Form, rules: ComparisonRules) -> bool | Non
 
 
 def _across_kinds(gold: Form, answer: Form) -> bool | None:
-    """Compare forms of different kinds: False, or None if one is an expression that cannot be read.
-    Words equal a scalar or letters if both are the same single word."""
+    """False, or None if a form is an expression that cannot be read. Words equal a scalar or
+    letters if both are the same single word."""
     if {gold.kind, answer.kind} in ({"words", "scalar"}, {"words", "letters"}):
         return gold.mark.isalpha() and gold.mark.casefold() == answer.mark.casefold()
     for side in (gold, answer):
@@ -134,8 +133,7 @@ def _names_agree(gold: str, answer: str) -> bool:
 
 
 def _as_equations(gold: Form, answer: Form) -> tuple[Form, Form] | None:
-    """Convert both forms to equations if one is an equation, as for `y = 2x + 1` and `y - 2x = 1`;
-    else None."""
+    """Both forms as equations if one is one, as for `y = 2x + 1` and `y - 2x = 1`; else None."""
     kinds = [gold.kind, answer.kind]
     if kinds == ["scalar", "scalar"] and _names_agree(gold.name, answer.name):
         return None
@@ -183,8 +181,7 @@ def _only_element(form: Form, other: Form) -> Form:
 
 
 def _by_names(form: Form) -> Form:
-    """Convert a list of named values, such as `y = 2, x = 1`, to a tuple in the order of the names:
-    (1, 2)."""
+    """Convert a list such as `y = 2, x = 1` to a tuple in the order of the names: (1, 2)."""
     if form.kind != "list" or len({part.name for part in form.parts} - {""}) < len(form.parts):
         return form
     in_order = sorted(form.parts, key=lambda part: part.name)

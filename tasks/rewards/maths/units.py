@@ -79,8 +79,7 @@ _FACTORS = re.compile(r"[/*]|(?<![a-z])per(?![a-z])")
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    """Split text in the uniform spelling into an amount and its unit. Without a unit, returns the
-    text and None."""
+    """Split text in the uniform spelling into amount and unit; the text and None without one."""
     for start in _STARTS.finditer(text):
         amount, rest = text[: start.start()].strip(), text[start.start() :]
         if start[0] == "\\degree" and _OF_ANGLES.search(amount):
@@ -122,8 +121,8 @@ def changes_amount(word: str) -> bool:
 
 
 def _is_unit(unit: str) -> bool:
-    """True if every factor of the text ends with a word that can be counted or measured, and no
-    word changes the amount."""
+    """True if every factor ends with a word that is counted or measured, and none changes the
+    amount."""
     words = [re.findall("[A-Za-z]+", factor) for factor in _FACTORS.split(unit)]
     if sum(map(len, words)) > MAX_WORDS or not all(words):
         return False

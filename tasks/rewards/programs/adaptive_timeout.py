@@ -66,8 +66,7 @@ def limit_s(config: AdaptiveTimeoutConfig, anchor: Anchor) -> float:
 
 
 def is_early_kill(config: AdaptiveTimeoutConfig, case: CaseResult) -> bool:
-    """True if the execution of the case was killed before the ceiling, so that it might have
-    passed."""
+    """True if the case was killed before the ceiling, so that it might have passed."""
     return case.verdict is CaseVerdict.TIMEOUT and case.limit_s < config.ceiling_s
 
 
@@ -116,8 +115,7 @@ def observed(
 
 
 def merged(first: Anchors, second: Anchors) -> dict[str, Anchor]:
-    """Add up anchors by key. Associative and commutative, so that a run's state is the sum over its
-    steps."""
+    """Add up anchors by key, in any order: a run's state is the sum over its steps."""
     return {
         key: first.get(key, Anchor()) + second.get(key, Anchor()) for key in {**first, **second}
     }
@@ -140,8 +138,7 @@ def from_record(record: Mapping[str, Sequence[float]]) -> dict[str, Anchor]:
 
 
 class MeasuredTimes:
-    """The anchors of a run in progress. Threads share it without a lock: each access is a single
-    dict operation."""
+    """The anchors of a run in progress, shared by threads: each access is one dict operation."""
 
     def __init__(self, anchors: Anchors | None = None) -> None:
         self.anchors = dict(anchors or {})  # by key of the test case

@@ -78,14 +78,12 @@ class CodeTestsConfig(BaseModel):
     )
 
     def build_reward(self) -> Reward:
-        """The reward of this configuration, with its own record of running times. (A pool passes
-        the run's record instead.)"""
+        """The reward, with its own record of running times; a pool passes the run's record."""
         return CodeTests(self)
 
 
 class CodeTests(ProcessReward):
-    """Executes a response's program on the test cases in `Prompt.gold` (a `CodeGold`): reward 1 if
-    every case passes, else 0."""
+    """Executes a program on the cases of `Prompt.gold` (a `CodeGold`): 1 if all pass, else 0."""
 
     name = "code"
 
@@ -110,8 +108,7 @@ class CodeTests(ProcessReward):
         super().__init__(self._runner)
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """OK if every test case passes; TIMEOUT, VIOLATION or WRONG by the first case that
-        fails."""
+        """OK if every case passes; else TIMEOUT, VIOLATION or WRONG by the first that fails."""
         gold, keys = read_gold(prompt.gold)
         self._time_solution(gold, keys)
         return self._execute(prompt, generated, self._times.limits(self._config.timeout, keys))
@@ -129,8 +126,7 @@ class CodeTests(ProcessReward):
         )
 
     def _time_solution(self, gold: CodeGold, keys: tuple[str, ...]) -> None:
-        """Execute the question's own solution once, before the first response, unless a correct
-        execution is known."""
+        """Execute the question's own solution once, unless a correct execution is known."""
         timeout, question = self._config.timeout, keys[0]
         is_fixed = timeout.floor_s == timeout.ceiling_s  # whatever an execution takes
         anchor = self._times.anchors.get(question)
@@ -204,8 +200,8 @@ class SecondLooks:
     """Executes early killed programs a second time, one at a time, for one configuration."""
 
     def __init__(self, config: CodeTestsConfig, times: MeasuredTimes, max_waiting: int) -> None:
-        """max_waiting: number of programs that may wait or run at a time; further ones get no
-        second look. Raises ValueError if the machine does not allow the isolation."""
+        """max_waiting: programs that may wait or run at a time; further ones get no second look.
+        Raises ValueError if the machine does not allow the isolation."""
         self.config = config
         self._times = times
         self._max_waiting = max_waiting
@@ -216,8 +212,7 @@ class SecondLooks:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward-look")
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Submit some of a round's early killed programs, to run with the longest limits. The
-        measured running times come from `relearned`."""
+        """Submit some of a round's early killed programs, to run with the longest limits."""
         with self._lock:
             self._looks = [look for look in self._looks if not look.done()]
             places = second_looks(
@@ -234,8 +229,8 @@ class SecondLooks:
         return looks
 
     def relearned(self) -> Mapping[str, Anchor]:
-        """Running times that second looks have measured since the last call of this method, by key
-        of the test case. They are in `times` already."""
+        """Running times by key of the test case, measured since the last call; `times` has them
+        already."""
         with self._lock:
             relearned, self._relearned = self._relearned, {}
         return relearned

@@ -51,8 +51,8 @@ def program_of(text: str, function: str = "") -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Each fenced block: the text after its opening fence, such as "python", and its lines, without
-    the indentation that they share with the fence."""
+    """Each block: the text after its fence, such as "python", and its lines, without the fence's
+    indentation."""
     lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
     place = 0
     while place < len(lines):
@@ -64,8 +64,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _opening(line: str) -> _Fence | None:
-    """The fence that a line opens, else None. Backticks after words open a fence only if at most a
-    language name follows."""
+    """The fence that a line opens, else None; after words at most a language name may follow it."""
     bare = line.rstrip("\r\n")
     prefix = found[0] if (found := _LISTED.match(bare)) else ""
     rest = bare[len(prefix) :]
@@ -81,8 +80,7 @@ def _opening(line: str) -> _Fence | None:
 
 
 def _within(lines: Sequence[str], first: int, fence: _Fence) -> tuple[str, int]:
-    """The program of the block that begins at line `first`, and the number of the line after the
-    block."""
+    """The program of the block that begins at line `first`, and the number of the next line."""
     depth = 0  # open fences within the block, as in a docstring
     for place in range(first, len(lines)):
         line = lines[place].rstrip()

@@ -131,8 +131,7 @@ def _obey(command: Message, namespace: Message) -> None:
 
 
 def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
-    """Call `work` and send its result; an exception of the program is sent as a reply, too.
-    `is_exact`: see `to_json`."""
+    """Send the result of `work`, or the program's exception. `is_exact`: see `to_json`."""
     try:
         message: Message = {"value": to_json(work(), is_exact=is_exact)}
         encoded = json.dumps(message).encode("ascii")
@@ -155,8 +154,7 @@ def _reply(work: Callable[[], object], *, is_exact: bool = True) -> None:
 
 
 def _ask(*arguments: object, **named: object) -> object:
-    """Replaces the function under test in a test program: sends the call to the host, and returns
-    the result that comes back."""
+    """Stands for the function under test: sends the call to the host, returns what comes back."""
     given, by_name = (to_json(each, is_exact=False) for each in (list(arguments), named))
     message = {"ask": {"arguments": given, "named": by_name}}
     write_message(REPLIES, json.dumps(message).encode("ascii"))
@@ -169,8 +167,8 @@ def _ask(*arguments: object, **named: object) -> object:
 
 
 def _raised(name: str, words: str) -> Exception:
-    """The function's exception, for the test to raise. Never StopIteration, which would end a `map`
-    of the test silently, so that the test would pass."""
+    """The function's exception, for the test to raise; never StopIteration, which would silently
+    end a `map` of the test."""
     known = getattr(builtins, name, None)
     endings = (StopIteration, StopAsyncIteration)
     if isinstance(known, type) and issubclass(known, Exception) and known not in endings:

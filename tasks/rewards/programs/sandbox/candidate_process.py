@@ -94,8 +94,7 @@ class CandidateProcess:
         return self._timed(framed(message), limit_s)
 
     def obey(self, commands: Sequence[Command]) -> list[CommandReply]:
-        """Send commands; returns their replies in order, no more after the reply that ended the
-        program."""
+        """Send commands; returns their replies in order, until one ended the program."""
         bodies = [framed(command.message) for command in commands]
         if sum(map(len, bodies)) <= PIPE_BYTES:  # no wait for the host between two commands
             bodies = [b"".join(bodies), *[b""] * len(bodies)][: len(bodies)]
@@ -161,8 +160,7 @@ class CandidateProcess:
         return replace(reply, wall_s=time.monotonic() - started_s)
 
     def _send(self, body: bytes, deadline_s: float) -> bool:
-        """Write bytes to the commands' pipe; False if the candidate did not take them before the
-        deadline."""
+        """Write to the commands' pipe; False if the candidate does not read before the deadline."""
         left = memoryview(body)
         while left:
             try:
@@ -175,8 +173,7 @@ class CandidateProcess:
         return True
 
     def _receive(self, deadline_s: float) -> bytes | Kind:
-        """Receive the candidate's next message; returns "timeout" after the deadline, "too_long"
-        above MAX_REPLY_BYTES."""
+        """The candidate's next message; "timeout", or "too_long" above MAX_REPLY_BYTES."""
         found = self._received
         while len(found) < LENGTH.size or len(found) < LENGTH.size + LENGTH.unpack_from(found)[0]:
             if len(found) >= LENGTH.size and LENGTH.unpack_from(found)[0] > MAX_REPLY_BYTES:
@@ -193,8 +190,8 @@ class CandidateProcess:
         return body
 
     def _wait(self, descriptor: int, event: int, deadline_s: float) -> bool:
-        """Wait until a pipe is ready; False after the deadline. Raises CandidateDead if the
-        candidate has ended and the pipe is not ready."""
+        """Wait until a pipe is ready; False after the deadline, CandidateDead if it never will
+        be."""
         poller = select.poll()
         poller.register(descriptor, event)
         poller.register(self._interrupt.fileno(), select.POLLIN)
@@ -244,7 +241,6 @@ class CandidateProcess:
             self._exit_code = code
 
     def _request_end(self) -> None:
-        """Ask the fork server to kill the running child. If the fork server is gone, so is the
-        child."""
+        """Ask the fork server to kill the running child; if it is gone, so is the child."""
         with suppress(OSError):
             self._control.sendall(END)

@@ -64,8 +64,7 @@ NOT_RUN = CaseRun(verdict=CaseVerdict.NOT_RUN, wall_s=0.0)
 
 
 class CaseRunner(ScorerProcess):
-    """Executes programs on their test cases, one program at a time. Uses one sandbox, and a second
-    one once a case is an assertion."""
+    """Executes programs on their cases, one at a time; a second sandbox is for assertions."""
 
     def __init__(self, isolation: Isolation, limits: SandboxLimits) -> None:
         super().__init__()
@@ -178,12 +177,8 @@ class CaseRunner(ScorerProcess):
     def _run_statement(
         self, function: str, case: AssertionCase, limit_s: float
     ) -> tuple[CaseRun, bool]:
-        """Run a statement of the tests; its calls are sent to the program, which has `limit_s` for
-        all of them.
-
-        The flag is False if the test still waits for an answer of the program: no other statement
-        can run then.
-        """
+        """Run a statement of the tests; the program has `limit_s` for all its calls. False if the
+        test still waits for an answer of the program: no other statement can run then."""
         spent_s, raised = 0.0, ""
         reply = self._tests.send(Command(message={"statement": case.statement}, limit_s=TEST_S))
         while reply.kind == "ask":

@@ -39,8 +39,7 @@ NUM_STREAMS = 4  # standard input, standard output, commands, replies
 
 
 def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], None]) -> None:
-    """For each request of the host, fork a process that calls `run`; one process at a time. Returns
-    when the host is gone."""
+    """Fork a process that calls `run` for each request, one at a time, until the host is gone."""
     number = 0
     while True:
         order, streams, _, _ = socket.recv_fds(control, 1, NUM_STREAMS)
@@ -58,8 +57,7 @@ def serve(control: socket.socket, fork: Fork, run: Callable[[tuple[int, ...]], N
 
 
 def _await_end(control: socket.socket, pid: int) -> int:
-    """Wait for the end of a child; returns its exit code. Kills the child if the host asks for it
-    or is gone."""
+    """The exit code of a child, which is killed if the host asks for that or is gone."""
     watched = os.pidfd_open(pid)
     ready = select.poll()
     ready.register(watched, select.POLLIN)

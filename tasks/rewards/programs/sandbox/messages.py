@@ -90,8 +90,7 @@ def read_reply(body: bytes) -> CommandReply:
 
 
 def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON
-    """Decode a JSON object of a message. Raises ValueError for more than two names, or for one that
-    occurs twice."""
+    """Decode a JSON object; ValueError for more than two names, or for one that occurs twice."""
     if len(pairs) > 2 or len(record := dict(pairs)) < len(pairs):
         raise ValueError("no message has such an object")
     return record

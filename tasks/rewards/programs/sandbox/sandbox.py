@@ -49,8 +49,7 @@ class SandboxLost(SandboxUnavailable):
 
 
 class LostUnderProgram(SandboxLost):
-    """Raised if the sandbox was lost while an untrusted program ran; the program may have caused
-    it."""
+    """Raised if the sandbox was lost while an untrusted program ran, perhaps by that program."""
 
 
 class Sandbox:
@@ -67,8 +66,7 @@ class Sandbox:
         *,
         is_trusted: bool = False,
     ) -> None:
-        """`is_trusted`: programs in this sandbox are the run's own, so they are never blamed for
-        its loss."""
+        """`is_trusted`: its programs are the run's own, and never blamed for its loss."""
         self.num_starts = 0
         self._interrupt = interrupt or Interrupt()
         self._is_trusted = is_trusted
@@ -138,8 +136,7 @@ class Sandbox:
         return self._ask(begin, commands, keep=keep)
 
     def send(self, command: Command) -> CommandReply:
-        """Send a command to the kept program; returns the reply, "not_run" if the program has
-        ended."""
+        """Send a command to the kept program; the reply is "not_run" if the program has ended."""
         if self._candidate is None or not self._candidate.is_running:
             return CommandReply(kind="not_run")
         (reply,) = self._ask(lambda _: None, (command,), keep=True)

@@ -62,8 +62,7 @@ def try_out(path, packages):
 
 @lru_cache(maxsize=8)
 def holds(isolation: Isolation) -> str:
-    """Why this machine does not provide the isolation; empty if it does. Takes half a second, once
-    per process."""
+    """Why this machine does not provide the isolation; empty if it does. Takes half a second."""
     sandbox = Sandbox(isolation, SandboxLimits())
     try:
         sandbox.warm()
@@ -75,8 +74,7 @@ def holds(isolation: Isolation) -> str:
 
 
 def check_isolation(isolation: Isolation) -> None:
-    """Check that this machine provides the isolation. Raises ValueError with the cure if it does
-    not."""
+    """Raise ValueError with the cure if this machine does not provide the isolation."""
     if isolation is Isolation.NAMESPACES and (hidden := below_tmp(own())):
         raise ValueError(
             "code rewards need a Python outside of /tmp, in place of which a program has its own,"
