@@ -1,10 +1,8 @@
 """A user's own reward: `def reward(prompt: str, response: str, gold: str) -> float`, by import
 path.
 
-The function runs in a verify worker, so it may hang or exhaust memory on a response without harm to
-the run. Such a response has no verdict and is counted; too many of them stop the run
-(`max_infra_fraction`). The function itself is trusted: the worker is no sandbox for generated
-programs.
+The function runs in a verify worker, so it may hang or exhaust memory on a response, which then has
+no verdict. The function itself is trusted: the worker is no sandbox for generated programs.
 """
 
 from __future__ import annotations

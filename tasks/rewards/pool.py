@@ -7,8 +7,7 @@ backlog.
 
 A worker is a thread that waits for a reward's own process. A kind with a long backlog may take all
 `num_workers`. A kind without a worker then still gets one more, so that a queue of programs, each
-of which may be endless, never delays a quick check of a number. There is one pool per run, in the
-process that scores (`pool_of`); it ends with the run, the process, or the next run.
+of which may be endless, never delays a quick check of a number.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ programs.
     POST url  {"response_id", "domain", "prompt", "response", "gold"}  ──▶  {"reward": 0.5}
 
 Waiting costs no processor time, so `reward_workers` may be as large as the number of requests that
-the service answers in parallel. A reply without a number is INFRA. When a round is decided, its
-open requests are closed, except those whose verdicts the next round needs (overlapping steps).
+the service answers in parallel. When a round is decided, its open requests are closed, except those
+whose verdicts the next round needs.
 """
 
 from __future__ import annotations

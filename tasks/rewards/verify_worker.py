@@ -3,16 +3,13 @@
     call -> (start) -> frame -> worker -> frame -> WorkerReply
     past the limit: SIGKILL to the worker's process group, a fresh worker for the next call
 
-By default the limit counts the worker's processor time, so that it does not depend on how busy the
-machine is; a call beyond it is a "timeout". A worker that makes no progress, is stopped by a
-signal, or is killed once is "lost", which is no fault of the text. A limit by the wall clock cannot
-tell a slow text from a stalled worker, so a call beyond it is "lost". The kernel kills a process
-that exhausts the machine's memory. If two workers are killed over the same text while a third one
-starts and lives, the text is at fault: "killed".
+By default the limit counts the worker's processor time, whatever else the machine does; a call
+beyond it is a "timeout". A worker that makes no progress, is stopped by a signal, or is killed once
+is "lost", which is no fault of the text; so is a call beyond a limit by the wall clock. If two
+workers are killed over the same text while a third one lives, the text is at fault: "killed".
 
-A process is needed because symbolic mathematics hangs inside C code, where neither threads nor
-signals reach it. The worker is no sandbox: it runs trusted code (math-verify, allow-listed scorers,
-the user's own reward) on untrusted text.
+Symbolic mathematics hangs inside C code, where neither threads nor signals reach it. The worker is
+no sandbox: it runs trusted code (math-verify, the user's own reward) on untrusted text.
 """
 
 from __future__ import annotations

@@ -3,14 +3,10 @@
     batcher ─▶ RemoteJudge ── bytes over Dask ─▶ JudgeActor
     ─▶ SteppingThread ─▶ JudgeCore ─▶ vLLM's LLMEngine
 
-A yes-or-no question takes a prefill and one token, which can only be a yes or a no. The
-log-probabilities are those of the masked distribution. So P(yes), the sum over the yes tokens
-divided by the sum over both kinds, needs no parsing and cannot fail. A generative verdict is a JSON
-object by structured output, decoded greedily; if it was cut off, it is requested once more without
-the reason.
-
-A judge shares code with the rollout engine (vLLM settings, pinning, stepping thread), but has its
-own weights, which never change in a run. Leaves out caching and batching (`batcher`).
+A yes-or-no question takes a prefill and one token, which can only be a yes or a no. So P(yes), the
+sum over the yes tokens divided by the sum over both kinds, needs no parsing and cannot fail. A
+generative verdict is a JSON object by structured output, decoded greedily; if it was cut off, it is
+requested once more without the reason. Leaves out caching and batching (`batcher`).
 """
 
 from __future__ import annotations

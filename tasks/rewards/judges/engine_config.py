@@ -6,10 +6,9 @@ A judge that shares a GPU has one of three placements:
     sleep       weights leave the device between rounds      the roles take turns, without overlap
     prefetch    some layers of every group are streamed in   hidden if a pass has enough tokens
 
-`prefetch` is the layer-wise pipeline of the RollPacker paper (4.3), built from vLLM's prefetch
-offload. A layer of w parameters in bf16 has 2w bytes to copy and takes 2w FLOP per token. So the
-computation hides the copy if a forward pass has at least `compute / link` tokens, whatever the
-model's size. A CPU device allows `resident` only.
+`prefetch` is the layer-wise pipeline of the RollPacker paper (4.3), by vLLM's prefetch offload. A
+layer of w parameters in bf16 has 2w bytes to copy and takes 2w FLOP per token, so the computation
+hides the copy from `compute / link` tokens on. A CPU device allows `resident` only.
 """
 
 from __future__ import annotations

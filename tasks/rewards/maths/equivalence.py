@@ -4,8 +4,7 @@
                                         \--yes--> different
 
 math-verify may hang and may allocate memory without bound, so never call this module in a process
-that must survive. math-verify's own time limits (SIGALRM, whole seconds) are off: the parent
-process kills the worker instead.
+that must survive. Its own time limits (SIGALRM, whole seconds) are off.
 """
 
 from __future__ import annotations

@@ -4,14 +4,10 @@ r"""Finds the answer that a response states: text in, the answer's text out, wit
     -> after </think>, else anywhere: last \boxed{}, else last <answer></answer>, else last
     "Answer:" line, else last "answer is", else last "#### 42"
 
-Every step takes time linear in the length of the response, whatever the model wrote. Values are
-parsed elsewhere (`exact_number`).
-
-Text around the answer is removed: emphasis, check marks, phrases, comments.
-
     "**x+1** ✓. I hope it is correct." -> "x+1"        "$42$, I think" -> "$42$"
 
-Only the patterns listed here are removed, and only at the ends; the rest is the answer.
+Every step takes time linear in the length of the response, whatever the model wrote. Of the text
+around an answer only the patterns listed here are removed, and only at the ends.
 """
 
 from __future__ import annotations

@@ -10,15 +10,11 @@ The gold is a number (`42`, `-1/2`, `42%`) or a LaTeX expression without \boxed{
 number, the answer must be one, too: by default an unevaluated `6 \times 7`, which may only repeat
 the question, is wrong, although math-verify would call it equal.
 
-With worked lines (`worked_answer`):
-
     gold "3 + 5 = 8 / 8 + 2 = 10 / 10", response "3 + 5 = 8 / Answer: 8"
     ─▶ the answer is wrong: 0; one of two lines is right: 1/2 ─▶ 0 + (1 - answer_share) / 2
 
-If most answers to a long question are wrong, rewards for answers alone teach a policy nothing about
-the steps towards them; rewards for lines do, from the first line on. A gold of a single line has no
-worked lines and is scored as by `math_answer`, so that held-out questions can be scored by their
-answers.
+Rewards for lines teach the steps towards answers that are mostly wrong. A gold of a single line is
+scored as by `math_answer`, so that held-out questions can be scored by their answers.
 """
 
 from __future__ import annotations

@@ -4,15 +4,11 @@
     limit = min(max(floor, factor x slowest correct execution), ceiling); the ceiling while no
     execution was correct
 
-If a question comes with a solution, that is executed first (`code_tests`): most questions are asked
-once or twice in a run, so a limit that waits for a right response would come too late.
-
-An anchor holds the known running times of a test case. An anchor from one fast answer would kill
-every slower correct answer, and so never grow. Therefore, when a round is decided, some of the
-programs that were killed early run once more, up to the ceiling (the second look, `code_tests`). A
-program that passes then corrects the anchor for later rounds; its own verdict stays. After
-MAX_HOPELESS executions that reached the ceiling a case gets no further second look. Pure, except
-for `MeasuredTimes`, which holds the state of a run.
+An anchor holds the known running times of a test case; the first comes from the question's own
+solution, if there is one. An anchor from one fast answer would kill every slower correct answer,
+and so never grow. Therefore, when a round is decided, some of the programs that were killed early
+run once more, up to the ceiling (the second look, `code_tests`). A program that passes then
+corrects the anchor for later rounds; its own verdict stays. Pure, except for `MeasuredTimes`.
 """
 
 from __future__ import annotations

@@ -3,17 +3,12 @@
     response ─▶ its fenced program ─▶ limits by the adaptive timeout
     ─▶ sandbox ─▶ one verdict per test case ─▶ all passed?
 
-Every program gets a reward, whatever it does: a failure is 0 with the reason. There is no verdict
-only if the sandbox itself fails.
-
-A second look executes some programs that were killed early once more:
-
-    decided round ─▶ its early killed programs
+    decided round ─▶ second looks at early killed programs
     ─▶ one thread, a sandbox of the lowest priority ─▶ anchors for later rounds
 
-No verdict waits for a second look. Second looks occupy no reward worker, and use only idle
-processor time. On a machine without idle time a slow correct program does not finish, and its limit
-stays the same. `adaptive_timeout` chooses the programs.
+Every program gets a reward, whatever it does: a failure is 0 with the reason. There is no verdict
+only if the sandbox itself fails. No verdict waits for a second look, which occupies no reward
+worker and uses only idle processor time. `adaptive_timeout` chooses the programs.
 """
 
 from __future__ import annotations

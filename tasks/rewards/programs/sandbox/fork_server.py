@@ -4,10 +4,9 @@ reports their end. The host is the process outside the sandbox.
     host == a byte, the candidate's descriptors with it ==> fork server --fork--> candidate
     host == pipes =============================================================> candidate
 
-Runs inside the sandbox, with the standard library only. It is trusted, as it executes no code of a
-candidate. The modules that programs import are imported here once, so that a program costs a fork
-and not an interpreter's start. Programs and results pass through the host's pipes and never through
-the fork server. So no candidate inherits memory, not even freed memory, with text of another one.
+Runs inside the sandbox, with the standard library only, and executes no code of a candidate. The
+modules that programs import are imported here once, so that a program costs a fork. Programs and
+results never pass through it, so no candidate inherits memory, not even freed, of another one.
 """
 
 from __future__ import annotations

@@ -2,13 +2,10 @@
 
     start(program, commands) -> replies, send(command) -> reply, ..., end()
 
-A program's time starts once its process is ready for it. If the program exceeds its limit, the fork
-server kills it at the host's request. If the fork server itself is dead or stopped, the host kills
-the whole sandbox, and the next program gets a fresh one.
-
-Beside the walls of the isolation, a program has no installed packages, no new processes, threads,
-sockets or signals (`seccomp`), and bounded memory, time and output (`candidate`). `self_test` tests
-these walls.
+If the fork server itself is dead or stopped, the host kills the whole sandbox, and the next program
+gets a fresh one. Beside the walls of the isolation, a program has no installed packages, no new
+processes, threads, sockets or signals (`seccomp`), and bounded memory, time and output
+(`candidate`). `self_test` tests these walls.
 """
 
 from __future__ import annotations
