@@ -18,7 +18,7 @@ from artifacts.commit import read_commits
 from artifacts.judgements import JudgementCache
 from tasks.rewards.judges.batcher import JudgeBatcher
 from tasks.rewards.judges.engine import RemoteJudge
-from tasks.rewards.judges.reward import judge_engine_of, judge_of
+from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
 from tasks.rewards.pool import RewardPool, pool_of
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes, from_record
 from tasks.rewards.scoring import RewardReport, ScoringInputs, score_round
@@ -69,7 +69,9 @@ def pool_for(run: RunContext) -> RewardPool:
         for commit in read_commits(run.open_store()):
             times.learn(from_record(commit.timeouts))
         scored_here = {
-            domain: config for domain, config in run.rewards.items() if judge_of(config) is None
+            domain: config
+            for domain, config in run.rewards.items()
+            if not isinstance(config, JudgeConfig)
         }
         return RewardPool(scored_here, run.reward_workers, times)
 

@@ -14,7 +14,7 @@ from flows.config.run_config import RunConfig
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import ModelSize, bytes_per_parameter, model_size, whole_bytes
-from tasks.rewards.judges.reward import judge_engine_of, judge_of
+from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
 from tasks.scheduling.batch import BatchAlgebra, times
 from tasks.tiny_models.models import present_model
 
@@ -187,7 +187,7 @@ def _judge_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     engine = judge_engine_of(config.rewards)
     if engine is not None:
         domains = ", ".join(
-            domain for domain, reward in config.rewards.items() if judge_of(reward) is not None
+            domain for domain, reward in config.rewards.items() if isinstance(reward, JudgeConfig)
         )
         judges = sum(spec.role == "judge" for spec in worker_specs(config.cluster))
         yield (

@@ -36,7 +36,7 @@ from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 from tasks.environments.episodes.prompts import render
-from tasks.rewards.judges.reward import judge_of
+from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.registry import config_of, score_with
 from tasks.tiny_models.models import resolve_model
 
@@ -205,7 +205,7 @@ def answer_text(
 def score_text(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
     """Score an answer with the run's reward, and describe the result."""
     reward_config = config_of(config.rewards, prompt.domain)
-    if judge_of(reward_config) is not None:
+    if isinstance(reward_config, JudgeConfig):
         return "scored by a judge, which is not started here"
     reward = reward_config.build_reward()
     try:

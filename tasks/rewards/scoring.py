@@ -20,7 +20,7 @@ from artifacts.journal import Journal
 from artifacts.records import Generated, Outcome, Prompt, Response, Score, Span
 from artifacts.tables import ResponseRow
 from tasks.rewards.judges.batcher import JudgeBatcher, JudgingReport
-from tasks.rewards.judges.reward import JUDGE, judge_of
+from tasks.rewards.judges.reward import JUDGE, JudgeConfig
 from tasks.rewards.pool import PendingVerdict, RewardPool
 from tasks.rewards.programs.adaptive_timeout import Anchor
 from tasks.rewards.registry import RewardConfig, config_of, is_early_killed, timeouts_of
@@ -140,8 +140,8 @@ class _Scoring:
     async def _score(self, generated: Generated, batcher: JudgeBatcher) -> None:
         inputs = self._inputs
         prompt = inputs.prompts[generated.prompt_id]
-        judge = judge_of(config_of(inputs.rewards, prompt.domain))
-        if judge is not None:
+        judge = config_of(inputs.rewards, prompt.domain)
+        if isinstance(judge, JudgeConfig):
             score = await batcher.score(judge, prompt, generated)
         else:
             verdict = self._pool.submit(prompt, generated)

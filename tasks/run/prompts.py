@@ -26,7 +26,7 @@ from tasks.engines.model_files import read_tokenizer, read_vocabulary_size, unem
 from tasks.environments.episodes.episode_replica import bridge_of
 from tasks.environments.episodes.prompts import episode_prompt, render
 from tasks.rewards.judges.question import QuestionEncoder
-from tasks.rewards.judges.reward import JudgeConfig, judge_of, question_about
+from tasks.rewards.judges.reward import JudgeConfig, question_about
 from tasks.rewards.registry import Rewards, config_of
 from tasks.run.run_context import RunContext
 from tasks.scheduling.events import PromptRef
@@ -231,11 +231,11 @@ class Examination:
             if time.monotonic() - self._reported_s > REPORT_EVERY_S:
                 self._reported_s = time.monotonic()
                 logger.info("examined=%d prompts, unfit=%d", self.num_examined, len(self.reasons))
-            judge = judge_of(config_of(self._run.rewards, row.domain))
+            judge = config_of(self._run.rewards, row.domain)
             try:
                 prompt = prompt_of_row(self._run, row, name)
                 self._rewards.check(prompt)
-                if judge is not None:
+                if isinstance(judge, JudgeConfig):
                     self._check_judged(prompt, judge)
             except ValueError as error:
                 self.reasons[name] = str(error)

@@ -231,15 +231,10 @@ def _last_place(written: str) -> Fraction:
     return abs(place.value) if place else Fraction(0)
 
 
-def judge_of(config: object) -> JudgeConfig | None:
-    """A reward's configuration if a judge scores its responses; None if a reward worker does."""
-    return config if isinstance(config, JudgeConfig) else None
-
-
 def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
     """Settings of the run's judge engine; None if no reward needs a judge. Raises ValueError if
     rewards have different engines."""
-    judges = [judge for config in rewards.values() if (judge := judge_of(config)) is not None]
+    judges = [config for config in rewards.values() if isinstance(config, JudgeConfig)]
     if any(config.engine != judges[0].engine for config in judges):
         raise ValueError(
             "all rewards of kind judge must have the same engine, got different ones; give them the"
@@ -250,5 +245,5 @@ def judge_engine_of(rewards: Mapping[str, object]) -> JudgeEngineConfig | None:
 
 def judges_generate(rewards: Mapping[str, object]) -> bool:
     """True if any judge generates its verdicts; the engine then needs its tokenizer."""
-    judges = (judge_of(config) for config in rewards.values())
-    return any(judge is not None and judge.mode == "generative" for judge in judges)
+    judges = [config for config in rewards.values() if isinstance(config, JudgeConfig)]
+    return any(judge.mode == "generative" for judge in judges)

@@ -19,7 +19,6 @@ from tasks.rewards.maths.form import (
     Form,
     Kind,
     all_but,
-    all_numbers,
     as_interval,
     interval,
     scalar,
@@ -90,12 +89,6 @@ def read_form(text: str) -> Form:
         if (form := reader(text)) is not None:
             return form
     return _read_rest(text)
-
-
-def _read_constant_set(text: str) -> Form | None:
-    if text == r"\emptyset":
-        return Form(kind="set")
-    return all_numbers() if _REAL_LINE.fullmatch(text) else None
 
 
 def _read_listing(text: str) -> Form | None:
@@ -192,7 +185,12 @@ def _read_choice(text: str) -> Form | None:
     return Form(kind="choice", mark=label, parts=(read_form(match["text"]),))
 
 
-def _read_without(text: str) -> Form | None:
+def _read_constant_set(text: str) -> Form | None:
+    r"""Read the empty set, the real line, or `\mathbb{R} \setminus \{0\}`."""
+    if text == r"\emptyset":
+        return Form(kind="set")
+    if _REAL_LINE.fullmatch(text):
+        return interval("()", scalar("-" + INFINITY), scalar(INFINITY))
     pieces, signs = split_at(_WITHOUT, text)
     if len(signs) != 1 or not _REAL_LINE.fullmatch(pieces[0]):
         return None
@@ -240,16 +238,12 @@ def _read_plus_minus(text: str) -> Form | None:
     return Form(kind="list", parts=(read_form(upper), read_form(lower)))
 
 
-def _read_based(text: str) -> Form | None:
-    match = _BASED.fullmatch(_UPRIGHT.sub(r"\1", text))
-    if match is None:
-        return None
-    base = _BASES.get(match["base"], match["base"])
-    digits = match["digits"]
-    return scalar(digits) if base == "10" else Form(kind="based", mark=f"{digits}_{base}")
-
-
-def _read_ratio(text: str) -> Form | None:
+def _read_numeral(text: str) -> Form | None:
+    """Read a number with its base, or a ratio of numbers."""
+    if match := _BASED.fullmatch(_UPRIGHT.sub(r"\1", text)):
+        base = _BASES.get(match["base"], match["base"])
+        digits = match["digits"]
+        return scalar(digits) if base == "10" else Form(kind="based", mark=f"{digits}_{base}")
     pieces, colons = split_at(_COLON, text)
     if not colons or not all(re.fullmatch(r"[0-9 .]+", piece) for piece in pieces):
         return None
@@ -269,16 +263,14 @@ def _read_rest(text: str) -> Form:
 
 
 READERS: tuple[Callable[[str], Form | None], ...] = (
-    _read_constant_set,
     _read_choice,
     lambda text: read_congruence(text, read_form),
     _read_listing,
     _read_union,
-    _read_without,
+    _read_constant_set,
     lambda text: read_relation(text, read_form),
     _read_matrix,
     _read_brackets,
     _read_plus_minus,
-    _read_based,
-    _read_ratio,
+    _read_numeral,
 )

@@ -208,7 +208,12 @@ class _Reader:
     def _base(self) -> Value:
         token = self._take()
         if token[0] in "0123456789.":
-            return self._number(token)
+            value = arithmetic.decimal(token)
+            ahead = self._tokens[self._place + 1 : self._place + 7]
+            is_mixed = token.isdigit() and self._next == "\\frac"  # 3\frac{1}{2}
+            if is_mixed and _WHOLE_PARTS.match("".join(ahead)):
+                return operated("+", value, self._base())
+            return value
         if token in _CONSTANTS:
             self.is_complex = self.is_complex or token == "i"
             return arithmetic.constant(_CONSTANTS[token])
@@ -241,15 +246,6 @@ class _Reader:
         value = self.sum()
         self._num_bars = bars
         self.expect(close)
-        return value
-
-    def _number(self, text: str) -> Value:
-        """Read a number or a mixed number, such as `3\\frac{1}{2}`."""
-        value = arithmetic.decimal(text)
-        ahead = self._tokens[self._place + 1 : self._place + 7]
-        is_whole = text.isdigit() and self._next == "\\frac"
-        if is_whole and _WHOLE_PARTS.match("".join(ahead)):
-            return operated("+", value, self._base())
         return value
 
     def _letter(self, token: str) -> Value:

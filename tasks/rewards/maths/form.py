@@ -50,11 +50,6 @@ def all_but(hole: Form) -> Form:
     return Form(kind="union", parts=(below, interval("()", hole, scalar(INFINITY))))
 
 
-def all_numbers() -> Form:
-    """The form of the real line."""
-    return interval("()", scalar("-" + INFINITY), scalar(INFINITY))
-
-
 def as_interval(form: Form) -> Form:
     """Convert a pair `(1, 2)` to an interval, where only one makes sense; keep other forms."""
     is_pair = form.kind == "tuple" and len(form.parts) == 2

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tasks.cluster.deaths import manner
-from tasks.isolation.frames import CONFINED, DYING_S, ENDED, GRACE_S, LENGTH, WALLS_S, Json
+from tasks.isolation.frames import CONFINED, DYING_S, ENDED, GRACE_S, LENGTH, WALLS_S
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.rewards.programs.sandbox.fork_server import END, FORK
 from tasks.rewards.programs.sandbox.messages import (
@@ -30,7 +30,6 @@ from tasks.rewards.programs.sandbox.messages import (
     Command,
     CommandReply,
     Kind,
-    framed,
     read_reply,
 )
 
@@ -85,17 +84,17 @@ class CandidateProcess:
             os.close(take_commands)
             os.close(give_replies)
 
-    def start(self, message: dict[str, Json], stdin: str, limit_s: float) -> CommandReply:
+    def start(self, command: Command, stdin: str) -> CommandReply:
         """Send the program and its standard input, and wait until its text is executed. Raises
         Unconfined or ForkServerLost if the process is not ready for a program."""
         self._await_walls()
         self.has_program = True
         os.pwrite(self._stdin, stdin.encode("utf-8", "surrogatepass"), 0)
-        return self._timed(framed(message), limit_s)
+        return self._timed(command.frame, command.limit_s)
 
     def obey(self, commands: Sequence[Command]) -> list[CommandReply]:
         """Send commands; returns their replies in order, until one ended the program."""
-        bodies = [framed(command.message) for command in commands]
+        bodies = [command.frame for command in commands]
         if sum(map(len, bodies)) <= PIPE_BYTES:  # no wait for the host between two commands
             bodies = [b"".join(bodies), *[b""] * len(bodies)][: len(bodies)]
         replies: list[CommandReply] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from artifacts.datasets.plain_values import check
-from tasks.isolation.frames import LENGTH, Json
+from tasks.isolation.frames import Json, framed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +18,17 @@ class Command:
     message: dict[str, Json]  # a `call`, {"statement"}, or the {"value"} or {"raised"} of an "ask"
     limit_s: float  # seconds until the reply
 
+    @property
+    def frame(self) -> bytes:
+        """The message as it is sent."""
+        return framed(json.dumps(self.message).encode("ascii"))
+
     @classmethod
     def call(
         cls, function: str, arguments: Json, named: Json, limit_s: float, *, is_exact: bool = True
     ) -> Command:
-        """Make a command that calls a function. arguments, named: as `plain_values` encodes a list
-        and a dict.
-
-        Unless `is_exact`, a returned instance of a subclass is encoded as a value of its base.
-        """
+        """Make a command that calls a function; arguments, named: as `plain_values` encodes a list
+        and a dict. Unless `is_exact`, a returned instance of a subclass is encoded as its base."""
         message: dict[str, Json] = {
             "function": function,
             "arguments": arguments,
@@ -34,12 +36,6 @@ class Command:
             "is_exact": is_exact,
         }
         return cls(message=message, limit_s=limit_s)
-
-
-def framed(message: dict[str, Json]) -> bytes:
-    """Encode a message for the pipe: length, then JSON."""
-    body = json.dumps(message).encode("ascii")
-    return LENGTH.pack(len(body)) + body
 
 
 MAX_REPLY_BYTES = 256 << 10

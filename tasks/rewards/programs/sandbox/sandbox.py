@@ -125,7 +125,7 @@ class Sandbox:
         def begin(candidate: CandidateProcess) -> CommandReply:
             if candidate.has_program:  # kept and not ended; a process gets only one program
                 candidate = self._next_candidate()
-            reply = candidate.start(message, stdin or "", limit_s)
+            reply = candidate.start(Command(message=message, limit_s=limit_s), stdin or "")
             if stdin is None:
                 return reply
             return replace(reply, stdout=candidate.printed(self._limits.output_bytes))
