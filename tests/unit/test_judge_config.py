@@ -20,7 +20,6 @@ from tasks.rewards.judges.engine_config import (
     break_even_tokens,
     placement_arguments,
     resident_layers,
-    streamed_in_group,
 )
 
 PCIE4 = LayerStreaming()
@@ -118,7 +117,9 @@ def test_streamed_layers_are_never_more_than_are_hidden(
 ) -> None:
     streaming = LayerStreaming(link_gb_per_s=link)
     resident = resident_layers(num_layers, tokens, streaming)
-    group, streamed = streamed_in_group(num_layers, tokens, streaming)
+    arguments = placement_arguments("prefetch", num_layers, tokens, streaming)
+    group = arguments.get("offload_group_size", 0)
+    streamed = arguments.get("offload_num_in_group", 0)
     assert 0 <= resident <= num_layers
     assert resident_layers(num_layers, tokens + 1, streaming) <= resident
     assert 0 <= streamed <= group <= num_layers

@@ -159,25 +159,18 @@ def resident_layers(num_layers: int, tokens_per_forward: int, streaming: LayerSt
     return num_layers - math.floor(num_layers * hidden)
 
 
-def streamed_in_group(
-    num_layers: int, tokens_per_forward: int, streaming: LayerStreaming
-) -> tuple[int, int]:
-    """vLLM's offload group as (layers in a group, streamed layers in a group). At most the share of
-    layers that `resident_layers` allows is streamed."""
-    group = min(GROUP_LAYERS, num_layers)
-    share = 1 - resident_layers(num_layers, tokens_per_forward, streaming) / num_layers
-    return group, math.floor(group * share)
-
-
 def placement_arguments(
     placement: Placement, num_layers: int, tokens_per_forward: int, streaming: LayerStreaming
 ) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
-    """Keyword arguments of vLLM's EngineArgs for a judge on a GPU."""
+    """Keyword arguments of vLLM's EngineArgs for a judge on a GPU. Of each of vLLM's groups of
+    layers at most the share that `resident_layers` allows is streamed."""
     if placement == "sleep":
         return {"enable_sleep_mode": True}
     if placement == "resident":
         return {}
-    group, streamed = streamed_in_group(num_layers, tokens_per_forward, streaming)
+    group = min(GROUP_LAYERS, num_layers)
+    share = 1 - resident_layers(num_layers, tokens_per_forward, streaming) / num_layers
+    streamed = math.floor(group * share)
     if streamed == 0:  # no copy could be hidden
         return {}
     return {
