@@ -21,7 +21,7 @@ LARGEST_REWARD = 1e6  # squares, and sums over a step's tokens, stay finite in f
 class Reward(ABC):
     """Scores responses of one or more domains. Only one thread at a time may call an instance.
 
-    A reward inherits this class, and with it a check, a start and an end that do nothing.
+    A reward inherits this class, and with it a check and an end that do nothing.
     """
 
     name: str
@@ -32,9 +32,6 @@ class Reward(ABC):
 
     def check_gold(self, gold: str) -> None:  # noqa: B027
         """Check a gold when a data set is read. Raises ValueError if no answer can equal it."""
-
-    def warm(self) -> None:  # noqa: B027
-        """Start the reward's process now, if it has one that is not running."""
 
     def close(self) -> None:  # noqa: B027
         """End the reward's processes, if there are any."""
@@ -77,6 +74,7 @@ class ProcessReward(Reward):
         self.interrupt = process.interrupt
 
     def warm(self) -> None:
+        """Start the process now, unless it runs."""
         self._process.warm()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The kinds of rewards, and the reward of every domain.
 
     {"add": MathAnswerConfig(), "*": CustomConfig(...)}
-    ─▶ build_rewards ─▶ Rewards.score(prompt, generated), by prompt.domain
+    ─▶ build_rewards ─▶ Rewards.reward_of(prompt.domain)
 
 A new reward is a file with its configuration and its scorer, and one line in the union
 RewardConfig.
@@ -43,17 +43,11 @@ Found = TypeVar("Found")
 
 
 class Rewards:
-    """The rewards of several domains behind one `score`; equal configurations share one reward."""
-
-    name = "rewards"
+    """The rewards of a run by domain, which check its prompts. Domains with equal configurations
+    share one reward."""
 
     def __init__(self, by_domain: Mapping[str, Reward]) -> None:
         self._by_domain = dict(by_domain)
-
-    def score(self, prompt: Prompt, generated: Generated) -> Score:
-        """Score a response with its domain's reward; an aborted response gets no verdict. Raises
-        ValueError for a domain without a reward."""
-        return score_with(self.reward_of(prompt.domain), prompt, generated)
 
     def check(self, prompt: Prompt) -> None:
         """Check that a prompt can be scored; ValueError for an unknown domain or unusable gold."""
@@ -63,18 +57,10 @@ class Rewards:
         """The reward of a domain, else that of "*"; ValueError if there is neither."""
         return config_of(self._by_domain, domain)
 
-    def warm(self) -> None:
-        """Start every worker process now, so that no response waits for one."""
-        for reward in self._distinct():
-            reward.warm()
-
     def close(self) -> None:
         """End every worker process."""
-        for reward in self._distinct():
+        for reward in dict.fromkeys(self._by_domain.values()):
             reward.close()
-
-    def _distinct(self) -> list[Reward]:
-        return list({id(reward): reward for reward in self._by_domain.values()}.values())
 
 
 def score_with(reward: Reward, prompt: Prompt, generated: Generated) -> Score:
@@ -128,6 +114,7 @@ def build_rewards(configs: Mapping[str, RewardConfig]) -> Rewards:
             if config not in built:
                 built[config] = config.build_reward()
     except ValueError:
-        Rewards({str(number): reward for number, reward in enumerate(built.values())}).close()
+        for reward in built.values():
+            reward.close()
         raise
     return Rewards({domain: built[config] for domain, config in configs.items()})

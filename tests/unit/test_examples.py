@@ -174,9 +174,10 @@ def test_the_reward_is_chosen_and_scores(monkeypatch: pytest.MonkeyPatch) -> Non
     assert config.rewards == {"*": BriefConfig(max_chars=10)}
     rewards = registry.build_rewards(config.rewards)
     prompt = Prompt(prompt_id="0/1", domain="add", token_ids=(1,), gold="12", text="q")
-    early = rewards.score(prompt, said("It is 12."))
+    reward = rewards.reward_of(prompt.domain)
+    early = reward.score(prompt, said("It is 12."))
     assert (early.reward, early.outcome, early.scorer) == (1.0, Outcome.OK, "brief")
-    late = rewards.score(prompt, said("Let me think: it is 12."))
+    late = reward.score(prompt, said("Let me think: it is 12."))
     assert (late.reward, late.outcome, late.detail) == (0.0, Outcome.WRONG, "not_found")
     rewards.close()
 

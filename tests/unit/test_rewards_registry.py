@@ -19,7 +19,7 @@ from tasks.rewards.reasoning_gym_score import (
     ReasoningGymRewardConfig,
     score_entry,
 )
-from tasks.rewards.registry import RewardConfig, build_rewards
+from tasks.rewards.registry import RewardConfig, build_rewards, score_with
 
 ADAPTER: TypeAdapter[RewardConfig] = TypeAdapter(RewardConfig)
 
@@ -55,8 +55,9 @@ def test_reward_is_chosen_by_domain_with_a_fallback(tmp_path: Path) -> None:
     rewards = build_rewards(
         {"add": MathAnswerConfig(), "*": CustomConfig(path=f"{path}:always_half")}
     )
-    assert rewards.score(prompt("add", "8"), response("Answer: 8")).scorer == "math_answer"
-    assert rewards.score(prompt("poem", ""), response("roses")).reward == 0.5
+    adding, poem = (rewards.reward_of(domain) for domain in ("add", "poem"))
+    assert adding.score(prompt("add", "8"), response("Answer: 8")).scorer == "math_answer"
+    assert poem.score(prompt("poem", ""), response("roses")).reward == 0.5
     rewards.close()
 
 
@@ -65,7 +66,7 @@ def test_unknown_domain_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(
         ValueError, match=r"'letters' with rewards for add, story; add it or a reward for '\*'"
     ):
-        rewards.score(prompt("letters", "1"), response("Answer: 1"))
+        rewards.reward_of("letters")
 
 
 def test_equal_configurations_share_one_reward() -> None:
@@ -81,9 +82,8 @@ def test_equal_configurations_share_one_reward() -> None:
 
 
 def test_aborted_response_gets_no_verdict() -> None:
-    score = build_rewards({"*": MathAnswerConfig()}).score(
-        prompt("add", "8"), response("Answer: 8", "aborted")
-    )
+    reward = build_rewards({"*": MathAnswerConfig()}).reward_of("add")
+    score = score_with(reward, prompt("add", "8"), response("Answer: 8", "aborted"))
     assert (score.reward, score.outcome) == (None, Outcome.ABORTED)
 
 

@@ -45,12 +45,6 @@ ENDINGS: dict[Kind, CaseVerdict] = {
 }
 
 
-class TestsBroken(SandboxUnavailable):
-    """Raised if the tests themselves do not run: a fault of the data, never of the program."""
-
-    __test__ = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseRun:
     """The execution of a case."""
@@ -160,7 +154,7 @@ class CaseRunner(ScorerProcess):
                 gold.test_setup, limit_s=TEST_S, asks=gold.function or "candidate", keep=True
             )
             if setup.kind != "value":
-                raise TestsBroken(
+                raise SandboxUnavailable(  # a fault of the data, never of the program
                     f"the tests of {gold.function} cannot be set up: {setup.value} {setup.detail}"
                 )
             runs: list[CaseRun] = []
