@@ -10,7 +10,6 @@ braces of a set. Statements of both must agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -95,7 +94,7 @@ def _same(
     if gold.kind == "congruence":
         return _same_congruence(gold, answer)
     if gold.kind in UNORDERED:
-        return _same_unordered(gold.parts, answer.parts, rules)
+        return _same_unordered(gold, answer, rules)
     pairs = zip(gold.parts, answer.parts, strict=True)
     verdicts = [_same(wanted, given, rules, is_part=True) for wanted, given in pairs]
     return False if False in verdicts else None if None in verdicts else True
@@ -194,15 +193,13 @@ def _column_as_tuple(form: Form) -> Form:
     return Form(kind="tuple", parts=tuple(row.parts[0] for row in form.parts))
 
 
-def _same_unordered(
-    gold: Sequence[Form], answer: Sequence[Form], rules: ComparisonRules
-) -> bool | None:
+def _same_unordered(gold: Form, answer: Form, rules: ComparisonRules) -> bool | None:
     """True if each part of the gold equals a different one of as many parts of the answer."""
-    if len(gold) > MAX_PARTS:
+    if len(gold.parts) > MAX_PARTS:
         return None
-    left = list(answer)
+    left = list(answer.parts)
     is_certain = True
-    for wanted in gold:
+    for wanted in gold.parts:
         verdicts = [_same(wanted, given, rules, is_part=True) for given in left]
         if True not in verdicts:
             is_certain = is_certain and None not in verdicts
