@@ -8,7 +8,7 @@ the outcome is TRUNCATED.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,13 +41,12 @@ class EpisodeRewardConfig(BaseModel):
         return EpisodeReward(self)
 
 
+@dataclass(frozen=True)
 class EpisodeReward(Reward):
     """Scores episodes from their records alone."""
 
     name = "episode"
-
-    def __init__(self, config: EpisodeRewardConfig) -> None:
-        self._discount = config.discount
+    config: EpisodeRewardConfig
 
     def score(self, prompt: Prompt, generated: Generated) -> Score:
         """Score an episode; the detail is the ending."""
@@ -62,7 +61,7 @@ class EpisodeReward(Reward):
         if episode.ending.is_failure:
             return infra(f"{episode.ending}: {episode.detail}")
         by_turn = [turn.reward or 0.0 for turn in episode.turns]
-        reward = sum(each * self._discount**number for number, each in enumerate(by_turn))
+        reward = sum(each * self.config.discount**number for number, each in enumerate(by_turn))
         verdict = paid(reward, str(episode.ending), by="the environment")
         if episode.ending is Ending.TERMINATED or verdict.reward is None:
             return verdict

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from artifacts.judgements import Judgement, JudgementCache, JudgeQuestion
@@ -108,12 +107,7 @@ class JudgeBatcher:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Drop waiting questions, wait for running batches, and put the judges to sleep. If the
         block raised an error, cancel the batches instead."""
         self._waiting.clear()

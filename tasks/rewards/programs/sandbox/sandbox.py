@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tasks.isolation.child_process import ChildProcess, NotStarted, start_walled
 from tasks.isolation.frames import GRACE_S, Json
@@ -49,29 +49,21 @@ class LostUnderProgram(SandboxLost):
     """Raised if the sandbox was lost while an untrusted program ran, perhaps by that program."""
 
 
+@dataclass(eq=False)
 class Sandbox:
     """Runs one program at a time for one caller at a time; starts with `warm` or the first program.
 
     Once the interrupt is set, every wait raises Interrupted, and the program is ended.
     """
 
-    def __init__(
-        self,
-        isolation: Isolation,
-        limits: SandboxLimits,
-        interrupt: Interrupt | None = None,
-        *,
-        is_trusted: bool = False,
-    ) -> None:
-        """`is_trusted`: its programs are the run's own, and never blamed for its loss."""
-        self.num_starts = 0
-        self._interrupt = interrupt or Interrupt()
-        self._is_trusted = is_trusted
-        self._isolation = isolation
-        self._limits = limits
-        self._process: ChildProcess | None = None
-        self._candidate: CandidateProcess | None = None  # waits for a program, or runs one
-        self._num_candidates = 0  # candidates that this fork server was asked for
+    isolation: Isolation
+    limits: SandboxLimits
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    is_trusted: bool = False  # its programs are the run's own, and never blamed for its loss
+    num_starts: int = field(default=0, init=False)
+    _process: ChildProcess | None = field(default=None, init=False)
+    _candidate: CandidateProcess | None = field(default=None, init=False)  # waiting or running
+    _num_candidates: int = field(default=0, init=False)  # asked of this fork server
 
     @property
     def pid(self) -> int | None:
@@ -128,7 +120,7 @@ class Sandbox:
             reply = candidate.start(Command(message=message, limit_s=limit_s), stdin or "")
             if stdin is None:
                 return reply
-            return replace(reply, stdout=candidate.printed(self._limits.output_bytes))
+            return replace(reply, stdout=candidate.printed(self.limits.output_bytes))
 
         return self._ask(begin, commands, keep=keep)
 
@@ -158,7 +150,7 @@ class Sandbox:
         except OSError as error:
             has_program = self._candidate is not None and self._candidate.has_program
             self.close()
-            lost = LostUnderProgram if has_program and not self._is_trusted else SandboxLost
+            lost = LostUnderProgram if has_program and not self.is_trusted else SandboxLost
             place = "under" if has_program else "before"
             raise lost(f"the sandbox was lost {place} a program: {error}") from error
         except Unconfined as error:
@@ -187,7 +179,7 @@ class Sandbox:
             self._candidate = None
         self._num_candidates += 1
         self._candidate = CandidateProcess(
-            self._process.stream, self._num_candidates, self._interrupt, self._process.is_stopped
+            self._process.stream, self._num_candidates, self.interrupt, self._process.is_stopped
         )
         return self._candidate
 
@@ -195,11 +187,11 @@ class Sandbox:
         self.num_starts += 1
         try:
             self._process = start_walled(
-                lambda socket_fd, users: command(self._isolation, socket_fd, self._limits, users),
-                self._isolation,
-                env=ENVIRONMENT if self._isolation is Isolation.LANDLOCK else {},
+                lambda socket_fd, users: command(self.isolation, socket_fd, self.limits, users),
+                self.isolation,
+                env=ENVIRONMENT if self.isolation is Isolation.LANDLOCK else {},
                 limit_s=START_S,
-                interrupt=self._interrupt,
+                interrupt=self.interrupt,
             )
         except NotStarted as error:
             raise SandboxUnavailable(f"the sandbox {error}") from error
