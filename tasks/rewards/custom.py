@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.records import Generated, Prompt
 from artifacts.urls import Location
@@ -34,10 +35,8 @@ FAILURES = {
 }
 
 
-class CustomConfig(BaseModel):
+class CustomConfig(FrozenConfig):
     """Call a function of the user's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["custom"] = Field(
         default="custom", description="Chooses a reward function of your own."

@@ -11,17 +11,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated, Outcome, Prompt, Score
 from tasks.rewards.base import Reward, Verdict, infra, paid, stamp
 
 
-class EpisodeRewardConfig(BaseModel):
+class EpisodeRewardConfig(FrozenConfig):
     """Sum the rewards that an episode's environment paid by turn."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["episode"] = Field(
         "episode", description="Chooses what the environment of the domain pays."

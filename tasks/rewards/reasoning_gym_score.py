@@ -17,8 +17,9 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, wrong
@@ -31,10 +32,8 @@ TIMEOUT_S = 5.0  # processor time of a scorer
 ENTRY_S = 60.0  # processor time to generate an entry, whatever the response: a sokoban takes 4 s
 
 
-class ReasoningGymRewardConfig(BaseModel):
+class ReasoningGymRewardConfig(FrozenConfig):
     """Score with the data set's own scorer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["reasoning_gym"] = Field(
         default="reasoning_gym", description="Chooses reasoning-gym's scorers."
@@ -49,10 +48,8 @@ class ReasoningGymRewardConfig(BaseModel):
         return ReasoningGymReward(self)
 
 
-class ReasoningGymGold(BaseModel):
+class ReasoningGymGold(FrozenConfig):
     """Identifies the data set entry behind a prompt; its JSON is `Prompt.gold`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str = Field(description="Name of the data set in reasoning-gym.")
     seed: int = Field(description="The data set's seed.")

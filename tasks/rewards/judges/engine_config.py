@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.judgements import Judgement, JudgeQuestion
 from artifacts.models.registry import ModelConfig
@@ -30,10 +31,8 @@ Placement = Literal["resident", "sleep", "prefetch"]
 GROUP_LAYERS = 8  # vLLM offloads the last layers of every group of as many
 
 
-class LayerStreaming(BaseModel):
+class LayerStreaming(FrozenConfig):
     """Settings that decide how many layers of a judge stay on the device (placement prefetch)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     link_gb_per_s: float = Field(
         25.0,
@@ -54,10 +53,8 @@ class LayerStreaming(BaseModel):
     )
 
 
-class JudgeEngineConfig(BaseModel):
+class JudgeEngineConfig(FrozenConfig):
     """The model that judges and its engine; each device of the role `judge` has one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: ModelConfig = Field(
         ..., description="The model that judges; its weights are never those that are trained."

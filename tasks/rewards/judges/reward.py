@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.judgements import Judgement, JudgeMode, JudgeQuestion
 from artifacts.records import Generated, Outcome, Prompt, Score
@@ -41,10 +42,8 @@ however it is written.
 An answer that is missing, partial, or more than one answer is not right."""
 
 
-class JudgeConfig(BaseModel):
+class JudgeConfig(FrozenConfig):
     """Ask a model whether the answer is right."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["judge"] = Field(
         default="judge",

@@ -27,8 +27,9 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.records import Generated, Outcome, Prompt
 from tasks.isolation.interrupt import Interrupted
@@ -82,10 +83,8 @@ _RESPONSE = re.compile(
 )
 
 
-class MathAnswerConfig(BaseModel):
+class MathAnswerConfig(FrozenConfig):
     """Compare the final answer with a number or a LaTeX expression."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["math_answer"] = Field(
         default="math_answer", description="Chooses the mathematics reward."
@@ -250,10 +249,8 @@ def read_gold(gold: str) -> tuple[str, ExactNumber | None]:
     return text, exact_number(text)
 
 
-class WorkedAnswerConfig(BaseModel):
+class WorkedAnswerConfig(FrozenConfig):
     """Compare the answer with the gold's last line, the lines before it with the other lines."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["worked_answer"] = Field(
         "worked_answer", description="Chooses the mathematics reward that pays for worked lines."

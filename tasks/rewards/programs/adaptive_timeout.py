@@ -16,18 +16,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.records import CaseResult, CaseVerdict
 
 MAX_HOPELESS = 3  # executions that reached the ceiling, after which a case gets no second look
 
 
-class AdaptiveTimeoutConfig(BaseModel):
+class AdaptiveTimeoutConfig(FrozenConfig):
     """Time limits of test cases; floor_s equal to ceiling_s makes a fixed limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     factor: Fixed[float] = 1.5  # limit of a case, in multiples of its slowest correct execution
     floor_s: float = Field(2.0, gt=0, description="Shortest limit, seconds.")

@@ -23,8 +23,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.program_tests import CodeGold
 from artifacts.printable import printable_line
 from artifacts.records import CaseResult, CaseVerdict, Generated, Outcome, Prompt, Score
@@ -50,10 +51,8 @@ LOWEST_PRIORITY = 19  # of second looks, as `nice` counts
 _VIOLATIONS = (CaseVerdict.FORGED, CaseVerdict.OUTPUT, CaseVerdict.SABOTAGE)
 
 
-class CodeTestsConfig(BaseModel):
+class CodeTestsConfig(FrozenConfig):
     """Execute the response's program against the question's tests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["code"] = Field(
         default="code", description="Chooses the execution of programs in a sandbox."
