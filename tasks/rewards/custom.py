@@ -107,7 +107,7 @@ class CustomReward(ProcessReward):
             ) from error
 
     def verdict(self, prompt: Prompt, generated: Generated) -> Verdict:
-        """The verdict of the function's number; INFRA if it stalls, raises, dies or returns
+        """Verdict with the function's number; INFRA if the function stalls, raises, dies or gives
         none."""
         reply = self._worker.call(prompt.text, generated.text, prompt.gold)
         if reply.kind != "value":

@@ -146,8 +146,7 @@ class RewardPool:
         return num_open
 
     def look_again(self, scored: Sequence[tuple[Prompt, Generated, Score]]) -> list[Future[Score]]:
-        """Execute some of a round's early killed programs again, at the lowest priority
-        (`relearned`)."""
+        """Execute some of a round's early killed programs again, at the lowest priority."""
         looks: list[Future[Score]] = []
         for own in self._looks:
             looks += own.look_again(

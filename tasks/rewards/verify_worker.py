@@ -80,7 +80,8 @@ def without_value(reply: WorkerReply) -> Verdict:
 
 @dataclass(eq=False)
 class VerifyWorker(ScorerProcess):
-    """Runs a scorer function in a process, which starts with the first call; for one caller."""
+    """Runs a scorer function in a process of its own, for one caller; starts with the first
+    call."""
 
     scorer: str  # "module:function" or "file.py:function"
     _: KW_ONLY
@@ -269,7 +270,7 @@ def _computed_s(process: ChildProcess) -> float:
 
 
 def _environment(named: Sequence[str]) -> dict[str, str]:
-    """The kept and the named variables, the import path, single-threaded numerics: no secrets."""
+    """KEPT_VARIABLES, the named ones, the import path, single-threaded numerics; nothing else."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     search_path = os.pathsep.join(dict.fromkeys(own().search_path))
     kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *named) if name in os.environ}

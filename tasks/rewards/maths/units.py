@@ -13,13 +13,11 @@ from tasks.rewards.maths.notation import SCALES
 
 ALIASES = {
     "cm": "centimeter centimetre", "mm": "millimeter millimetre", "km": "kilometer kilometre",
-    "m": "meter metre",
-    "kg": "kilogram", "g": "gram", "l": "liter litre", "ml": "milliliter millilitre",
-    "h": "hour hr", "min": "minute",
-    "s": "second sec", "in": "inch inche", "ft": "foot feet", "mi": "mile", "yd": "yard",
-    "lb": "pound", "rad": "radian",
-    "dollar": "usd", "cm^2": "squarecentimeter sqcm squarecm", "m^2": "squaremeter sqm squarem",
-    "degree": "deg",
+    "m": "meter metre", "kg": "kilogram", "g": "gram", "l": "liter litre",
+    "ml": "milliliter millilitre", "h": "hour hr", "min": "minute", "s": "second sec",
+    "in": "inch inche", "ft": "foot feet", "mi": "mile", "yd": "yard", "lb": "pound",
+    "rad": "radian", "dollar": "usd", "cm^2": "squarecentimeter sqcm squarecm",
+    "m^2": "squaremeter sqm squarem", "degree": "deg",
     "km/h": "kmph kph kilometerperhour kilometersperhour", "mph": "mi/h mileperhour milesperhour",
     "m/s": "meterpersecond meterspersecond",
     "": "unit squareunit cubicunit unit^2 unit^3 unitsquare",

@@ -27,10 +27,9 @@ from tasks.rewards.programs.sandbox.candidate import run_program
 
 PRELOADED = (
     "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy",
-    "dataclasses", "datetime", "decimal",
-    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math",
-    "numbers", "operator", "queue", "random",
-    "re", "statistics", "string", "textwrap", "time", "types", "typing", "unicodedata",
+    "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq",
+    "io", "itertools", "json", "math", "numbers", "operator", "queue", "random", "re", "statistics",
+    "string", "textwrap", "time", "types", "typing", "unicodedata",
 )  # fmt: skip
 FORK = b"F"  # the host's request for a candidate, with its four descriptors
 END = b"E"  # the host's request to kill the running candidate
