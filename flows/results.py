@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -42,7 +41,7 @@ from flows.config.run_config import RunConfig
 from flows.evaluate import Evaluations, HeldoutAnswers
 from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
-from tasks.metrics.monitors import MonitorConfig, nothing_learned, warnings_of
+from tasks.metrics.monitors import MonitorConfig, StepWarning, nothing_learned, warnings_of
 from tasks.metrics.report import STAGES
 
 TIMELINE = "timeline_"  # prefix of the names of timelines
@@ -278,13 +277,6 @@ def _line(commit: StepCommit) -> StepLine:
     )
 
 
-class StepWarning(NamedTuple):
-    """A warning's text, with the step that it is about."""
-
-    step: int
-    text: str
-
-
 def run_warnings(
     commits: Sequence[StepCommit], config: MonitorConfig, journal: Journal, *, since: int = 0
 ) -> tuple[StepWarning, ...]:
@@ -292,9 +284,9 @@ def run_warnings(
     metrics beyond their limits, or about several steps in a row that learned nothing; the latter
     quotes two answers."""
     steps = figures_by_step(commits)
-    warnings = [StepWarning(alarm.step, str(alarm)) for alarm in warnings_of(steps, config)]
+    warnings = list(warnings_of(steps, config))
     warnings += [
-        StepWarning(flat.step, f"{flat}{_answers(journal, flat.step)}")
+        StepWarning(flat.step, f"{flat.text}{_answers(journal, flat.step)}")
         for flat in nothing_learned(steps, config.steps_in_a_row)
         if flat.step >= since
     ]

@@ -118,7 +118,7 @@ def _send_steps(
             tracker.log_metrics(step, report.metrics)
     warnings = warnings_of(figures_by_step(commits), config.monitors)
     if warnings:
-        tracker.tag(ALARM_TAG, "\n".join(map(str, warnings)))
+        tracker.tag(ALARM_TAG, "\n".join(warning.text for warning in warnings))
 
 
 def _send_report(tracker: RunTracker, store: Store, num_steps: int) -> None:

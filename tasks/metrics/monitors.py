@@ -1,8 +1,5 @@
 """Warnings about a run that collapses or learns nothing, from the metrics of its steps. Pure.
 
-    a limit passed in several steps in a row        ─▶ MonitorWarning, with the cure
-    several flat steps in a row, and why they are   ─▶ NothingLearned, with the cure
-
 A warning stops nothing: at the end of learning flat steps are to be expected. A step that scored no
 token is skipped where limits are compared: it neither passes one nor ends a series of steps that
 did. Steps without a finite gradient, and those in which a critic learns first, are reported
@@ -12,12 +9,14 @@ elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.fixed_fields import Fixed
 from tasks.learner.reports import Skipped, skipped_of
+
+Figures = Mapping[str, float]
 
 SCORED, ENTROPY = "train/tokens_scored", "train/entropy_nats"
 STALE = (
@@ -60,112 +59,75 @@ class MonitorConfig(BaseModel):
     min_entropy_share: Fixed[float] = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarningLimit:
-    """A limit on one metric of a step."""
+class StepWarning(NamedTuple):
+    """A warning about several steps in a row."""
 
-    figure: str  # name of the metric
-    limit: float
-    is_least: bool  # whether it is a lower limit, not an upper one
-
-    def is_passed(self, value: float) -> bool:
-        """True if the value is beyond the limit, or is no number."""
-        return not (value >= self.limit if self.is_least else value <= self.limit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorWarning:
-    """A limit that was passed in several steps in a row."""
-
-    rule: WarningLimit
     step: int  # the last of these steps
-    value: float  # of the figure in that step
-    num_steps: int  # number of these steps
-
-    def __str__(self) -> str:
-        rule = self.rule
-        beyond = "below" if rule.is_least else "above"
-        return (
-            f"{rule.figure} was {self.value:.3g} in step {self.step}, {beyond} {rule.limit:.3g}"
-            f" for {self.num_steps} steps in a row: {CURES[rule.figure]}"
-        )
+    text: str
 
 
 def warnings_of(
-    steps: Sequence[tuple[int, Mapping[str, float]]], config: MonitorConfig
-) -> tuple[MonitorWarning, ...]:
-    """Every warning of a run, in the order of steps. steps: (number, metrics by name). A limit
-    warns again only after a step within it."""
+    steps: Sequence[tuple[int, Figures]], config: MonitorConfig
+) -> tuple[StepWarning, ...]:
+    """The warnings about limits, in the order of steps. A limit warns again only after a step
+    within it. steps: (number, metrics by name)."""
     scored = [(step, figures) for step, figures in steps if figures.get(SCORED)]
     if not scored:
         return ()
-    found = (
-        warning
-        for rule in _rules(scored[0][1], config)
-        for warning in _warnings_of_rule(rule, scored, config.steps_in_a_row)
+    limits = (  # metric, limit, True for a lower limit
+        ("train/effective_sample_fraction", config.min_effective_sample_fraction, True),
+        ("train/mismatch_k3", config.max_mismatch_k3, False),
+        ("train/cut_fraction", config.max_cut_fraction, False),
+        (ENTROPY, config.min_entropy_share * scored[0][1].get(ENTROPY, 0.0), True),
     )
+    found = [
+        warning
+        for figure, limit, is_least in limits
+        for warning in _warnings_of_limit(figure, limit, is_least, scored, config.steps_in_a_row)
+    ]
     return tuple(sorted(found, key=lambda warning: warning.step))
 
 
-def _rules(first: Mapping[str, float], config: MonitorConfig) -> tuple[WarningLimit, ...]:
-    """All limits of a run whose first step with scored tokens has these figures."""
-    least_entropy = config.min_entropy_share * first.get(ENTROPY, 0.0)
-    return (
-        WarningLimit(
-            figure="train/effective_sample_fraction",
-            limit=config.min_effective_sample_fraction,
-            is_least=True,
-        ),
-        WarningLimit(figure="train/mismatch_k3", limit=config.max_mismatch_k3, is_least=False),
-        WarningLimit(figure="train/cut_fraction", limit=config.max_cut_fraction, is_least=False),
-        WarningLimit(figure=ENTROPY, limit=least_entropy, is_least=True),
-    )
-
-
-def _warnings_of_rule(
-    rule: WarningLimit, steps: Sequence[tuple[int, Mapping[str, float]]], num_steps: int
-) -> Iterator[MonitorWarning]:
+def _warnings_of_limit(
+    figure: str,
+    limit: float,
+    is_least: bool,
+    steps: Sequence[tuple[int, Figures]],
+    steps_in_a_row: int,
+) -> Iterator[StepWarning]:
     num_beyond = 0
     for step, figures in steps:
-        value = figures.get(rule.figure)
+        value = figures.get(figure)
         if value is None:
             continue
-        num_beyond = num_beyond + 1 if rule.is_passed(value) else 0
-        if num_beyond == num_steps:
-            yield MonitorWarning(rule=rule, step=step, value=value, num_steps=num_steps)
+        is_within = value >= limit if is_least else value <= limit  # no number is not within
+        num_beyond = 0 if is_within else num_beyond + 1
+        if num_beyond == steps_in_a_row:
+            beyond = "below" if is_least else "above"
+            text = (
+                f"{figure} was {value:.3g} in step {step}, {beyond} {limit:.3g}"
+                f" for {num_beyond} steps in a row: {CURES[figure]}"
+            )
+            yield StepWarning(step, text)
 
 
 LOWEST, HIGHEST, VERDICTS = "reward/min", "reward/max", "reward/verdicts"
 CUT = "reward/truncated_fraction"
-Figures = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NothingLearned:
-    """Several flat steps in a row: steps whose rewards or gradients tell no responses apart."""
-
-    step: int  # the last of these steps
-    num_steps: int  # number of these steps
-    what: str  # the flat quantity of the last step
-    cure: str  # what to check or change
-
-    def __str__(self) -> str:
-        row = f"{self.num_steps} steps in a row, up to step {self.step}"
-        return f"{self.what} in {row}: {self.cure}"
 
 
 def nothing_learned(
     steps: Sequence[tuple[int, Figures]], steps_in_a_row: int
-) -> Iterator[NothingLearned]:
-    """Yield every series of flat steps once, when it reaches steps_in_a_row steps. steps: (number,
-    metrics by name)."""
+) -> Iterator[StepWarning]:
+    """Warn of every series of flat steps, whose rewards or gradients tell no responses apart, once:
+    when it reaches steps_in_a_row steps. steps: (number, metrics by name)."""
     num_flat = 0
     for step, figures in steps:
         found = _flat(figures)
         num_flat = num_flat + 1 if found else 0
         if found and num_flat == steps_in_a_row:
             what, cure = found
-            yield NothingLearned(step=step, num_steps=num_flat, what=what, cure=cure)
+            row = f"{num_flat} steps in a row, up to step {step}"
+            yield StepWarning(step, f"{what} in {row}: {cure}")
 
 
 def _flat(figures: Figures) -> tuple[str, str] | None:

@@ -28,7 +28,7 @@ from flows.results import RunResults
 from flows.run import OpenRun
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import AccumulateReport, CriticReport, Skipped, update_figures
-from tasks.metrics.monitors import NothingLearned, nothing_learned
+from tasks.metrics.monitors import StepWarning, nothing_learned
 from tasks.metrics.report import StepReport
 from tasks.metrics.step_metrics import running_totals, step_metrics
 from tasks.scheduling.queue_state import QueueState
@@ -66,7 +66,7 @@ def group(*rewards: float | None, finish_reason: str = "stop") -> Group:
     )
 
 
-def told(*steps: Figures) -> list[NothingLearned]:
+def told(*steps: Figures) -> list[StepWarning]:
     return list(nothing_learned(list(enumerate(steps, 1)), 3))
 
 
@@ -98,9 +98,9 @@ def test_three_flat_steps_in_a_row_are_told_once_by_their_cause(
 ) -> None:
     assert told(figures, figures, UPDATED, figures, figures) == []
     (found,) = told(UPDATED, *[figures] * 6)
-    assert (found.step, found.num_steps) == (4, 3)
-    assert str(found).startswith(what)
-    assert " in 3 steps in a row, up to step 4: " in str(found)
+    assert found.step == 4
+    assert found.text.startswith(what)
+    assert " in 3 steps in a row, up to step 4: " in found.text
     assert len(told(*[figures] * 3, UPDATED, *[figures] * 3)) == 2
 
 
