@@ -34,7 +34,7 @@ from flows.run_record import links_of, record_beginning
 from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.cluster.ports import refusal
-from tasks.elastic.config import WeightServerConfig
+from tasks.elastic.config import ElasticWeightsConfig
 from tasks.environments.processes.walls import check_seen
 from tasks.isolation.interpreter import own
 from tasks.learner.architecture import check_architecture, read_config
@@ -299,7 +299,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     )
 
 
-def _weight_server(config: RunConfig) -> WeightServerConfig | None:
+def _weight_server(config: RunConfig) -> ElasticWeightsConfig | None:
     """Settings of the weight server for elastic workers; None if the run needs none. The port is 0
     (any free port) if the configured one is taken."""
     server = weight_server_of(config.elastic, config.cluster)

@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import Wish, is_loopback
-from tasks.elastic.config import ElasticConfig, WeightServerConfig
+from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 
 
 def check_elastic_workers(config: Parts) -> None:
@@ -30,9 +30,9 @@ def check_elastic_workers(config: Parts) -> None:
     weight_server_of(config.elastic, config.cluster)
 
 
-def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> WeightServerConfig | None:
-    """Settings of the server from which elastic workers pull weights; None if they read the run's
-    own paths. Raises ValueError if no worker could reach the server."""
+def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> ElasticWeightsConfig | None:
+    """Settings, with a host, of the server from which elastic workers pull weights; None if they
+    read the run's own paths. Raises ValueError if no worker could reach the server."""
     weights = elastic.weights
     if not elastic.enabled or not _is_wanted(elastic, cluster):
         return None
@@ -50,15 +50,10 @@ def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> WeightSe
             f" such as 10.1.0.0/16, got {', '.join(weights.allowed_senders)} beside the address"
             f" {host}: nobody could pull; add them"
         )
-    return WeightServerConfig(
-        host=host,
-        port=weights.port,
-        allowed_senders=weights.allowed_senders,
-        deltas=weights.deltas,
-    )
+    return weights.model_copy(update={"host": host})
 
 
-def wish_of_weights(elastic: ElasticConfig, server: WeightServerConfig) -> Wish:
+def wish_of_weights(elastic: ElasticConfig, server: ElasticWeightsConfig) -> Wish:
     """The port that the run's weight server asks for, to check that it is free."""
     return Wish(
         what="the weight server",

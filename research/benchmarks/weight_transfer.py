@@ -31,10 +31,10 @@ from statistics import median
 
 from artifacts.records import WeightsRef
 from research.kills.network_hosts import NetworkHosts, network_hosts
-from tasks.elastic.config import WeightServerConfig
-from tasks.elastic.weights.client import Pull
+from tasks.elastic.config import ElasticWeightsConfig
 from tasks.elastic.weights.pulls import WorkerWeights
 from tasks.elastic.weights.server import WeightServer
+from tasks.elastic.weights.transfer import Pull
 
 TOKEN = "of-the-benchmark"
 EVERYBODY = ("0.0.0.0/0", "::/0")
@@ -233,7 +233,7 @@ def _receive_raw(address: str, port: int, mib: int) -> float:
 
 
 def _server(address: str) -> WeightServer:
-    return WeightServer(WeightServerConfig(host=address, allowed_senders=EVERYBODY), TOKEN)
+    return WeightServer(ElasticWeightsConfig(host=address, allowed_senders=EVERYBODY), TOKEN)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import Location, NetworkAddress
@@ -33,8 +33,6 @@ def _networks(networks: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Networks = Annotated[tuple[NetworkAddress, ...], AfterValidator(_networks)]  # as CIDRs
-
-
 Limit = Literal["pull_s", "build_s", "load_s"]
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 CURES: dict[Limit, str] = {
@@ -90,43 +88,6 @@ class Limits:
             limit_s: float = getattr(self, limit)
             sentence = f"{action} must take {limit_s:g} s ({TABLE[limit]}) at most"
             raise LimitMissed(limit, f"{sentence}, it took longer; {CURES[limit]}") from error
-
-
-class WeightServerConfig(BaseModel):
-    """The HTTP server from which elastic workers pull weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    host: NetworkAddress = Field(
-        "127.0.0.1",
-        description="IP address that the weight server binds to; elastic workers must reach it.",
-    )
-    port: int = Field(0, ge=0, le=65535, description="Port of the weight server; 0 takes any.")
-    allowed_senders: Networks = Field(
-        LOOPBACK_NETWORKS,
-        min_length=1,
-        description="Networks (CIDR) whose requests for weights are answered; others are refused.",
-    )
-
-    deltas: bool = Field(
-        False,
-        description=(
-            "Send versions as compressed differences to the one before, to who has that: for links"
-            " below some 300 MB/s."
-        ),
-    )
-
-    @field_validator("host")
-    @classmethod
-    def _is_address(cls, host: str) -> str:
-        try:
-            ip_address(host)
-        except ValueError:
-            raise ValueError(
-                f"host must be an IP address of this machine, got {host!r}; look it up with `ip"
-                " address`"
-            ) from None
-        return host
 
 
 class ElasticWeightsConfig(BaseModel):

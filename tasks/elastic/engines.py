@@ -1,11 +1,5 @@
 """Builds engines in the processes of elastic workers, loads weights into them, discards them.
 
-    recipe ─▶ ElasticEngineActor: reads the model where the run has it ────────┐
-         └──▶ PullingEngineActor: pulls the model, and versions before a load ─┤
-                                                        load_weights ─▶ weight check
-
-    RunWeightServer: hashes a version once, when a worker needs it; serves it from its own path
-
 A build that fails is not tried again here, and concerns its elastic worker alone. The learner
 overwrites the oldest kept version and renames its file first. The server then finds that file gone,
 a receiver finds wrong bytes, and the worker pulls the newer version. Leaves out when engines are
@@ -25,10 +19,9 @@ from typing import TypeVar
 from distributed import Client, get_worker
 
 from artifacts.records import Running, WeightsRef, pack, unpack
-from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.registry import ActorRegistry, Recipe
-from tasks.elastic.config import MARGIN_S, ElasticConfig, Limits, WeightServerConfig
+from tasks.elastic.config import MARGIN_S, ElasticConfig
 from tasks.elastic.weights.pulls import WeightOrigin, WeightPulls
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.worker_card import mark_served
@@ -64,30 +57,19 @@ class ElasticEngineActor(EngineActor):
     def __init__(
         self,
         config: EngineConfig,
-        model_path: str,
+        model: str | WeightOrigin,
         name: str,
         core_ids: tuple[int, ...],
         seed: int,
     ) -> None:
-        mark_served(name)
-        super().__init__(config, model_path, name, core_ids, (), seed)
-
-
-class PullingEngineActor(ElasticEngineActor):
-    """An engine that gets all files of the run over the network."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        origin: WeightOrigin,
-        name: str,
-        core_ids: tuple[int, ...],
-        seed: int,
-    ) -> None:
-        """Blocks until the model is pulled. Raises LimitMissed, or as `weights.client.fetch`."""
+        """model: path of the model where the run has it, or the server to pull that and all
+        versions from. Then blocks until the model is pulled, and raises LimitMissed, or as
+        `weights.client.fetch`."""
         mark_served(name)  # before the pull: the next run must find the mark
-        self._pulls = WeightPulls(origin, name, get_worker())
-        super().__init__(config, self._pulls.model(), name, core_ids, seed)
+        if isinstance(model, WeightOrigin):
+            self._pulls = WeightPulls(model, name, get_worker())
+            model = self._pulls.model()
+        super().__init__(config, model, name, core_ids, (), seed)
 
     async def pull(self, version: str) -> bytes:
         """Pull this version; returns its WeightsRef on this machine, packed."""
@@ -102,77 +84,14 @@ def recipe(
     gpus = [device for device in devices if device.startswith("cuda:")]
     cores = () if gpus else tuple(range(len(devices)))
     config = run.engine.model_copy(update={"tensor_parallel_size": max(1, len(gpus))})
-    if origin is not None:
-        return PullingEngineActor, (config, origin, name, cores, run.seed)
-    return ElasticEngineActor, (config, run.model_path, name, cores, run.seed)
-
-
-class RunWeightServer:
-    """The weight server of one run, in the flow's process. Used from one event loop."""
-
-    def __init__(self, config: WeightServerConfig, token: str, model: Path, limits: Limits) -> None:
-        """token: the run's secret. model: folder of the model that the run starts from."""
-        self._config, self._model, self._limits = config, model, limits
-        self._server = WeightServer(config, token)
-        self._offering = asyncio.Lock()
-        self._has_model = False
-        self._offered: WeightsRef | None = None
-
-    @property
-    def denied_requests(self) -> Sequence[DeniedRequest]:
-        """Unauthorised weight requests, newest first."""
-        return self._server.denied_requests
-
-    async def open(self) -> None:
-        """Start the server; does nothing if it runs. Raises ValueError if the address is taken or
-        not this machine's."""
-        if self._server.url:
-            return
-        try:
-            await self._server.start()
-        except OSError as error:
-            await self._server.close()
-            raise ValueError(
-                "elastic.weights.host and port must be free on this machine, got"
-                f" {self._config.host} and {self._config.port} ({error}); correct them"
-            ) from error
-
-    async def close(self) -> None:
-        """Stop the server."""
-        await self._server.close()
-
-    async def offer_model(self) -> WeightOrigin:
-        """Serve the model's folder; returns the address and settings that elastic workers pull
-        with."""
-        async with self._offering:
-            if not self._has_model:
-                await self._server.publish_model(self._model)
-                self._has_model = True
-        return WeightOrigin(
-            url=self._server.url,
-            allowed_senders=self._config.allowed_senders,
-            deltas=self._config.deltas,
-            limits=self._limits,
-        )
-
-    async def offer(self, weights: WeightsRef) -> None:
-        """Serve this version and the one before it. Raises OSError if the version's file is
-        gone."""
-        async with self._offering:
-            if weights != self._offered:
-                await self._server.publish(weights)
-                self._offered = weights
-
-    def forget(self, worker: str) -> None:
-        """Stop naming this elastic worker as a source of weights: it is gone."""
-        self._server.forget(worker)
+    return ElasticEngineActor, (config, origin or run.model_path, name, cores, run.seed)
 
 
 class ElasticEngines:
     """Engines by the name of their elastic worker. Used from one event loop."""
 
     def __init__(
-        self, client: Client, run: RunForWorkers, server: RunWeightServer | None = None
+        self, client: Client, run: RunForWorkers, server: WeightServer | None = None
     ) -> None:
         """server: elastic workers pull weights from it; None if they read the run's own paths."""
         self._client, self._run, self._server = client, run, server
@@ -183,23 +102,31 @@ class ElasticEngines:
             2 * run.elastic.max_workers, thread_name_prefix="elastic"
         )
 
-    @property
-    def denied_requests(self) -> Sequence[DeniedRequest]:
-        """Unauthorised weight requests, newest first."""
-        return () if self._server is None else self._server.denied_requests
-
     async def open(self) -> None:
-        """Start the weight server, if there is one. Raises ValueError for an unusable address."""
-        if self._server is not None:
-            await self._server.open()
+        """Start the weight server, if there is one; does nothing if it runs. Raises ValueError if
+        its address is taken or not this machine's."""
+        if self._server is None:
+            return
+        try:
+            await self._server.start()
+        except OSError as error:
+            await self._server.close()
+            config = self._server.config
+            raise ValueError(
+                "elastic.weights.host and port must be free on this machine, got"
+                f" {config.host} and {config.port} ({error}); correct them"
+            ) from error
 
     async def build(self, worker: AdmittedWorker) -> None:
         """Pull the model if the worker needs it, and build the worker's engine. Raises ActorLost if
         the worker dies meanwhile, LimitMissed, or any error of the engine."""
-        name, limits = worker.name, self._limits
-        origin = None if self._server is None else await self._server.offer_model()
+        name, limits, server = worker.name, self._limits, self._server
+        origin, within_s = None, limits.build_s
+        if server is not None:
+            await server.publish_model(Path(self._run.model_path))
+            origin = WeightOrigin(url=server.url, config=server.config, limits=limits)
+            within_s += limits.pull_s + MARGIN_S
         recipes = {name: recipe(self._run, name, worker.devices, origin)}
-        within_s = limits.build_s + (limits.pull_s + MARGIN_S if origin is not None else 0.0)
         with limits.bound("build_s", f"{name}: the engine's build"):
             await self._in_thread(
                 lambda: self._registry.create_all({name: worker.dask_name}, recipes, within_s)
@@ -211,7 +138,7 @@ class ElasticEngines:
         worker (WeightsRefused)."""
         if self._server is None:
             return weights
-        await self._server.offer(weights)
+        await self._server.publish(weights)
         remote, version = self._registry.remote(name), str(weights.version)
         deadline_s = self._limits.pull_s + MARGIN_S
         with self._limits.bound("pull_s", f"{name}: the pull of version {version}"):

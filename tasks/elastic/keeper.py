@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 
 from artifacts.records import Running
-from artifacts.reports.elastic_workers import DeniedRequest
 from tasks.cluster.actors import ActorLost
 from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.config import LimitMissed
@@ -118,11 +117,6 @@ class ElasticKeeper:
     def workers(self) -> tuple[AdmittedWorker, ...]:
         """All workers that were admitted in this attempt at the run."""
         return self._admission.workers
-
-    @property
-    def denied_requests(self) -> tuple[DeniedRequest, ...]:
-        """Unauthorised weight requests in this attempt at the run, newest first."""
-        return tuple(self._engines.denied_requests)
 
     async def start(self) -> None:
         """Start to watch for elastic workers; does nothing if started already. Raises ValueError if

@@ -23,12 +23,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 if TYPE_CHECKING:
     from distributed import Worker
 
     from tasks.elastic.worker_events import Ending
+    from tasks.elastic.worker_process import WorkerExtension
 
 logger = logging.getLogger(__name__)
 
@@ -69,16 +70,6 @@ class WorkerCard(TypedDict):
     proof: str  # that it knows the token; empty where it was given none
 
 
-class WorkerSide(Protocol):
-    """The methods of an elastic worker's process that a run calls, implemented by
-    `worker_process.WorkerExtension`."""
-
-    @property
-    def token(self) -> str: ...
-    def card(self) -> WorkerCard: ...
-    def end_as(self, how: Ending, reason: str) -> None: ...
-
-
 def read_card(*, dask_worker: Worker) -> WorkerCard:
     """Returns the card of the worker on which this function runs. Raises LookupError if that is no
     elastic worker."""
@@ -97,8 +88,8 @@ def token_of(worker: Worker) -> str:
     return _extension(worker).token
 
 
-def _extension(worker: Worker) -> WorkerSide:
-    extension: WorkerSide | None = worker.extensions.get(EXTENSION)
+def _extension(worker: Worker) -> WorkerExtension:
+    extension: WorkerExtension | None = worker.extensions.get(EXTENSION)
     if extension is None:
         raise LookupError(
             "an elastic worker must be started with --preload tasks.elastic.worker_process,"

@@ -14,9 +14,10 @@ from distributed import Client
 
 from artifacts.records import Running
 from tasks.elastic.admission import AdmissionRules, WorkerAdmission
-from tasks.elastic.config import ElasticConfig, WeightServerConfig
-from tasks.elastic.engines import ElasticEngines, RunForWorkers, RunWeightServer
+from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
+from tasks.elastic.engines import ElasticEngines, RunForWorkers
 from tasks.elastic.keeper import ElasticKeeper
+from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.worker_card import TOKEN_VARIABLE, installed, read_token
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.elastic.worker_history import WorkerHistory
@@ -38,18 +39,17 @@ class RunElasticWorkers:
         """notify: sends a notice to the open rounds. Raises ValueError if the token file cannot be
         read."""
         self._keeper: ElasticKeeper | None = None
+        token = read_token(run.elastic.token_file) if run.elastic.enabled else ""
+        server = None  # elastic workers read the run's own paths
+        if run.elastic.enabled and run.weight_server is not None:
+            server = WeightServer(run.weight_server, token)
         self.history = WorkerHistory(
             run.open_store(),
             lambda: self.workers,
-            lambda: () if self._keeper is None else self._keeper.denied_requests,
+            server.denied_requests if server is not None else lambda: (),
         )
         if not run.elastic.enabled:
             return
-        token = read_token(run.elastic.token_file)
-        server = None  # elastic workers read the run's own paths
-        if run.weight_server is not None:
-            model, limits = Path(run.model_path), run.elastic.limits
-            server = RunWeightServer(run.weight_server, token, model, limits)
         engines = ElasticEngines(client, run_for_workers(run), server)
         admission = admission_of(run, self.history.generations)
         workers = JoinedWorkers(client, token)
@@ -90,7 +90,7 @@ def run_for_workers(run: RunContext) -> RunForWorkers:
     )
 
 
-def check_token(config: ElasticConfig, server: WeightServerConfig | None) -> None:
+def check_token(config: ElasticConfig, server: ElasticWeightsConfig | None) -> None:
     """Raise ValueError if the token file cannot be read, or if the run serves weights over the
     network and has no token to ask elastic workers for."""
     token = read_token(config.token_file) if config.enabled else ""

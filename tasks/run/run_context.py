@@ -18,7 +18,7 @@ from artifacts.journal import Journal
 from artifacts.prices import PriceConfig
 from artifacts.records import Span, WeightsRef
 from artifacts.store import Store
-from tasks.elastic.config import ElasticConfig, WeightServerConfig
+from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 from tasks.engines.base import SamplingConfig
 from tasks.engines.registry import EngineConfig
 from tasks.environments.config import EpisodeConfig
@@ -122,7 +122,7 @@ class RunContext:
     elastic: ElasticConfig = field(default_factory=ElasticConfig)  # engines that come and go
     prices: PriceConfig = field(default_factory=PriceConfig)  # of device-hours, by class
     # where elastic workers pull weights; None where they read the run's own paths
-    weight_server: WeightServerConfig | None = None
+    weight_server: ElasticWeightsConfig | None = None
     # fixed token sequences of the weight check; empty switches the check off
     probes: tuple[tuple[int, ...], ...] = ()
     engines: tuple[str, ...]  # actor names of the rollout replicas

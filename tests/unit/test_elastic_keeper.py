@@ -65,8 +65,6 @@ class Workers:
 class Engines:
     """Engines that do as they are told, or fail."""
 
-    denied_requests = ()
-
     def __init__(self, *failures: Exception) -> None:
         """failures: of the loads, in order."""
         self.failures = list(failures)

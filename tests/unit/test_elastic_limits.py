@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from tasks.elastic.config import LIMITS, ElasticConfig, Limit, LimitMissed, Limi
 from tasks.elastic.engines import ElasticEngines
 from tasks.engines.base import EngineLost
 from tasks.learner.reports import PublishReport
-from tests.unit.test_weight_pulls import elastic_worker, serving
+from tests.unit.test_weight_pulls import elastic_worker, serving, told
 from tests.unit.worker_factories import make_elastic_worker
 
 GIVEN = ElasticConfig(enabled=True, pull_s=7.0, build_s=8.0, load_s=9.0)
@@ -53,7 +54,8 @@ def engines(error: Exception, *, pulls: bool) -> tuple[ElasticEngines, Late]:
     run: Any = SimpleNamespace(
         run_id="r", elastic=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
     )
-    origin: Any = SimpleNamespace(offer=offered, offer_model=offered) if pulls else None
+    server = SimpleNamespace(publish=offered, publish_model=offered, url="", config=None)
+    origin: Any = server if pulls else None
     made, late = ElasticEngines(SimpleNamespace(), run, origin), Late(error)  # type: ignore[arg-type]
     made._registry = late  # type: ignore[assignment]
     return made, late
@@ -106,25 +108,19 @@ async def test_an_elastic_worker_that_dies_meanwhile_has_missed_no_limit() -> No
 
 async def test_the_model_s_pull_within_a_build_is_told_as_a_pull() -> None:
     """As the elastic worker's process says it, which another process reads."""
-    told = pickle.loads(pickle.dumps(LimitMissed("pull_s", "the pull of version model ...")))
-    made, _ = engines(told, pulls=True)
+    sent = pickle.loads(pickle.dumps(LimitMissed("pull_s", "the pull of version model ...")))
+    made, _ = engines(sent, pulls=True)
     assert (await missed(made, "build_s")).limit == "pull_s"
-    assert str(told) == "the pull of version model ..."
+    assert str(sent) == "the pull of version model ..."
 
 
 async def test_a_pull_that_does_not_come_says_its_limit_in_the_elastic_worker(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as origin:
-        told = await origin.offer_model()
-        await origin.offer(written(tmp_path / "run"))
-        hurried = SimpleNamespace(
-            url=told.url,
-            allowed_senders=told.allowed_senders,
-            deltas=False,
-            limits=Limits(pull_s=1e-9, build_s=1.0, load_s=1.0),
-        )
-        async with elastic_worker(hurried, tmp_path / "spot", host=None) as pulls:  # type: ignore[arg-type]
+        await origin.publish(written(tmp_path / "run"))
+        hurried = replace(told(origin), limits=Limits(pull_s=1e-9, build_s=1.0, load_s=1.0))
+        async with elastic_worker(hurried, tmp_path / "spot", host=None) as pulls:
             with pytest.raises(LimitMissed, match=r"twice deadlines\.weights_s") as caught:
                 await pulls.pull("7")
             assert caught.value.limit == "pull_s"

@@ -12,7 +12,7 @@ import pytest
 from flows.config.elastic_rules import weight_server_of
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
-from tasks.elastic.config import ElasticConfig, WeightServerConfig
+from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 from tasks.elastic.engines import recipe
 from tasks.elastic.worker_card import TOKEN_VARIABLE, Terms, make_card
 from tasks.elastic.worker_events import Leaves, Renewed
@@ -91,10 +91,10 @@ def test_weights_that_nobody_could_pull_are_refused(settings: dict[str, object],
 def test_weights_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ValueError, match=r"elastic\.token_file must name a file with a secret"):
-        check_token(ElasticConfig(enabled=True), WeightServerConfig())
+        check_token(ElasticConfig(enabled=True), ElasticWeightsConfig())
     check_token(ElasticConfig(), None)
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
-    check_token(ElasticConfig(enabled=True), WeightServerConfig())
+    check_token(ElasticConfig(enabled=True), ElasticWeightsConfig())
 
 
 def test_no_preset_takes_elastic_workers_unasked() -> None:

@@ -99,7 +99,7 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
             patch.setattr(access.time, "time", lambda: now_s + PROOF_HOLDS_S + 1)
             assert b"401" in await sent_again("127.0.0.1")
         assert b"200" in await sent_again("127.0.0.1"), "it was a good one"
-        reasons = {knock.reason for knock in server.denied_requests}
+        reasons = {knock.reason for knock in server.denied_requests()}
     assert reasons == {
         "its proof was used before",
         "its proof is not of this request and the run's token",
@@ -116,4 +116,4 @@ async def test_a_whole_pull_shows_the_token_to_nobody(tmp_path: Path) -> None:
         asked = b"".join(between.heads)
         assert asked.count(SCHEME.encode()) > len(whole(weights).manifest.shards)
         assert TOKEN.encode() not in asked
-        assert not server.denied_requests
+        assert not server.denied_requests()

@@ -14,9 +14,9 @@ from weight_servers import SHARD, elastic_worker, order, serving, whole, wire, w
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import decode_delta, encode_delta, verify
 from tasks.elastic.weights import client, server, transfer
-from tasks.elastic.weights.client import Pull, fetch
+from tasks.elastic.weights.client import fetch
 from tasks.elastic.weights.held_version import HeldVersion
-from tasks.elastic.weights.transfer import WeightsRefused
+from tasks.elastic.weights.transfer import Pull, WeightsRefused
 
 
 async def pulled(asked: Pull, folder: Path) -> WeightsRef:

@@ -12,13 +12,14 @@ from urllib.parse import urlsplit
 
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import describe
-from tasks.elastic.config import WeightServerConfig
-from tasks.elastic.weights.client import Pull
+from tasks.elastic.config import ElasticWeightsConfig
 from tasks.elastic.weights.held_version import HeldVersion
 from tasks.elastic.weights.pulls import WorkerWeights
 from tasks.elastic.weights.server import WeightServer
+from tasks.elastic.weights.transfer import Pull
 
 TOKEN = "of-the-run"
+CONFIG = ElasticWeightsConfig(host="127.0.0.1")
 SHARD = 50_000  # bytes
 DRIP_S = 0.02  # between two bytes of a wire that drips
 
@@ -39,7 +40,7 @@ def whole(weights: WeightsRef) -> HeldVersion:
 
 @asynccontextmanager
 async def serving(*versions: WeightsRef, deltas: bool = False) -> AsyncIterator[WeightServer]:
-    server = WeightServer(WeightServerConfig(deltas=deltas), TOKEN)
+    server = WeightServer(CONFIG.model_copy(update={"deltas": deltas}), TOKEN)
     await server.start()
     for version in versions:
         server.hold(whole(version))
@@ -52,7 +53,7 @@ async def serving(*versions: WeightsRef, deltas: bool = False) -> AsyncIterator[
 @asynccontextmanager
 async def elastic_worker(folder: Path) -> AsyncIterator[WorkerWeights]:
     """One that serves on what it has."""
-    server = WeightServer(WeightServerConfig(), TOKEN)
+    server = WeightServer(CONFIG, TOKEN)
     await server.start()
     held = WorkerWeights(folder, server)
     try:

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from blake3 import blake3
@@ -33,7 +32,7 @@ from artifacts.weight_shards import (
 )
 from tasks.elastic.weights.held_version import HeldVersion
 from tasks.elastic.weights.transfer import (
-    Lane,
+    Pull,
     ServerConnection,
     TransferBroken,
     TransferSources,
@@ -44,17 +43,6 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS = 2  # one receives while the other hashes
 PAUSE_S = 0.2  # before another request to an origin that did not answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pull:
-    """Parameters of one pull by an elastic worker."""
-
-    origin: str  # http://ADDRESS:PORT of the trainer's weight server
-    name: str  # the version's number, or MODEL for the folder that the run started from
-    token: str = field(repr=False)  # the run's secret
-    deadline_s: float  # seconds for the whole pull
-    receiver: str  # the elastic worker's name
 
 
 Serve = Callable[[HeldVersion], int]  # serves a version on while it comes; returns its port
@@ -70,39 +58,31 @@ def fetch(
     Raises WeightsRefused if the version cannot be had (access denied, version gone, a shard
     corrupted twice, disk full), TimeoutError after deadline_s.
     """
-    clock = _Deadline(order)
-    manifest = _manifest(order, clock)
+    end_s = time.monotonic() + order.deadline_s
+    manifest = _manifest(order, end_s)
     version = HeldVersion(manifest, folder / order.name, _prepared(manifest, folder / order.name))
     if version.missing:
         port = serve(version) if serve else None
-        _Transfer(order, version, port, clock, older).run()
+        _Transfer(order, version, port, end_s, older).run()
     return version
 
 
-class _Deadline:
-    """The deadline of one pull."""
-
-    def __init__(self, order: Pull) -> None:
-        self._order = order
-        self.end_s = time.monotonic() + order.deadline_s
-
-    def check(self, progress: Callable[[], str]) -> None:
-        """Raise TimeoutError, with the progress of the pull, if the deadline has passed."""
-        if time.monotonic() >= self.end_s:
-            raise TimeoutError(
-                f"version {self._order.name} did not come from {self._order.origin} within"
-                f" {self._order.deadline_s:.0f} s: {progress()}"
-            )
+def _check_time(order: Pull, end_s: float, progress: Callable[[], str]) -> None:
+    if time.monotonic() >= end_s:
+        raise TimeoutError(
+            f"version {order.name} did not come from {order.origin} within"
+            f" {order.deadline_s:.0f} s: {progress()}"
+        )
 
 
-def _manifest(order: Pull, clock: _Deadline) -> Manifest:
+def _manifest(order: Pull, end_s: float) -> Manifest:
     """Get the manifest from the origin; retry until the deadline while the origin is silent."""
     while True:
         try:
-            with closing(ServerConnection(order.origin, order.token, clock.end_s)) as connection:
+            with closing(ServerConnection(order.origin, order.token, end_s)) as connection:
                 manifest = from_json(connection.request("GET", f"/versions/{order.name}"))
         except TransferBroken as error:
-            clock.check(error.__str__)
+            _check_time(order, end_s, error.__str__)
             time.sleep(PAUSE_S)
             continue
         if manifest.name != order.name:
@@ -137,15 +117,11 @@ class _Transfer:
         order: Pull,
         version: HeldVersion,
         port: int | None,
-        clock: _Deadline,
+        end_s: float,
         older: HeldVersion | None,
     ) -> None:
-        self._order = order
-        self._version = version
-        self._sources = TransferSources(
-            order.origin, order.token, order.name, order.receiver, port, clock.end_s
-        )
-        self._clock = clock
+        self._order, self._version, self._end_s = order, version, end_s
+        self._sources = TransferSources(order, port, end_s)
         self._left = deque(version.missing)
         resembles = older is not None and version.manifest.resembles(older.manifest)
         self._older = older if resembles else None
@@ -162,9 +138,10 @@ class _Transfer:
     def _lane(self) -> None:
         """Fetch shard after shard over one connection. If this lane fails, the others stop, too."""
         try:
-            with closing(Lane(self._order.token, self._clock.end_s)) as lane:
+            token, end_s = self._order.token, self._end_s
+            with closing(ServerConnection(self._sources.current, token, end_s)) as connection:
                 while (index := self._next()) is not None:
-                    self._fetch(index, lane)
+                    self._fetch(index, connection)
         except BaseException:
             self._left.clear()
             raise
@@ -174,16 +151,16 @@ class _Transfer:
             return self._left.popleft()
         return None
 
-    def _fetch(self, index: int, lane: Lane) -> None:
+    def _fetch(self, index: int, connection: ServerConnection) -> None:
         shard = self._version.manifest.shards[index]
         older = self._older  # another lane may set it to None if differences cannot be had
-        if older is not None and self._decoded(index, lane, older):
+        if older is not None and self._decoded(index, connection, older):
             self._version.mark(index)
             return
-        came = self._received(shard, lane, lambda: self._sources.current)
+        came = self._received(shard, connection, lambda: self._sources.current)
         if came != shard.blake3:
-            self._sources.give_up(lane.url, f"its bytes of {shard.file} were wrong")
-            came = self._received(shard, lane, lambda: self._order.origin)
+            self._sources.give_up(connection.url, f"its bytes of {shard.file} were wrong")
+            came = self._received(shard, connection, lambda: self._order.origin)
         if came != shard.blake3:
             raise WeightsRefused(
                 f"bytes {shard.offset} to {shard.end} of {shard.file}, version"
@@ -193,13 +170,14 @@ class _Transfer:
             )
         self._version.mark(index)
 
-    def _decoded(self, index: int, lane: Lane, older: HeldVersion) -> bool:
+    def _decoded(self, index: int, connection: ServerConnection, older: HeldVersion) -> bool:
         """Fetch a shard as a difference to the older version; True if that worked. After one
         failure no other difference is requested."""
         shard = self._version.manifest.shards[index]
         path = f"/versions/{self._order.name}/since/{older.manifest.name}/{index}"
         try:
-            sent = lane.to(self._sources.current).request("GET", path)
+            connection.switch(self._sources.current)
+            sent = connection.request("GET", path)
             came = decode_delta(sent, read_shard(older.folder, older.manifest.shards[index]))
         except (TransferBroken, ValueError, FileNotFoundError) as error:
             logger.info("pulling whole shards of version=%s: %s", self._order.name, error)
@@ -214,14 +192,16 @@ class _Transfer:
             file.write(came)
         return True
 
-    def _received(self, shard: Shard, lane: Lane, source: Callable[[], str]) -> str:
+    def _received(
+        self, shard: Shard, connection: ServerConnection, source: Callable[[], str]
+    ) -> str:
         """Receive and write the shard; returns its BLAKE3 hash. A broken transfer is resumed at the
         byte where it broke."""
         total, done = blake3(), 0
         with open(self._version.folder / shard.file, "r+b") as file:
             file.seek(shard.offset)
             while done < shard.size:
-                connection = lane.to(source())
+                connection.switch(source())
                 try:
                     with closing(connection.receive(self._order.name, shard, done)) as blocks:
                         for block in blocks:
@@ -239,7 +219,7 @@ class _Transfer:
         return total.hexdigest()
 
     def _check_time(self) -> None:
-        self._clock.check(self._progress)
+        _check_time(self._order, self._end_s, self._progress)
 
     def _progress(self) -> str:
         total = len(self._version.manifest.shards)

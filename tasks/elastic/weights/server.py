@@ -6,10 +6,9 @@
     POST /versions/NAME/source      receiver reports its own port; the answer is its source
     POST /versions/NAME/complete    receiver reports that it has every shard
 
-The trainer runs one such server, and so does every elastic worker that passes versions on. The
-server has an event loop in a thread of its own; the system copies the bytes (sendfile), so that the
-interpreter has little to do. Requests are validated JSON and never unpickled. Leaves out
-encryption.
+The trainer runs one such server, and so does every elastic worker that passes versions on, each
+with an event loop in a thread of its own. Requests are validated JSON and never unpickled. Leaves
+out encryption.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from artifacts.weight_shards import (
     read_shard,
     to_json,
 )
-from tasks.elastic.config import WeightServerConfig
+from tasks.elastic.config import ElasticWeightsConfig
 from tasks.elastic.weights.access import SCHEME, Access, WeightRequest
 from tasks.elastic.weights.held_version import RECEIVER_REPORT, HeldVersion, ReceiverReport
 
@@ -50,9 +49,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class WeightServer:
     """Serves the last two published versions, and the model's folder."""
 
-    def __init__(self, config: WeightServerConfig, token: str) -> None:
-        """token: the run's secret."""
-        self._config = config
+    def __init__(self, config: ElasticWeightsConfig, token: str) -> None:
+        """config: has a host. token: the run's secret."""
+        self.config = config
         self._access = Access(token, config.allowed_senders)
         self._held: Mapping[str, HeldVersion] = {}
         self._loop = asyncio.new_event_loop()
@@ -60,46 +59,58 @@ class WeightServer:
             target=self._loop.run_forever, name="weight-server", daemon=True
         )
         self._runner: web.AppRunner | None = None
+        self._publishing = asyncio.Lock()  # a version is hashed once
+        self._published: WeightsRef | None = None
         self.port = 0  # port and URL are known once the server has started
         self.url = ""
 
-    @property
     def denied_requests(self) -> tuple[DeniedRequest, ...]:
         """Unauthorised weight requests, newest first."""
         return self._access.denied_requests
 
     async def start(self) -> None:
-        """Bind the address and serve. Raises OSError if the address is taken or not this
-        machine's."""
-        self._thread.start()
-        await self._in_thread(self._start())
+        """Bind the address and serve; does nothing if the server runs. Raises OSError if the
+        address is taken or not this machine's."""
+        if not self.url:
+            self._thread.start()
+            await self._in_thread(self._start())
 
     async def close(self) -> None:
         """Stop serving, for good. Does nothing if the server was never started."""
         if not self._thread.is_alive():
             return
-        await self._in_thread(self._close())
+        if self._runner is not None:
+            with suppress(TimeoutError):
+                await self._in_thread(self._runner.cleanup())
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
         self._loop.close()
 
     async def publish(self, weights: WeightsRef) -> None:
-        """Serve this version and the one before it from their own paths; stop serving older
-        ones."""
-        manifest = await asyncio.to_thread(describe, weights)
-        self.hold(HeldVersion(manifest, Path(weights.path).parent, range(len(manifest.shards))))
+        """Serve this version and the one before it from their own paths; stop serving older ones.
+        Raises OSError if the version's file is gone."""
+        async with self._publishing:
+            if weights == self._published:
+                return
+            manifest = await asyncio.to_thread(describe, weights)
+            self.hold(HeldVersion(manifest, Path(weights.path).parent, range(len(manifest.shards))))
+            self._published = weights
 
     async def publish_model(self, folder: Path) -> None:
         """Serve the model's folder until the server closes."""
-        manifest = await asyncio.to_thread(describe_model, folder)
-        self.hold(HeldVersion(manifest, folder, range(len(manifest.shards))))
+        async with self._publishing:
+            if MODEL not in self._held:
+                manifest = await asyncio.to_thread(describe_model, folder)
+                self.hold(HeldVersion(manifest, folder, range(len(manifest.shards))))
 
-    def hold(self, version: HeldVersion) -> None:
-        """Serve this version, shard by shard as they get verified. Versions with a higher number
-        are dropped: a run that repeats a step publishes them again."""
+    def hold(self, version: HeldVersion) -> int:
+        """Serve this version, shard by shard as they get verified; returns the server's port.
+        Versions with a higher number are dropped: a run that repeats a step publishes them
+        again."""
         held = {**self._held, version.manifest.name: version}
         kept = {MODEL, *versions_to_keep(version.manifest.name, held)}
         self._held = {name: held[name] for name in held if name in kept}
+        return self.port
 
     def forget(self, receiver: str) -> None:
         """Stop naming this elastic worker as a source of weights: it is gone."""
@@ -125,14 +136,9 @@ class WeightServer:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._config.host, self._config.port).start()
+        await web.TCPSite(self._runner, self.config.host, self.config.port).start()
         address, self.port = self._runner.addresses[0][:2]
         self.url = server_url(address, self.port)
-
-    async def _close(self) -> None:
-        assert self._runner is not None, "a server closes after it has started"
-        with suppress(TimeoutError):
-            await self._runner.cleanup()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -154,8 +160,8 @@ class WeightServer:
         return web.Response(status=status, headers=headers, text=f"{status.phrase}\n")
 
     async def _manifest(self, request: web.Request) -> web.Response:
-        sent = to_json(self._version(request).manifest)
-        return web.Response(body=sent, content_type="application/json")
+        manifest = self._version(request).manifest
+        return web.Response(body=to_json(manifest), content_type="application/json")
 
     async def _bytes(self, request: web.Request) -> web.StreamResponse:
         version, file = self._version(request), request.match_info["file"]
@@ -177,7 +183,7 @@ class WeightServer:
         older = self._held.get(request.match_info["older"])
         shards = version.manifest.shards
         is_there = older is not None and version.manifest.resembles(older.manifest)
-        if not self._config.deltas or older is None or not is_there or index >= len(shards):
+        if not self.config.deltas or older is None or not is_there or index >= len(shards):
             raise web.HTTPNotFound(text="this version is not told as a difference to that one")
         for held in (version, older):
             shard = held.manifest.shards[index]

@@ -2,7 +2,7 @@
 whole answer.
 
     TransferSources: the peer that the origin names; if that fails, another peer or the origin
-    Lane: one connection of a thread at a time ─▶ ServerConnection: requests, bytes of a shard
+    ServerConnection: requests, bytes of a shard
 
 The bytes of a range go from the socket through one block, which stays in the core's cache, into the
 hash and the file. http.client is used instead of an asynchronous library because it receives into
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
@@ -51,20 +52,40 @@ class TransferBroken(OSError):
     succeed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """Parameters of one pull by an elastic worker."""
+
+    origin: str  # http://ADDRESS:PORT of the trainer's weight server
+    name: str  # the version's number, or MODEL for the folder that the run started from
+    token: str = field(repr=False)  # the run's secret
+    deadline_s: float  # seconds for the whole pull
+    receiver: str  # the elastic worker's name
+
+
+def _http_connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or not parts.port:
+        raise ValueError(f"weights come from http://ADDRESS:PORT, got {url!r}; correct it")
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=STALL_S)
+
+
 class ServerConnection:
-    """A connection to one server, for one thread; opened when first needed."""
+    """A thread's connection to one server at a time; opened when first needed."""
 
     def __init__(self, url: str, token: str, end_s: float) -> None:
         """end_s: monotonic time at which the connection is broken off, even during an answer."""
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or not parts.port:
-            raise ValueError(f"weights come from http://ADDRESS:PORT, got {url!r}; correct it")
         self.url = url
-        self._token = token
-        self._end_s = end_s
+        self._token, self._end_s = token, end_s
         self._is_cut = False
-        self._http = http.client.HTTPConnection(parts.hostname, parts.port, timeout=STALL_S)
+        self._http = _http_connection(url)
         self._block = memoryview(bytearray(BLOCK_BYTES))
+
+    def switch(self, url: str) -> None:
+        """Connect to this server from now on; keeps the connection if the server is the same."""
+        if url != self.url:
+            self.close()
+            self.url, self._http = url, _http_connection(url)
 
     def close(self) -> None:
         """Close the connection; may be called twice."""
@@ -138,33 +159,6 @@ class ServerConnection:
         return signed(self._token, request, time.time())
 
 
-class Lane:
-    """The connection of one pulling thread, replaced when the source changes."""
-
-    def __init__(self, token: str, end_s: float) -> None:
-        """end_s: monotonic time at which every connection is broken off."""
-        self._token = token
-        self._end_s = end_s
-        self._connection: ServerConnection | None = None
-
-    @property
-    def url(self) -> str:
-        """URL of the server that this lane last connected to; empty at first."""
-        return "" if self._connection is None else self._connection.url
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def to(self, url: str) -> ServerConnection:
-        """Returns the connection to this server; closes the one to another server."""
-        if self._connection is None or self._connection.url != url:
-            self.close()
-            self._connection = ServerConnection(url, self._token, self._end_s)
-        return self._connection
-
-
 def _check(url: str, response: http.client.HTTPResponse) -> None:
     """Raises WeightsRefused or TransferBroken if the status of the response is an error."""
     if 200 <= response.status < 300:
@@ -177,46 +171,33 @@ def _check(url: str, response: http.client.HTTPResponse) -> None:
 class TransferSources:
     """The server from which to pull the next shard, shared by the threads of one transfer."""
 
-    def __init__(
-        self, origin: str, token: str, name: str, receiver: str, port: int | None, end_s: float
-    ) -> None:
-        """name: the version's name. receiver: name of the worker that pulls. port: port on which
-        the worker serves the version on, None if it does not. end_s: monotonic time at which the
-        pull ends."""
-        self._origin = origin
-        self._token = token
-        self._name = name
-        self._receiver = receiver
-        self._port = port
-        self._end_s = end_s
+    def __init__(self, order: Pull, port: int | None, end_s: float) -> None:
+        """port: on which the worker serves the version on, None if it does not. end_s: monotonic
+        time at which the pull ends."""
+        self._order, self._port, self._end_s = order, port, end_s
         self._failed: list[str] = []
         self._lock = threading.Lock()
-        self._current = origin
-
-    @property
-    def current(self) -> str:
-        """The address from which to pull now."""
-        return self._current
+        self.current = order.origin  # the address from which to pull now
 
     def find(self) -> None:
         """Ask the origin for a source; if it does not name one, pull from the origin itself."""
         try:
-            answer = json.loads(self._report("source"))
-            source = answer["source"] or self._origin
-            ServerConnection(source, self._token, self._end_s)  # is it an address at all?
-            self._current = source
+            source = json.loads(self._report("source"))["source"] or self._order.origin
+            _http_connection(source)  # is it an address at all?
+            self.current = source
         except (TransferBroken, WeightsRefused, ValueError, KeyError, TypeError) as error:
             logger.info("pulling from the origin, which named no peer: %s", error)
-            self._current = self._origin
+            self.current = self._order.origin
 
     def give_up(self, source: str, reason: str) -> bool:
         """Replace this peer, which failed, by another source. Returns False if the failed source is
         the origin, which cannot be replaced."""
-        if source == self._origin:
+        if source == self._order.origin:
             return False
         with self._lock:
-            if source == self._current:  # else another thread has replaced it already
-                logger.warning("gave up peer=%s version=%s: %s", source, self._name, reason)
+            if source == self.current:  # else another thread has replaced it already
+                name = self._order.name
+                logger.warning("gave up peer=%s version=%s: %s", source, name, reason)
                 self._failed.append(source)
                 self.find()
         return True
@@ -227,12 +208,12 @@ class TransferSources:
         try:
             self._report("complete")
         except (TransferBroken, WeightsRefused) as error:
-            logger.info("the origin did not hear that version=%s is here: %s", self._name, error)
+            name = self._order.name
+            logger.info("the origin did not hear that version=%s is here: %s", name, error)
 
     def _report(self, subject: str) -> bytes:
-        report = ReceiverReport(
-            receiver=self._receiver, port=self._port, failed=tuple(self._failed)
-        )
+        order, failed = self._order, tuple(self._failed)
+        report = ReceiverReport(receiver=order.receiver, port=self._port, failed=failed)
         body = RECEIVER_REPORT.dump_json(report)
-        with closing(ServerConnection(self._origin, self._token, self._end_s)) as connection:
-            return connection.request("POST", f"/versions/{self._name}/{subject}", body)
+        with closing(ServerConnection(order.origin, order.token, self._end_s)) as connection:
+            return connection.request("POST", f"/versions/{order.name}/{subject}", body)
