@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -151,7 +152,7 @@ def round_inputs(
         leaves_running=plan.leaves_running,
         publications=stream if plan.overlaps else None,
         elastic_workers=workers_of_round(plan.run, stream, client),
-        begun=partial_responses(plan),
+        begun=partial(partial_responses, plan),
         report_tokens=plan.run.engine.report_tokens,
     )
 

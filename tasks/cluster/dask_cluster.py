@@ -1,9 +1,5 @@
 """Opens the Dask cluster of a run: starts one on this machine, or joins one by address. Schedules
-no work.
-
-worker_specs -> SpecCluster of Nannies (CPU), dask_cuda's worker specification around each (GPU) ->
-Client
-"""
+no work."""
 
 from __future__ import annotations
 
@@ -160,26 +156,18 @@ def open_cluster(
                 yield client
 
 
-class PrivateFiles(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
+class PreparedWorkers(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
     """Makes every worker of a joined cluster, also after a restart, create files that only its user
-    can read. Workers that a run starts inherit that from the flow."""
+    can read, and connect to its own machine and the flow's without a proxy. Workers that a run
+    starts inherit that from the flow."""
 
-    name = "rollflow-private-files"
-
-    def setup(self, worker: Worker) -> None:
-        keep_private()
-
-
-class AsksDirectly(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
-    """Makes every worker of a joined cluster connect to its own machine and the flow's without a
-    proxy. Workers that a run starts inherit that from the flow."""
-
-    name = "rollflow-direct-hosts"
+    name = "rollflow-prepared-workers"
 
     def __init__(self) -> None:
         self._hosts = own_hosts()  # the flow's
 
     def setup(self, worker: Worker) -> None:
+        keep_private()
         bypass_proxies(self._hosts)
 
 
@@ -208,8 +196,7 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
             " empty"
         ) from error
     with client:
-        client.register_plugin(PrivateFiles())
-        client.register_plugin(AsksDirectly())
+        client.register_plugin(PreparedWorkers())
         wait_for_workers(client, config)
         _check_versions(client, config)
         yield client
@@ -257,19 +244,14 @@ def wait_for_workers(client: Client, config: ClusterConfig) -> None:
     wanted, ends = {spec.name for spec in specs}, time.monotonic() + config.start_deadline_s
     while not wanted <= worker_addresses(client).keys() and time.monotonic() < ends:
         time.sleep(LOOK_S)
-    _check_workers(client, specs, config.start_deadline_s)
-
-
-def _check_workers(client: Client, specs: Sequence[WorkerSpec], waited_s: float) -> None:
-    workers = workers_of(client)
-    present = {worker["name"]: worker for worker in workers.values()}
+    present = {worker["name"]: worker for worker in workers_of(client).values()}
     missing = [spec.name for spec in specs if spec.name not in present]
     if missing:
         raise ClusterTooSmall(
             f"the cluster must have workers named {', '.join(spec.name for spec in specs)};"
-            f" {', '.join(missing)} did not come within {waited_s:.0f} s (present:"
-            f" {', '.join(sorted(map(str, present))) or 'none'}); start them with 'dask worker"
-            f" --name {missing[0]} ...'"
+            f" {', '.join(missing)} did not come within {config.start_deadline_s:.0f} s"
+            f" (present: {', '.join(sorted(map(str, present))) or 'none'}); start them with"
+            f" 'dask worker --name {missing[0]} ...'"
         )
     slots = present["control"]["resources"].get("coordinator", 0)
     if slots < COORDINATORS:

@@ -3,9 +3,8 @@
     a file of the flow ── every worker that uses it ──▶ does it exist under the same path?
     devices that are numbered as one machine's ──▶ are their workers on one machine?
 
-Runs before any engine is built. Without these checks a folder that is not shared would fail when
-the first weights are loaded, and an engine over two machines when vLLM misses a GPU. Leaves out
-elastic workers, which need no file of the run and have engines of their own.
+Runs before any engine is built. Leaves out elastic workers, which need no file of the run and have
+engines of their own.
 """
 
 from __future__ import annotations
@@ -53,8 +52,9 @@ def check_numbering(client: Client, specs: Sequence[WorkerSpec], devices_per_hos
     engines = [spec for spec in specs if spec.role == "rollout"]
     first_of: dict[int, tuple[str, str, str]] = {}  # name, address and machine, by host
     for spec, address, machine in _answers(client, engines, boot_id):
-        here = spec.name, address, machine
-        first, at, on = first_of.setdefault(_number(spec) // devices_per_host, here)
+        assert spec.device is not None, "an engine has one"
+        host = int(spec.device.partition(":")[2]) // devices_per_host
+        first, at, on = first_of.setdefault(host, (spec.name, address, machine))
         if machine != on:
             raise ValueError(
                 f"devices must be numbered host by host, {devices_per_host} on each"
@@ -73,11 +73,6 @@ def _answers(
     workers = [address for _, address in there]
     told = client.run(ask, *args, workers=workers, on_error="ignore")
     return ((spec, address, told[address]) for spec, address in there if address in told)
-
-
-def _number(spec: WorkerSpec) -> int:
-    assert spec.device is not None, "an engine has one"
-    return int(spec.device.partition(":")[2])
 
 
 def _there(paths: Sequence[str]) -> list[bool]:

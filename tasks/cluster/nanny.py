@@ -156,16 +156,13 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
             if status == Status.running:
                 self._num_failed = 0
                 return status
-            if keep_fork_server() == server and (failure or not self._is_killed):
+            # a signal from another process is no fault of the start
+            is_killed = bool(self.deaths) and self.deaths[-1].exit_code in FROM_OUTSIDE
+            if keep_fork_server() == server and (failure or not is_killed):
                 await self._count_failure(failure)
             is_ending = self.status not in (*BEGINNING, Status.running)
             if is_ending or (failure is None and self.status not in BEGINNING):
                 return status
-
-    @property
-    def _is_killed(self) -> bool:
-        """True if the last process was ended by a signal from another process."""
-        return bool(self.deaths) and self.deaths[-1].exit_code in FROM_OUTSIDE
 
     async def _count_failure(self, failure: Exception | None) -> None:
         """Count a failed start. After NUM_STARTS in a row, close this nanny and raise
@@ -209,19 +206,17 @@ def nanny_of(
         "silence_logs": 40,
     }
     if spec.device is not None and spec.device.startswith("cuda:"):
-        options |= _cuda_options(spec.device.removeprefix("cuda:"))
+        from dask_cuda.worker_spec import worker_spec
+
+        # NUMA affinity and dask_cuda's preload module; no RMM pool, as vLLM and torch own the
+        # GPU's memory
+        gpu = spec.device.removeprefix("cuda:")
+        (on_gpu,) = worker_spec(
+            interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2
+        ).values()
+        added = on_gpu["options"]
+        options |= {key: added[key] for key in ("preload", "plugins") if key in added}
     return {"cls": PatientNanny, "options": options}
-
-
-def _cuda_options(gpu: str) -> dict[str, Any]:
-    """Options that dask_cuda adds to a worker of one GPU: NUMA affinity and its preload module. No
-    RMM pool, as vLLM and torch own the GPU's memory."""
-    from dask_cuda.worker_spec import worker_spec
-
-    (spec,) = worker_spec(
-        interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2
-    ).values()
-    return {key: spec["options"][key] for key in ("preload", "plugins") if key in spec["options"]}
 
 
 def given_up(client: Client, worker: str) -> str:

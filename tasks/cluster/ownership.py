@@ -44,46 +44,36 @@ class ClusterLost(RuntimeError):
 
 
 async def take_cluster(
-    client: Client,
-    run_id: str,
-    workers: Sequence[str],
-    deadline_s: float,
+    client: Client, run_id: str, workers: Sequence[str], deadline_s: float
 ) -> None:
-    """Make this run the owner of the cluster. If an earlier run used it, its actors are forgotten
-    and these workers restarted, within deadline_s.
+    """Make this run the owner of the cluster, after waiting for the end of an active owner for
+    GONE_WITHIN_S at most. If an earlier run used the cluster, its actors are forgotten and these
+    workers restarted, within deadline_s.
 
     Raises ClusterTooSmall if another run is still active in the cluster, or if the workers cannot
     be restarted.
     """
-    before = await _claimed(client, run_id)
-    if before is None:
-        return
+    ends = time.monotonic() + GONE_WITHIN_S
+    while True:
+        claimed = await _asked(client, client.run_on_scheduler, _claim, run_id, client.id)
+        if claimed is None:
+            return
+        before, lives = claimed
+        if not lives:
+            break
+        if time.monotonic() > ends:
+            raise ClusterTooSmall(
+                f"a cluster must work for one run at a time, {client.scheduler.address} works "
+                f"for {before}; "
+                "wait for its end, or give another cluster.scheduler_address"
+            )
+        await asyncio.sleep(POLL_S)
     logger.info("workers=%s restart after run=%s", ",".join(workers), before)
     published = await _asked(client, client.list_datasets)
     for name in published:
         if str(name).startswith(PUBLISHED):
             await _asked(client, client.unpublish_dataset, name)
     await asyncio.to_thread(renew_workers, client, workers, deadline_s)
-
-
-async def _claimed(client: Client, run_id: str) -> str | None:
-    """Claim the cluster for this run; returns the id of the run that owned it before, or None.
-    Waits for the end of an owner that is still active, GONE_WITHIN_S at most."""
-    ends = time.monotonic() + GONE_WITHIN_S
-    while True:
-        before = await _asked(client, client.run_on_scheduler, _claim, run_id, client.id)
-        if before is None:
-            return None
-        holder, lives = before
-        if not lives:
-            return str(holder)
-        if time.monotonic() > ends:
-            raise ClusterTooSmall(
-                f"a cluster must work for one run at a time, {client.scheduler.address} works "
-                f"for {holder}; "
-                "wait for its end, or give another cluster.scheduler_address"
-            )
-        await asyncio.sleep(POLL_S)
 
 
 async def _asked(client: Client, method: Callable[..., Any], *args: object) -> Any:
@@ -155,7 +145,11 @@ def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> 
             on_error="return",
             stimulus_id="rollflow-renewal",
         )
-    while missing := sorted(set(workers) - _renewed(client, before)):
+    while True:
+        now = worker_addresses(client)
+        missing = sorted(name for name in workers if now.get(name) in (None, before.get(name)))
+        if not missing:
+            return
         check_coming(client, missing)
         elapsed_s = time.monotonic() - began_s
         if elapsed_s > TELL_AFTER_S and not is_told:
@@ -169,8 +163,3 @@ def renew_workers(client: Client, workers: Sequence[str], deadline_s: float) -> 
                 "start them again, then resume the run"
             )
         time.sleep(RENEWAL_POLL_S)
-
-
-def _renewed(client: Client, before: dict[str, str]) -> set[str]:
-    now = worker_addresses(client)
-    return {name for name, address in now.items() if address != before.get(name)}

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -54,7 +55,7 @@ class ActorRegistry:
         self._addresses: dict[str, str] = {}
         self._workers: dict[str, str] = {}
         self._born_s: dict[str, float] = {}
-        self._generation: dict[str, int] = {}
+        self._generation = Counter[str]()
         self._closed = False
         self._publishing = threading.Lock()  # no actor is discarded while it is being published
 
@@ -124,7 +125,9 @@ class ActorRegistry:
             if self._is_built(name, ends):
                 return
             self._check_open()
-            lost = f"{name} died while it was built: {self._account(name)}"
+            death = self._death(name)
+            how = ELSEWHERE if death is None else account(death.exit_code, death.lines, death.log)
+            lost = f"{name} died while it was built: {how}"
             if build == self._num_builds:
                 raise ActorLost(lost)
             logger.warning("build=%d of %d: %s", build, self._num_builds, lost)
@@ -151,11 +154,6 @@ class ActorRegistry:
                 return False
         raise TimeoutError(f"{name} was not ready in time on worker {self._workers[name]}")
 
-    def _account(self, name: str) -> str:
-        """Describe how the process of an actor's worker ended, as far as that is known."""
-        death = self._death(name)
-        return ELSEWHERE if death is None else account(death.exit_code, death.lines, death.log)
-
     def _death(self, name: str) -> Death | None:
         """Record of the end of the actor's process; waits for it up to RECORDED_WITHIN_S, as the
         nanny may notice the end later than the flow. None if there is none."""
@@ -170,14 +168,13 @@ class ActorRegistry:
         self.discard(name)
         address = self._address(worker, ends)
         factory, args = recipe
-        generation = self._generation[name] = self._generation.get(name, 0) + 1
-        key = f"{self._run_id}-{name}-g{generation}-{time.time_ns():x}"
-        born_s = time.time()
+        self._generation[name] += 1
+        key = f"{self._run_id}-{name}-g{self._generation[name]}-{time.time_ns():x}"
+        self._born_s[name] = time.time()
         options = {"actor": True, "workers": [address], "allow_other_workers": False, "pure": False}
         self._futures[name] = self._client.submit(factory, *args, key=key, **options)
         self._addresses[name] = address
         self._workers[name] = worker
-        self._born_s[name] = born_s
 
     def _address(self, worker: str, ends: float) -> str:
         """Present address of the worker; waits while it is away. A restarted worker keeps its name
@@ -264,6 +261,5 @@ class ActorRegistry:
             self.discard(name)
 
     def _check_open(self) -> None:
-        """Raise ActorLost if the registry is closed: a thread may still build actors then."""
-        if self._closed:
+        if self._closed:  # a thread may still build actors then
             raise ActorLost("no actor is made any more: the run ends")

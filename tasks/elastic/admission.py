@@ -18,16 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from artifacts.prices import CLASS_NAME
+from tasks.elastic.worker_card import Ending, WorkerCard
 from tasks.elastic.worker_events import (
     AdmissionDecision,
     Admit,
     AdmittedWorker,
-    Applicant,
     CardRead,
     CardUnread,
     Drain,
     Emptied,
-    Ending,
     EndProcess,
     Failed,
     Forget,
@@ -82,8 +81,8 @@ class WorkerAdmission:
         match event:
             case Polled(at_s=at_s, addresses=addresses):
                 return self._reconcile(at_s, addresses)
-            case CardRead(at_s=at_s, address=address, applicant=applicant):
-                return [self._consider(at_s, address, applicant)]
+            case CardRead():
+                return [self._consider(event)]
             case CardUnread(address=address):
                 how: Ending = "renew" if event.may_try_again else "refuse"
                 reason = f"its card must be readable: {event.reason}"
@@ -100,11 +99,17 @@ class WorkerAdmission:
             case Failed():
                 return self._fail(event)
             case GivenUp(name=name, reason=reason):
-                known = self._workers.get(name)
-                return [] if known is None else self._end(known, reason)
+                given_up = self._workers.get(name)
+                if given_up is None or given_up.state == "gone":
+                    return []
+                if given_up.state == "leaving":  # it has handed over all its requests by now
+                    return self._release("dismiss", given_up, given_up.reason or reason)
+                return self._release("renew", given_up, reason)
             case Emptied(name=name):
                 worker = self._workers[name]
-                return self._end(worker, worker.reason) if worker.state == "leaving" else []
+                if worker.state != "leaving":
+                    return []
+                return self._release("dismiss", worker, worker.reason)
 
     # --- coming --------------------------------------------------------------------------------
 
@@ -117,10 +122,7 @@ class WorkerAdmission:
             if worker.address not in addresses:
                 decisions.append(self._forget(_lost(worker), "its worker is away"))
             elif overdue := self._overdue(self._pardoned(worker, passed_s)):
-                decisions += [
-                    self._forget(_lost(worker), overdue),
-                    _ending("renew", worker, overdue),
-                ]
+                decisions += self._release("renew", _lost(worker), overdue)
         decisions += [ReadCard(address=address) for address in sorted(addresses - self._known)]
         self._known = set(addresses)
         return decisions
@@ -145,43 +147,44 @@ class WorkerAdmission:
         is_silent = now_s - worker.renewed_s > worker.lease_s
         return f"its lease of {worker.lease_s:g} s was not renewed" if is_silent else ""
 
-    def _consider(self, at_s: float, address: str, applicant: Applicant) -> AdmissionDecision:
-        if applicant.has_served:  # an engine leaves state in its process that it cannot undo
+    def _consider(self, shown: CardRead) -> AdmissionDecision:
+        card, address, name = shown.card, shown.address, shown.card["name"]
+        if card["has_served"]:  # an engine leaves state in its process that it cannot undo
             reason = "its process has held an engine; start one process for each elastic worker"
             return EndProcess(how="renew", address=address, reason=reason)
-        if reason := self._objection(applicant):
+        if reason := self._objection(card, knows_token=shown.knows_token):
             return EndProcess(how="refuse", address=address, reason=reason)
-        self._generations[applicant.dask_name] += 1
+        self._generations[name] += 1
         worker = AdmittedWorker(
-            name=f"{applicant.dask_name}.g{self._generations[applicant.dask_name]}",
-            dask_name=applicant.dask_name,
+            name=f"{name}.g{self._generations[name]}",
+            dask_name=name,
             address=address,
-            price_class=applicant.price_class,
-            devices=applicant.devices,
+            price_class=card["price_class"],
+            devices=tuple(card["devices"]),
             state="building",
-            since_s=at_s,
-            lease_s=applicant.lease_s,
-            renewed_s=at_s,
+            since_s=shown.at_s,
+            lease_s=card["lease_s"],
+            renewed_s=shown.at_s,
         )
         return Admit(worker=self._keep(worker))
 
-    def _objection(self, applicant: Applicant) -> str:
-        """Why the applicant is refused: the rule, the value, the cure. Empty if it is admitted."""
-        rules, name, price = self._rules, applicant.dask_name, applicant.price_class
-        if not applicant.knows_token:
+    def _objection(self, card: WorkerCard, *, knows_token: bool) -> str:
+        """Why a worker is refused: the rule, the value, the cure. Empty if it is admitted."""
+        rules, name, price = self._rules, card["name"], card["price_class"]
+        if not knows_token:
             return (
                 "the token must be the run's, this one is not; give the worker elastic.token_file"
             )
         for package, wanted in rules.versions.items():
-            found = applicant.versions.get(package, "none")
-            if found != wanted:
-                return f"{package} must be {wanted} as in the run, got {found}; install that one"
+            if (found := card.get(package, "")) != wanted:
+                told = found or "none"
+                return f"{package} must be {wanted} as in the run, got {told}; install that one"
         if any(worker.dask_name == name for worker in self.here):
             return f"the name must be free, {name} is here; give the worker another --name"
-        if applicant.lease_s > rules.lease_s:
+        if card["lease_s"] > rules.lease_s:
             return (
                 f"its lease must be at most the run's {rules.lease_s:g} s, got"
-                f" {applicant.lease_s:g} s; give the worker that as --lease-s"
+                f" {card['lease_s']:g} s; give the worker that as --lease-s"
             )
         if not CLASS_NAME.fullmatch(price):
             return (
@@ -226,8 +229,7 @@ class WorkerAdmission:
             if worker.dask_name != dask_name or worker.state == "leaving":
                 continue
             if worker.state == "building":  # it has no request that could be taken away
-                gone = self._forget(worker, reason)
-                decisions += [gone, _ending("dismiss", worker, reason)]
+                decisions += self._release("dismiss", worker, reason)
             else:
                 leaving = replace(worker, state="leaving", reason=reason, leaving_s=self._now_s)
                 decisions.append(Drain(worker=self._keep(leaving)))
@@ -240,16 +242,12 @@ class WorkerAdmission:
             return []
         self._failures[worker.dask_name] += 1
         worker = self._keep(replace(worker, missed=failed.missed))
-        return [self._forget(worker, failed.reason), _ending("renew", worker, failed.reason)]
+        return self._release("renew", worker, failed.reason)
 
-    def _end(self, worker: AdmittedWorker, reason: str) -> list[AdmissionDecision]:
-        """Forget the worker and end its process: a leaving worker, which has handed over all its
-        requests by now, is dismissed; any other must restart."""
-        if worker.state == "gone":
-            return []
-        if worker.state == "leaving":
-            return [self._forget(worker, reason), _ending("dismiss", worker, worker.reason)]
-        return [self._forget(worker, reason), _ending("renew", worker, reason)]
+    def _release(self, how: Ending, worker: AdmittedWorker, reason: str) -> list[AdmissionDecision]:
+        """Forget the worker and end its process."""
+        end = EndProcess(how=how, address=worker.address, reason=reason)
+        return [self._forget(worker, reason), end]
 
     def _forget(self, worker: AdmittedWorker, reason: str) -> Forget:
         """Record the worker as gone; a reason that it gave for leaving takes precedence."""
@@ -260,10 +258,6 @@ class WorkerAdmission:
     def _keep(self, worker: AdmittedWorker) -> AdmittedWorker:
         self._workers[worker.name] = worker
         return worker
-
-
-def _ending(how: Ending, worker: AdmittedWorker, reason: str) -> EndProcess:
-    return EndProcess(how=how, address=worker.address, reason=reason)
 
 
 def _lost(worker: AdmittedWorker) -> AdmittedWorker:

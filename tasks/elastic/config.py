@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Annotated, Literal, get_args
 
@@ -58,36 +57,6 @@ class LimitMissed(RuntimeError):
 
     def __str__(self) -> str:
         return str(self.args[1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Time limits of a run's elastic workers, seconds."""
-
-    pull_s: float  # each pull, of the model's folder or of a version
-    build_s: float  # the engine, when the model's folder is there
-    load_s: float  # each load of a version, with the weight check
-
-    @property
-    def ready_s(self) -> float:
-        """Longest time until an elastic worker holds a version, seconds: pull the model, build, and
-        pull and load two versions, as a newer one may be published during the first load."""
-        return self.build_s + 3 * (self.pull_s + MARGIN_S) + 2 * self.load_s
-
-    @contextmanager
-    def bound(self, limit: Limit, action: str) -> Iterator[None]:
-        """Turn a TimeoutError of the block, or an error caused by one, into LimitMissed. action:
-        text for the message, the elastic worker's name and the step it takes."""
-        try:
-            yield
-        except LimitMissed:  # another one, within this
-            raise
-        except Exception as error:
-            if not any(isinstance(each, TimeoutError) for each in (error, error.__cause__)):
-                raise
-            limit_s: float = getattr(self, limit)
-            sentence = f"{action} must take {limit_s:g} s ({TABLE[limit]}) at most"
-            raise LimitMissed(limit, f"{sentence}, it took longer; {CURES[limit]}") from error
 
 
 class ElasticWeightsConfig(BaseModel):
@@ -167,6 +136,22 @@ class ElasticConfig(BaseModel):
     )
 
     @property
-    def limits(self) -> Limits:
-        """Time limits of the steps by which an elastic worker comes to hold weights."""
-        return Limits(pull_s=self.pull_s, build_s=self.build_s, load_s=self.load_s)
+    def ready_s(self) -> float:
+        """Longest time until an elastic worker holds a version, seconds: pull the model, build, and
+        pull and load two versions, as a newer one may be published during the first load."""
+        return self.build_s + 3 * (self.pull_s + MARGIN_S) + 2 * self.load_s
+
+    @contextmanager
+    def bound(self, limit: Limit, action: str) -> Iterator[None]:
+        """Turn a TimeoutError of the block, or an error caused by one, into LimitMissed. action:
+        text for the message, the elastic worker's name and the step it takes."""
+        try:
+            yield
+        except LimitMissed:  # another one, within this
+            raise
+        except Exception as error:
+            if not any(isinstance(each, TimeoutError) for each in (error, error.__cause__)):
+                raise
+            limit_s: float = getattr(self, limit)
+            sentence = f"{action} must take {limit_s:g} s ({TABLE[limit]}) at most"
+            raise LimitMissed(limit, f"{sentence}, it took longer; {CURES[limit]}") from error

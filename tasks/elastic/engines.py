@@ -95,7 +95,7 @@ class ElasticEngines:
     ) -> None:
         """server: elastic workers pull weights from it; None if they read the run's own paths."""
         self._client, self._run, self._server = client, run, server
-        self._limits = run.elastic.limits
+        self._config = run.elastic
         self._registry = ActorRegistry(client, run.run_id, num_builds=1)
         # a build blocks its thread, and so does the discard of another engine meanwhile
         self._threads = ThreadPoolExecutor(
@@ -120,14 +120,14 @@ class ElasticEngines:
     async def build(self, worker: AdmittedWorker) -> None:
         """Pull the model if the worker needs it, and build the worker's engine. Raises ActorLost if
         the worker dies meanwhile, LimitMissed, or any error of the engine."""
-        name, limits, server = worker.name, self._limits, self._server
-        origin, within_s = None, limits.build_s
+        name, config, server = worker.name, self._config, self._server
+        origin, within_s = None, config.build_s
         if server is not None:
             await server.publish_model(Path(self._run.model_path))
-            origin = WeightOrigin(url=server.url, config=server.config, limits=limits)
-            within_s += limits.pull_s + MARGIN_S
+            origin = WeightOrigin(url=server.url, config=config)
+            within_s += config.pull_s + MARGIN_S
         recipes = {name: recipe(self._run, name, worker.devices, origin)}
-        with limits.bound("build_s", f"{name}: the engine's build"):
+        with config.bound("build_s", f"{name}: the engine's build"):
             await self._in_thread(
                 lambda: self._registry.create_all({name: worker.dask_name}, recipes, within_s)
             )
@@ -140,8 +140,8 @@ class ElasticEngines:
             return weights
         await self._server.publish(weights)
         remote, version = self._registry.remote(name), str(weights.version)
-        deadline_s = self._limits.pull_s + MARGIN_S
-        with self._limits.bound("pull_s", f"{name}: the pull of version {version}"):
+        deadline_s = self._config.pull_s + MARGIN_S
+        with self._config.bound("pull_s", f"{name}: the pull of version {version}"):
             packed = await remote.call("pull", version, deadline_s=deadline_s)
         here: WeightsRef = unpack(packed)
         return here
@@ -149,8 +149,8 @@ class ElasticEngines:
     async def load(self, name: str, published: PublishReport, running: Running) -> None:
         """Load this version into the engine, with the same weight check as the run's own engines.
         Raises EngineLost, LimitMissed, WeightCheckFailed, or any error of the engine."""
-        engine, weights = self._engine(name, self._limits.load_s), published.weights
-        with self._limits.bound("load_s", f"{name}: the load of version {weights.version}"):
+        engine, weights = self._engine(name, self._config.load_s), published.weights
+        with self._config.bound("load_s", f"{name}: the load of version {weights.version}"):
             held = await engine.load_weights(weights, self._run.probes, running)
         if published.attested is not None:
             check_weights(name, held, published.attested, self._run.gate.tolerance_nats)
@@ -158,7 +158,7 @@ class ElasticEngines:
     async def is_empty(self, name: str) -> bool:
         """True if the engine runs no request, or is gone."""
         try:
-            engine = self._engine(name, self._run.elastic.lease_s)
+            engine = self._engine(name, self._config.lease_s)
             return not (await engine.stats()).progress
         except (ActorLost, EngineLost):
             return True

@@ -23,12 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from tasks.elastic.worker_events import Ending
     from tasks.elastic.worker_process import WorkerExtension
 
 logger = logging.getLogger(__name__)
@@ -40,6 +39,8 @@ TOKEN_VARIABLE: Final = "ROLLFLOW_ELASTIC_TOKEN"
 EARLIER_TOKEN_VARIABLE: Final = "ROLLFLOW_GUEST_TOKEN"  # its name in 0.1, read until 0.3
 SERVED_VARIABLE: Final = "ROLLFLOW_SERVED"  # name of the engine that the process has held
 PROOF_HOLDS_S = 300.0  # clocks may differ, and a call may take its time
+# how a process is ended: for good, to be started again (which is welcome), or as not admitted
+Ending = Literal["dismiss", "renew", "refuse"]
 # defaults of the options that an elastic worker is started with
 PRICE_CLASS: Final = "spot"
 DRAIN_S: Final = 30.0  # a cloud's shortest notice, and what Kubernetes gives a pod

@@ -7,28 +7,13 @@ All are frozen and compared with ``==``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from tasks.elastic.config import Limit
+from tasks.elastic.worker_card import Ending, WorkerCard
 
 WorkerState = Literal["building", "present", "leaving", "gone"]
-# how a process is ended: for good, to be started again (which is welcome), or as not admitted
-Ending = Literal["dismiss", "renew", "refuse"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applicant:
-    """A worker that asks to be admitted, as its card describes it."""
-
-    dask_name: str  # of the Dask worker; a new process may come back under it
-    versions: Mapping[str, str]  # of the packages that must be the run's, by name
-    price_class: str  # name of the price of an hour
-    devices: tuple[str, ...]  # that its engine works on
-    knows_token: bool  # its card proves that it knows the run's token
-    lease_s: float  # it renews its lease four times in that time
-    has_served: bool = False  # its process has held an engine before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +69,12 @@ class Polled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardRead:
-    """A worker has sent its card."""
+    """A worker that asks to be admitted has sent its card."""
 
     at_s: float
     address: str
-    applicant: Applicant
+    card: WorkerCard
+    knows_token: bool  # the card proves that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,13 +46,13 @@ from tasks.elastic.worker_card import (
     PRICE_CLASS,
     RESOURCE,
     TOPIC,
+    Ending,
     Terms,
     WorkerCard,
     devices_here,
     make_card,
     read_token,
 )
-from tasks.elastic.worker_events import Ending
 
 DRAINED: Final = 0
 REFUSED: Final = 2

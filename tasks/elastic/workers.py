@@ -22,12 +22,18 @@ from typing import Any
 from distributed import Client, Scheduler
 
 from tasks.cluster.dask_cluster import workers_of
-from tasks.elastic.worker_card import RESOURCE, TOPIC, WorkerCard, end_worker, is_proven, read_card
+from tasks.elastic.worker_card import (
+    RESOURCE,
+    TOPIC,
+    Ending,
+    WorkerCard,
+    end_worker,
+    is_proven,
+    read_card,
+)
 from tasks.elastic.worker_events import (
-    Applicant,
     CardRead,
     CardUnread,
-    Ending,
     GivenUp,
     Leaves,
     Polled,
@@ -101,13 +107,14 @@ class JoinedWorkers:
         try:
             card: WorkerCard = await self._run(address, read_card)
             now_s = time.time()
+            if missing := WorkerCard.__required_keys__ - card.keys():
+                raise ValueError(f"it has no {', '.join(sorted(missing))}")
             knows_token = is_proven(card, self._token, address, now_s)
-            applicant = applicant_of(card, knows_token=knows_token)
         except Exception as error:  # a lost connection, or whatever other code makes of the call
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             is_link = isinstance(error, OSError)  # TimeoutError is one
             return CardUnread(address=address, reason=reason, may_try_again=is_link)
-        return CardRead(at_s=now_s, address=address, applicant=applicant)
+        return CardRead(at_s=now_s, address=address, card=card, knows_token=knows_token)
 
     async def end(self, address: str, how: Ending, reason: str) -> None:
         """Have the worker's process print the reason and end. If it does not answer, the scheduler
@@ -164,16 +171,3 @@ def event_of(message: object, now_s: float) -> WorkerEvent | None:
         case {"kind": "leaving", "name": str(name), **rest}:
             return Leaves(dask_name=name, reason=str(rest.get("reason", "it leaves")))
     return None
-
-
-def applicant_of(card: WorkerCard, *, knows_token: bool) -> Applicant:
-    """Convert a card to the applicant that the rules of admission read."""
-    return Applicant(
-        dask_name=card["name"],
-        versions={"rollflow": card["rollflow"], "vllm": card["vllm"]},
-        price_class=card["price_class"],
-        devices=tuple(card["devices"]),
-        knows_token=knows_token,
-        has_served=card["has_served"],
-        lease_s=card["lease_s"],
-    )

@@ -93,7 +93,7 @@ def own_devices(run: RunContext, price_class: str, window: Window) -> list[Held]
     """The run's own devices, each held for the whole window."""
     return [
         Held(device=device, price_class=price_class, start_s=window.start_s, end_s=window.end_s)
-        for device in _names(run)
+        for device in run.own_devices
     ]
 
 
@@ -102,11 +102,7 @@ def own_dollars_per_h(run: RunContext) -> float:
     prices = run.prices
     if not prices.are_set:
         return 0.0
-    return HOUR_S * prices.dollars_per_s(prices.own_class) * len(_names(run))
-
-
-def _names(run: RunContext) -> list[str]:
-    return sorted({device for device in run.devices.values() if device != "host"})
+    return HOUR_S * prices.dollars_per_s(prices.own_class) * len(run.own_devices)
 
 
 def elastic_worker_devices(elastic_workers: Sequence[AdmittedWorker], window: Window) -> list[Held]:

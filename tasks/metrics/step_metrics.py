@@ -137,7 +137,7 @@ def _reward_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, 
 
 
 def _bubble_metrics(report: StepReport) -> dict[str, float]:
-    devices = sorted({device for device in report.plan.run.devices.values() if device != "host"})
+    devices = report.plan.run.own_devices
     elastic_workers = sorted(
         {device for names in report.rollout.joined.values() for device in names}
     )

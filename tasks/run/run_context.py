@@ -157,6 +157,11 @@ class RunContext:
         store = store.requiring_digests() if self.has_digests else store
         return store.of_begun_run() if self.manifest_digest else store
 
+    @property
+    def own_devices(self) -> list[str]:
+        """The names of all devices that actors of the run work on, sorted."""
+        return sorted({device for device in self.devices.values() if device != "host"})
+
     def devices_of(self, actor: str) -> tuple[str, ...]:
         """The devices that an actor works on."""
         return tuple(self.devices[worker] for worker in self.members.get(actor, (actor,)))

@@ -199,7 +199,8 @@ class SampleBuffer:
         what: str,
     ) -> _Channel | None:
         """The stage once it is ready; None if its round is over."""
-        if not self._is_over(key) and key not in self._open:
+        is_over = key in self._over or self._is_before_all(key)
+        if not is_over and key not in self._open:
             rounds = ", ".join(map(str, self._open)) or "none"
             raise ValueError(
                 f"round {key} must be opened before it is used, open are: {rounds}; call open_round"
@@ -226,9 +227,6 @@ class SampleBuffer:
         for open_round in self._open.values():
             open_round.channels[stage].items.append(item)
         await self._wake()
-
-    def _is_over(self, key: RoundKey) -> bool:
-        return key not in self._open and (key in self._over or self._is_before_all(key))
 
     def _is_before_all(self, key: RoundKey) -> bool:
         return bool(self._open) and key < min(self._open)

@@ -1,8 +1,7 @@
 """Access to the sample buffer for a round's coordinators, with a deadline for every wait.
 
-    coordinators, threads of the worker `control` ─▶ LocalBuffer ─▶ the buffer, records as they are
-    the flow, and the keeper of elastic workers ───────────▶ RemoteBuffer ─▶ its actor, records as
-    bytes
+    coordinators, threads of the worker `control` ─▶ LocalBuffer ─▶ the buffer
+    the flow, and the keeper of elastic workers ──▶ RemoteBuffer ─▶ its actor
 
 Each attempt at a step opens a round of its own in the buffer, so that records of a lost attempt are
 refused.
@@ -15,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from artifacts.records import Generated, Score, pack, unpack
+from artifacts.records import Generated, Score
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.rewards.pool import close_pools
 from tasks.rounds.elastic_engines import WorkerNotice
@@ -61,14 +60,6 @@ class BufferActor(SampleBuffer):
         _here[self._run_id] = LocalBuffer(self, asyncio.get_running_loop())
         return await super().open_round(key, beside)
 
-    async def announce_packed(self, version: bytes) -> None:
-        """`announce` for callers in another process, with packed arguments."""
-        await self.announce(unpack(version))
-
-    async def announce_worker_packed(self, notice: bytes) -> None:
-        """`announce_worker` for callers in another process, with packed arguments."""
-        await self.announce_worker(unpack(notice))
-
     async def close(self) -> None:
         """End the reward processes that belong to this buffer's worker; `connect` no longer finds
         the buffer."""
@@ -88,10 +79,10 @@ class RemoteBuffer:
         await self.remote.call("open_round", key, tuple(beside), deadline_s=self.deadline_s)
 
     async def announce(self, version: int) -> None:
-        await self.remote.call("announce_packed", pack(version), deadline_s=self.deadline_s)
+        await self.remote.call("announce", version, deadline_s=self.deadline_s)
 
     async def announce_worker(self, notice: WorkerNotice) -> None:
-        await self.remote.call("announce_worker_packed", pack(notice), deadline_s=self.deadline_s)
+        await self.remote.call("announce_worker", notice, deadline_s=self.deadline_s)
 
     async def abort(self, reason: str, deadline_s: float = ABORT_S) -> None:
         await self.remote.call("abort", reason, deadline_s=deadline_s)

@@ -36,9 +36,8 @@ class StreamWorkers:
 
     stream: SampleStream
     connect: Callable[[str], Engine]  # by name; raises ActorLost if it is gone meanwhile
-    tell_keeper: Callable[
-        [dict[str, str]], None
-    ]  # a message of the topic of elastic workers; blocks
+    # sends a message of the topic of elastic workers; blocks
+    tell_keeper: Callable[[dict[str, str]], None]
     max_running: int | None = None  # requests that each takes at a time
     connected: dict[str, Engine] = field(default_factory=dict)  # by name
 
@@ -68,7 +67,11 @@ class StreamWorkers:
                 self.connected.pop(told.name, None)
                 return EngineGone(name=told.name, reason=told.reason)
         try:
-            engine = self.connected[told.name] = await self._engine(told.name)
+            engine = self.connected.get(told.name)
+            if engine is None:  # else one that joined before tells of newer weights
+                async with asyncio.timeout(CONNECT_S):
+                    engine = await asyncio.to_thread(self.connect, told.name)
+                self.connected[told.name] = engine
         except (ActorLost, TimeoutError) as error:
             logger.info("elastic_worker=%s is gone before it was asked: %s", told.name, error)
             return None
@@ -78,13 +81,6 @@ class StreamWorkers:
             version=told.version,
             max_running=self.max_running,
         )
-
-    async def _engine(self, name: str) -> Engine:
-        """One that has joined before, and tells of newer weights, is not looked for again."""
-        if name in self.connected:
-            return self.connected[name]
-        async with asyncio.timeout(CONNECT_S):
-            return await asyncio.to_thread(self.connect, name)
 
 
 def workers_of_round(

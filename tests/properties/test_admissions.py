@@ -12,7 +12,6 @@ from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.worker_events import (
     AdmissionDecision,
     Admit,
-    CardRead,
     CardUnread,
     Drain,
     Emptied,
@@ -26,21 +25,25 @@ from tasks.elastic.worker_events import (
     Renewed,
     WorkerEvent,
 )
-from tests.unit.worker_factories import APPLICANT, RULES
+from tests.unit.worker_factories import RULES, shown_with
 
 NAMES = ("one", "two", "three")
 ADDRESSES = tuple("abcdef")
 ELASTIC_WORKERS = tuple(f"{name}.g{number}" for name in NAMES for number in (1, 2, 3))
 CARDS = st.builds(
-    replace,
-    st.just(APPLICANT),
-    dask_name=st.sampled_from(NAMES),
-    knows_token=st.sampled_from((True, True, True, False)),
-    has_served=st.sampled_from((False, False, False, True)),
+    shown_with,
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(NAMES),
+            "knows_token": st.sampled_from((True, True, True, False)),
+            "has_served": st.sampled_from((False, False, False, True)),
+        }
+    ),
+    address=st.sampled_from(ADDRESSES),
 )
 EVENTS = st.one_of(
     st.builds(Polled, at_s=st.just(0.0), addresses=st.frozensets(st.sampled_from(ADDRESSES))),
-    st.builds(CardRead, at_s=st.just(0.0), address=st.sampled_from(ADDRESSES), applicant=CARDS),
+    CARDS,
     st.builds(
         CardUnread,
         address=st.sampled_from(ADDRESSES),

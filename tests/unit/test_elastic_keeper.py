@@ -29,7 +29,7 @@ from tasks.engines.base import EngineLost
 from tasks.learner.reports import PublishReport
 from tasks.learner.weight_check import WeightCheckFailed
 from tasks.rounds.elastic_engines import WorkerNotice
-from tests.unit.worker_factories import APPLICANT, RULES
+from tests.unit.worker_factories import CARD, RULES, shown
 
 
 class Workers:
@@ -48,7 +48,7 @@ class Workers:
         return Polled(at_s=0.0, addresses=frozenset(self.addresses))
 
     async def read_card(self, address: str) -> CardRead:
-        return CardRead(at_s=0.0, address=address, applicant=APPLICANT)
+        return shown(CARD, address)
 
     async def end(self, address: str, how: Ending, reason: str) -> None:
         self.ended.append((how, address))

@@ -13,7 +13,7 @@ import pytest
 from weight_servers import written
 
 from artifacts.records import Running, WeightsRef
-from tasks.elastic.config import LIMITS, ElasticConfig, Limit, LimitMissed, Limits
+from tasks.elastic.config import LIMITS, ElasticConfig, Limit, LimitMissed
 from tasks.elastic.engines import ElasticEngines
 from tasks.engines.base import EngineLost
 from tasks.learner.reports import PublishReport
@@ -54,7 +54,7 @@ def engines(error: Exception, *, pulls: bool) -> tuple[ElasticEngines, Late]:
     run: Any = SimpleNamespace(
         run_id="r", elastic=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
     )
-    server = SimpleNamespace(publish=offered, publish_model=offered, url="", config=None)
+    server = SimpleNamespace(publish=offered, publish_model=offered, url="")
     origin: Any = server if pulls else None
     made, late = ElasticEngines(SimpleNamespace(), run, origin), Late(error)  # type: ignore[arg-type]
     made._registry = late  # type: ignore[assignment]
@@ -119,7 +119,7 @@ async def test_a_pull_that_does_not_come_says_its_limit_in_the_elastic_worker(
 ) -> None:
     async with serving(tmp_path) as origin:
         await origin.publish(written(tmp_path / "run"))
-        hurried = replace(told(origin), limits=Limits(pull_s=1e-9, build_s=1.0, load_s=1.0))
+        hurried = replace(told(origin), config=ElasticConfig(pull_s=1e-9))
         async with elastic_worker(hurried, tmp_path / "spot", host=None) as pulls:
             with pytest.raises(LimitMissed, match=r"twice deadlines\.weights_s") as caught:
                 await pulls.pull("7")
@@ -128,5 +128,5 @@ async def test_a_pull_that_does_not_come_says_its_limit_in_the_elastic_worker(
 
 def test_every_limit_is_a_field_of_its_own_with_a_default() -> None:
     config = ElasticConfig()
-    assert [getattr(config.limits, limit) for limit in LIMITS] == [600.0, 600.0, 300.0]
-    assert config.limits.ready_s > config.pull_s + config.build_s + config.pull_s + config.load_s
+    assert [getattr(config, limit) for limit in LIMITS] == [600.0, 600.0, 300.0]
+    assert config.ready_s > config.pull_s + config.build_s + config.pull_s + config.load_s

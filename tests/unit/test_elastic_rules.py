@@ -12,14 +12,15 @@ import pytest
 from flows.config.elastic_rules import weight_server_of
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
+from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 from tasks.elastic.engines import recipe
 from tasks.elastic.worker_card import TOKEN_VARIABLE, Terms, make_card
-from tasks.elastic.worker_events import Leaves, Renewed
-from tasks.elastic.workers import applicant_of, event_of
+from tasks.elastic.worker_events import Admit, Leaves, Renewed
+from tasks.elastic.workers import event_of
 from tasks.run.elastic_setup import check_token, run_for_workers, worker_line
 from tests.unit.plan_factories import CONTEXT
-from tests.unit.worker_factories import make_elastic_worker
+from tests.unit.worker_factories import RULES, make_elastic_worker, shown
 
 FAR: dict[str, object] = {
     "cluster.scheduler_host": "10.1.0.1",
@@ -121,10 +122,11 @@ def test_leases_and_farewells_are_heard_and_nothing_else() -> None:
 
 def test_a_card_is_read_as_the_rules_have_it() -> None:
     card = make_card("spot", "tcp://there", TERMS, ("cuda:0", "cuda:1"))
-    applicant = applicant_of(card, knows_token=True)
-    assert applicant.versions.keys() == {"rollflow", "vllm"}
-    assert applicant.devices == ("cuda:0", "cuda:1")
-    assert applicant.lease_s == 20.0
+    rules = replace(RULES, versions={"rollflow": card["rollflow"]}, lease_s=20.0)
+    (admitted,) = WorkerAdmission(rules).handle(shown(card, "tcp://there"))
+    assert isinstance(admitted, Admit)
+    assert admitted.worker.devices == ("cuda:0", "cuda:1")
+    assert admitted.worker.lease_s == 20.0
 
 
 def test_an_engine_holds_all_gpus_of_its_elastic_worker_or_all_cores() -> None:

@@ -223,7 +223,7 @@ def written(run: RunContext, whole: Generated, *attempts: int) -> None:
 
 def read_begun(plan: StepPlan) -> Mapping[str, Generated]:
     async def read() -> Mapping[str, Generated]:
-        return await partial_responses(plan)()
+        return await partial_responses(plan)
 
     return asyncio.run(read())
 

@@ -14,14 +14,14 @@ import pytest
 from weight_servers import CONFIG, TOKEN, written
 
 from artifacts.weights import reuse
-from tasks.elastic.config import ElasticConfig, Limits
+from tasks.elastic.config import ElasticConfig
 from tasks.elastic.engines import ElasticEngines
 from tasks.elastic.weights.pulls import FOLDER, WeightOrigin, WeightPulls
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.weights.transfer import WeightsRefused
 from tasks.elastic.worker_card import EXTENSION
 
-LIMITS = Limits(pull_s=20.0, build_s=20.0, load_s=20.0)
+ELASTIC = ElasticConfig(weights=CONFIG, pull_s=20.0, build_s=20.0, load_s=20.0)
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def serving(folder: Path) -> AsyncIterator[WeightServer]:
 
 
 def told(origin: WeightServer) -> WeightOrigin:
-    return WeightOrigin(url=origin.url, config=origin.config, limits=LIMITS)
+    return WeightOrigin(url=origin.url, config=ELASTIC)
 
 
 @asynccontextmanager

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
 from tasks.elastic.admission import AdmissionRules, WorkerAdmission
+from tasks.elastic.worker_card import WorkerCard
 from tasks.elastic.worker_events import (
     AdmissionDecision,
     Admit,
     AdmittedWorker,
-    Applicant,
     CardRead,
     Loaded,
     Polled,
@@ -18,22 +19,42 @@ from tasks.elastic.worker_events import (
 RULES = AdmissionRules(
     versions={"rollflow": "1", "vllm": "2"}, max_workers=2, lease_s=10.0, ready_s=60.0
 )
-APPLICANT = Applicant(
-    dask_name="spot",
-    versions={"rollflow": "1", "vllm": "2"},
+CARD = WorkerCard(
+    name="spot",
+    rollflow="1",
+    vllm="2",
+    torch="3",
+    python="3.11",
     price_class="spot",
-    devices=("cpu",),
-    knows_token=True,
+    devices=["cpu"],
+    drain_s=30.0,
     lease_s=10.0,
+    has_served=False,
+    made_s=0.0,
+    proof="",
 )
+
+
+def shown(
+    card: WorkerCard, address: str, at_s: float = 0.0, *, knows_token: bool = True
+) -> CardRead:
+    """A worker shows this card."""
+    return CardRead(at_s=at_s, address=address, card=card, knows_token=knows_token)
+
+
+def shown_with(changes: Mapping[str, object], address: str = "a") -> CardRead:
+    """A worker shows a card with these changes, which may include `knows_token`."""
+    card: Any = {**CARD, **changes}  # Any: a card with a value of its own
+    knows_token = bool(card.pop("knows_token", True))
+    return shown(card, address, knows_token=knows_token)
 
 
 def comes(
     admission: WorkerAdmission, address: str, name: str = "spot", at_s: float = 0.0
 ) -> list[AdmissionDecision]:
     """A worker without fault shows its card."""
-    applicant = replace(APPLICANT, dask_name=name)
-    return admission.handle(CardRead(at_s=at_s, address=address, applicant=applicant))
+    card: WorkerCard = {**CARD, "name": name}
+    return admission.handle(shown(card, address, at_s))
 
 
 def present(

@@ -20,7 +20,7 @@ from distributed.comm.addressing import get_address_host
 
 from artifacts.records import WeightsRef
 from artifacts.weight_shards import MODEL
-from tasks.elastic.config import MARGIN_S, ElasticWeightsConfig, Limits
+from tasks.elastic.config import MARGIN_S, ElasticConfig
 from tasks.elastic.weights.client import fetch
 from tasks.elastic.weights.held_version import HeldVersion
 from tasks.elastic.weights.server import WeightServer, versions_to_keep
@@ -70,8 +70,7 @@ class WeightOrigin:
     """A run's weight server, for its elastic workers, which were started with its token."""
 
     url: str  # http://ADDRESS:PORT
-    config: ElasticWeightsConfig  # a worker's own server has the same but for host and port
-    limits: Limits  # of its elastic workers
+    config: ElasticConfig  # the limits of pulls, and the settings of a worker's own server
 
 
 class WeightPulls:
@@ -85,27 +84,27 @@ class WeightPulls:
         server = None
         if worker._start_host:  # started with --host: others reach it there
             address = {"host": get_address_host(worker.address), "port": 0}
-            server = WeightServer(origin.config.model_copy(update=address), self._token)
+            server = WeightServer(origin.config.weights.model_copy(update=address), self._token)
         self._weights = WorkerWeights(Path(worker.local_directory) / FOLDER, server)
 
     def model(self) -> str:
         """Pull the model's folder; returns its path. Blocks, so call it from a thread other than
         the worker's event loop. Errors: see `pull`."""
-        limits = self._origin.limits
+        config = self._origin.config
         coming = asyncio.run_coroutine_threadsafe(self.pull(MODEL), self._loop)
-        with limits.bound("pull_s", f"{self._name}: the pull of version {MODEL}"):
-            return coming.result(limits.pull_s + MARGIN_S).path
+        with config.bound("pull_s", f"{self._name}: the pull of version {MODEL}"):
+            return coming.result(config.pull_s + MARGIN_S).path
 
     async def pull(self, name: str) -> WeightsRef:
         """Pull the version of this name; returns its reference on this machine. Raises LimitMissed,
         or as `weights.client.fetch`."""
-        limits = self._origin.limits
+        config = self._origin.config
         order = Pull(
             origin=self._origin.url,
             name=name,
             token=self._token,
-            deadline_s=limits.pull_s,
+            deadline_s=config.pull_s,
             receiver=self._name,
         )
-        with limits.bound("pull_s", f"{self._name}: the pull of version {name}"):
+        with config.bound("pull_s", f"{self._name}: the pull of version {name}"):
             return await self._weights.pull(order)
