@@ -81,7 +81,7 @@ async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
     """
     kept, committed = run.config.keep.checkpoints, run.weights_of(step)
     report = await restore_policy(fleet.run, step, kept, committed)
-    await fleet.published(report)
+    await fleet.elastic.publish(report)
     return report.weights
 
 

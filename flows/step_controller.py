@@ -165,7 +165,7 @@ class StepController:
         window = self._windows.plan(self._fleet.elastic.workers, plan.round.kind)
         placed = replace(plan, run=self._fleet.run, window=window)
         report = await self._step_flow(placed, ordering if plan.overlaps else None)
-        await self._fleet.published(report.published, plan.round.at_update)
+        await self._fleet.elastic.publish(report.published, plan.round.at_update)
         checkpoint = None
         if is_due(plan.step, keep.checkpoint_every_steps):
             checkpoint = await save_checkpoint(self._run.context, plan.step, keep.checkpoints)

@@ -102,7 +102,9 @@ def _play(program: str, environment: Mapping[str, str], passed: Sequence[int]) -
         _close_other_ends(passed)
         os.environ.update(environment)
         name_process("fork-server")
-        _keep_offline()
+        # keep workers from asking the Hugging Face hub: its client, which the flow has imported,
+        # reads HF_HUB_OFFLINE only once
+        import_module("huggingface_hub.constants").HF_HUB_OFFLINE = True
         exec(program, {})  # multiprocessing's own: import its server's main, and call it
     except SystemExit:
         status = 0
@@ -122,14 +124,6 @@ def _close_other_ends(passed: Sequence[int]) -> None:
         with suppress(FileNotFoundError):  # the listing itself
             if number not in passed and os.readlink(here / str(number)) in kept:
                 os.close(number)
-
-
-def _keep_offline() -> None:
-    """Keep workers from asking the Hugging Face hub. The flow, which may ask it, has imported the
-    hub's client, and that reads HF_HUB_OFFLINE only once."""
-    from huggingface_hub import constants
-
-    constants.HF_HUB_OFFLINE = True
 
 
 @contextmanager

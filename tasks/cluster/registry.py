@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 PING_S = 20.0  # a living actor answers within this time, even while it works
 # A worker may be killed by accident while it builds; one that dies of building dies again.
 NUM_BUILDS = 2
-NOTICED_WITHIN_S = 1.0  # the scheduler has noticed a death by then
+NOTICED_WITHIN_S = 1.0  # the scheduler has noticed a death by then, maybe after a caller
 RECORDED_WITHIN_S = 5.0  # a nanny notices the end of its process a moment after the scheduler
 ELSEWHERE = (
     "its worker was started elsewhere, whose own output and that of its nanny say how it ended"
@@ -95,7 +95,10 @@ class ActorRegistry:
     def accounts(self) -> tuple[str, ...]:
         """One sentence for every actor whose process has ended, with the reason. Empty for a joined
         cluster, whose processes are not known here."""
-        found = ((name, self._death(name)) for name in self._gone())
+        ends = time.monotonic() + NOTICED_WITHIN_S
+        while not (gone := self._gone()) and time.monotonic() < ends:
+            time.sleep(0.05)
+        found = ((name, self._death(name)) for name in gone)
         return tuple(
             f"{name} is lost: {account(death.exit_code, death.lines, death.log)}"
             for name, death in found
@@ -103,15 +106,9 @@ class ActorRegistry:
         )
 
     def _gone(self) -> list[str]:
-        """Names of the actors whose worker is away. Polls for NOTICED_WITHIN_S, as a caller may
-        notice a death before the scheduler does."""
-        ends = time.monotonic() + NOTICED_WITHIN_S
-        while True:
-            now = worker_addresses(self._client)
-            gone = [name for name in self._futures if not self._is_there(name, now)]
-            if gone or time.monotonic() >= ends:
-                return gone
-            time.sleep(0.05)
+        """Names of the actors whose worker is away."""
+        now = worker_addresses(self._client)
+        return [name for name in self._futures if not self._is_there(name, now)]
 
     def _is_there(self, name: str, addresses: Mapping[str, str]) -> bool:
         """True if the actor's worker still has the address of the process that the actor was built
@@ -158,9 +155,8 @@ class ActorRegistry:
         """Record of the end of the actor's process; waits for it up to RECORDED_WITHIN_S, as the
         nanny may notice the end later than the flow. None if there is none."""
         ends = time.monotonic() + (RECORDED_WITHIN_S if self._client.cluster is not None else 0.0)
-        while (death := death_of(self._client, self._workers[name], self._born_s[name])) is None:
-            if time.monotonic() >= ends:
-                return None
+        worker, born_s = self._workers[name], self._born_s[name]
+        while (death := death_of(self._client, worker, born_s)) is None and time.monotonic() < ends:
             time.sleep(0.05)
         return death
 

@@ -54,41 +54,6 @@ EMPTY_POLLS = 2  # in a row, after which a leaving worker has handed over all th
 OVER = "the run is over"
 
 
-class ElasticPublications:
-    """The newest published weights, for elastic workers that follow at their own pace. Belongs to
-    one event loop. Publications are numbered from 1 on, as a version may be published again.
-
-    put ─▶ (workers that will drop requests are withdrawn from rounds) ─▶ wake ─▶ newer_than
-    """
-
-    def __init__(self) -> None:
-        self.number = 0  # of the newest publication
-        self.dropping = 0  # of the last publication whose load drops the running requests
-        self._newest: tuple[PublishReport, Running] | None = None
-        self._changed = asyncio.Condition()
-
-    def put(self, published: PublishReport, running: Running) -> None:
-        """Make this the newest publication."""
-        self._newest = published, running
-        self.number += 1
-        if running is Running.DROP:
-            self.dropping = self.number
-
-    async def wake(self) -> None:
-        """Wake all callers of `newer_than`."""
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def newer_than(self, number: int) -> tuple[int, PublishReport, Running]:
-        """Wait for a publication after this number; returns the newest one's number, report and
-        treatment of running requests. That is DROP also if a publication that was skipped drops."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.number > number)
-        assert self._newest is not None, "there is one"
-        published, running = self._newest
-        return self.number, published, Running.DROP if number < self.dropping else running
-
-
 class ElasticKeeper:
     """Looks after the elastic workers of one run. Used from one event loop."""
 
@@ -109,8 +74,12 @@ class ElasticKeeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: dict[str, asyncio.Task[None]] = {}  # by worker
         self._offered: set[str] = set()  # workers that rounds may ask
-        self._loaded: dict[str, int] = {}  # number of the publication that each worker holds
-        self._publications = ElasticPublications()
+        # publications are numbered from 1 on, as a version may be published again
+        self._loaded: dict[str, int] = {}  # number of the one that each worker holds
+        self._number = 0  # of the newest
+        self._dropping = 0  # of the last whose load drops the running requests
+        self._newest: tuple[PublishReport, Running] | None = None
+        self._published = asyncio.Condition()
         self._notifying = asyncio.Lock()  # "joined" is sent before "gone"
 
     @property
@@ -143,27 +112,30 @@ class ElasticKeeper:
         """Have the elastic workers load the version that the run's engines hold now. Returns before
         they have loaded it. If the load drops running requests (DROP), all elastic workers have
         been withdrawn from the rounds by then."""
-        self._publications.put(published, running)  # from here on no worker joins with old weights
+        self._newest = published, running
+        self._number += 1
         if running is Running.DROP:
+            self._dropping = self._number  # from here on no worker joins with old weights
             async with self._notifying:
                 for name in sorted(self._offered):
                     await self._withdraw(name, "it loads other weights")
-        await self._publications.wake()
+        async with self._published:
+            self._published.notify_all()
 
     # --- one queue, one loop -------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:
             try:
-                await self._poll()
+                await self._queue(self._workers.poll())
             except Exception:  # a scheduler that answers otherwise than expected: poll again
                 logger.exception("elastic workers: not polled")
             await asyncio.sleep(POLL_S)
 
-    async def _poll(self) -> None:
-        polled = await self._workers.poll()
-        if polled is not None:
-            self._events.put_nowait(polled)
+    async def _queue(self, call: Awaitable[WorkerEvent | None]) -> None:
+        """Queue the event that a call of the workers returns, if any."""
+        if (event := await call) is not None:
+            self._events.put_nowait(event)
 
     def _receive(self, event: WorkerEvent) -> None:
         if isinstance(event, GivenUp):
@@ -174,7 +146,7 @@ class ElasticKeeper:
     async def _poll_then(self, event: WorkerEvent) -> None:
         """Queue an event of a worker after a poll, which shows first whether its process is away:
         that is the more telling reason."""
-        await self._poll()
+        await self._queue(self._workers.poll())
         self._events.put_nowait(event)
 
     async def _handle_events(self) -> None:
@@ -194,7 +166,7 @@ class ElasticKeeper:
     async def _carry_out(self, decision: AdmissionDecision) -> None:
         match decision:
             case ReadCard(address=address):
-                self._spawn(self._read_card(address))
+                self._spawn(self._queue(self._workers.read_card(address)))
             case Admit(worker=worker):
                 logger.info("elastic_worker=%s admitted on %s", worker.name, worker.address)
                 self._serving[worker.name] = asyncio.create_task(self._serve(worker))
@@ -213,9 +185,6 @@ class ElasticKeeper:
                 async with self._notifying:
                     await self._withdraw(worker.name, worker.reason)
                 self._spawn(self._engines.discard(worker.name))
-
-    async def _read_card(self, address: str) -> None:
-        self._events.put_nowait(await self._workers.read_card(address))
 
     # --- a worker comes ------------------------------------------------------------------------
 
@@ -239,17 +208,23 @@ class ElasticKeeper:
         during a load."""
         number = 0
         while True:
-            number, published, running = await self._publications.newer_than(number)
+            async with self._published:
+                await self._published.wait_for(lambda held=number: self._number > held)
+            assert self._newest is not None, "there is one"
+            published, running = self._newest
+            # also if a publication that is skipped drops
+            running = Running.DROP if number < self._dropping else running
+            number = self._number
             begun_s = time.monotonic()
             try:
                 weights = await self._engines.pull(name, published.weights)
                 pulled_s = time.monotonic()
                 await self._engines.load(name, replace(published, weights=weights), running)
             except Exception:
-                if number == self._publications.number:
+                if number == self._number:
                     raise
                 continue  # its file may have made room for a newer one
-            if number < self._publications.dropping:
+            if number < self._dropping:
                 continue
             self._loaded[name] = number
             pull_s, load_s = pulled_s - begun_s, time.monotonic() - pulled_s
@@ -262,7 +237,7 @@ class ElasticKeeper:
         assert worker.version is not None, "it has loaded one"
         name, version, took = worker.name, worker.version, worker.took
         async with self._notifying:
-            if self._loaded[name] < self._publications.dropping:
+            if self._loaded[name] < self._dropping:
                 return
             words = "elastic_worker=%s joined version=%d build_s=%.1f pull_s=%.2f load_s=%.2f"
             logger.info(words, name, version, took.build_s, took.pull_s, took.load_s)

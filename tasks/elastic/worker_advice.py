@@ -1,14 +1,9 @@
 """Finds the number of elastic workers that trained most tokens per dollar, as a sentence. Pure.
 
-    figures of steps: workers, tokens, seconds, dollars ─▶ tokens per dollar by number of workers
-    ─▶ the best number, beside the others that were measured
-
-RLBoost's N_prem (`seeding.workers_worth_holding`) is the number of workers that would generate a
-whole step in the time that training takes; it leaves out prices and the longest response. This
-module measures instead the trained tokens and the cost of steps by their number of workers. It does
-not interpolate between two measured numbers: if the seconds per token fell evenly there, one of the
-two would be the best. A step counts only if its workers were the same from beginning to end, and
-all workers are taken to cost the same. The sentence is advice: no worker is started or dismissed.
+RLBoost's N_prem (`seeding.workers_worth_holding`) leaves out prices and the longest response. This
+module compares measured steps instead, by their number of workers, and interpolates nothing between
+two numbers. A step counts only if its workers were the same from beginning to end, and all workers
+are taken to cost the same. No worker is started or dismissed.
 """
 
 from __future__ import annotations
@@ -21,14 +16,6 @@ from artifacts.prices import HOUR_S
 from artifacts.records import NO_UPDATE
 
 MEMORY = 0.7  # weight of earlier steps beside a new one: windows settle, responses get longer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hourly:
-    """Prices in dollars per hour."""
-
-    own: float  # of all devices that the run itself has
-    worker: float  # of one worker, with all its devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +40,18 @@ def with_step(known: Known, num_workers: int, step: WorkerCountSteps) -> Known:
     return {**known, num_workers: step}
 
 
-def tokens_per_dollar(known: Known, hourly: Hourly) -> dict[int, float]:
-    """Trained tokens per dollar, by number of workers."""
+def tokens_per_dollar(known: Known, own: float, worker: float) -> dict[int, float]:
+    """Trained tokens per dollar, by number of workers. own, worker: dollars per hour of all devices
+    that the run itself has, and of one worker with all its devices."""
     return {
-        count: HOUR_S * steps.tokens / steps.seconds / (hourly.own + count * hourly.worker)
+        count: HOUR_S * steps.tokens / steps.seconds / (own + count * worker)
         for count, steps in sorted(known.items())
     }
 
 
-def workers_to_hold(known: Known, hourly: Hourly) -> int | None:
+def workers_to_hold(worth: Mapping[int, float]) -> int | None:
     """The number of workers that trains most tokens per dollar, the larger one if two are equal;
-    None if no step is known."""
-    worth = tokens_per_dollar(known, hourly)
+    None if no step is known. worth: tokens per dollar, by number of workers."""
     return max(worth, key=lambda count: (worth[count], count), default=None)
 
 
@@ -86,11 +73,10 @@ def worker_advice(steps: Sequence[Mapping[str, float]], own: float) -> str:
         known = with_step(known, count, WorkerCountSteps(tokens=tokens, seconds=seconds))
         if count:
             worker = (HOUR_S * step["cost/dollars"] / seconds - own) / count
-    hourly = Hourly(own=own, worker=max(0.0, worker))
-    best = workers_to_hold(known, hourly)
+    worth = tokens_per_dollar(known, own, max(0.0, worker))
+    best = workers_to_hold(worth)
     if best is None or not any(known):
         return ""
-    worth = tokens_per_dollar(known, hourly)
     others = ", ".join(f"{count}: {each:,.0f}" for count, each in worth.items() if count != best)
     advice = f"{best} elastic workers train most for a dollar: {worth[best]:,.0f} tokens"
     return f"{advice} ({others})" if others else advice

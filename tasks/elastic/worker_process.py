@@ -108,7 +108,7 @@ class WorkerExtension:
         self._spawn(self._renew_leases())
         self._spawn(self._watch_scheduler())
         if notice:
-            self._spawn(self._watch_notice(notice))
+            self._spawn(self._leave_on_notice(notice))
         self._print(f"looks for a run at {self._worker.scheduler.address}; Ctrl-C drains it")
 
     def card(self) -> WorkerCard:
@@ -193,7 +193,7 @@ class WorkerExtension:
             return True
         return False
 
-    async def _watch_notice(self, where: str) -> None:
+    async def _leave_on_notice(self, where: str) -> None:
         await notice_given(where)
         self.leave(f"notice at {where}")
 
@@ -217,7 +217,8 @@ class WorkerExtension:
 async def notice_given(where: str) -> None:
     """Wait until the file `where` exists, or the URL `where` answers with a notice, that the
     machine will be taken away. A URL that cannot be reached counts as no notice."""
-    has_notice = _url_has_notice if where.startswith(("http://", "https://")) else _file_exists
+    is_url = where.startswith(("http://", "https://"))
+    has_notice = _url_has_notice if is_url else os.path.exists  # Path.exists may raise
     while not await asyncio.to_thread(has_notice, where):
         await asyncio.sleep(NOTICE_POLL_S)
 
@@ -226,10 +227,6 @@ def is_notice(status: int, body: str) -> bool:
     """True if an HTTP answer with this status and body means that the machine will be taken
     away."""
     return status == 200 and body.strip().upper() not in NO_NOTICE
-
-
-def _file_exists(path: str) -> bool:
-    return os.path.exists(path)  # Path.exists raises if a folder cannot be read
 
 
 def _url_has_notice(url: str) -> bool:
@@ -266,23 +263,11 @@ def check_worker(worker: Worker) -> None:
 
 
 @click.command()
-@click.option(
-    "--price-class", default=PRICE_CLASS, show_default=True, help="What its devices cost."
-)
+@click.option("--price-class", default=PRICE_CLASS, help="What its devices cost.")
 @click.option("--token-file", default="", help="File with the run's token.")
-@click.option(
-    "--drain-s",
-    default=DRAIN_S,
-    type=click.FloatRange(min=0.0),
-    show_default=True,
-    help="Seconds that it takes to leave.",
-)
-@click.option(
-    "--lease-s", default=LEASE_S, type=TIME, show_default=True, help="Seconds it may be silent."
-)
-@click.option(
-    "--grace-s", default=GRACE_S, type=TIME, show_default=True, help="Seconds without a scheduler."
-)
+@click.option("--drain-s", default=DRAIN_S, type=click.FloatRange(0.0), help="Seconds to leave in.")
+@click.option("--lease-s", default=LEASE_S, type=TIME, help="Seconds it may be silent.")
+@click.option("--grace-s", default=GRACE_S, type=TIME, help="Seconds without a scheduler.")
 @click.option("--cores", default="", help="Cores to bind it to, like 0-1,4; all by default.")
 @click.option("--spot-notice", default="", help="File or URL that tells the machine's end.")
 @click.option("--parent", default=0, help="Process that started it, with which it goes.")

@@ -78,8 +78,12 @@ def cost_metrics(
     """
     window = Window(start_s=before_s or report.started_s, end_s=report.finished_s)
     prices = report.plan.run.prices
-    own = own_devices(report.plan.run, prices.own_class, window)
-    held = [*own, *elastic_worker_devices(elastic_workers, window)]
+    start_s, end_s, own = window.start_s, window.end_s, prices.own_class
+    held = [
+        Held(device=device, price_class=own, start_s=start_s, end_s=end_s)
+        for device in report.plan.run.own_devices
+    ]
+    held += elastic_worker_devices(elastic_workers, window)
     figures = cost_figures(
         held_seconds(held, window), report.ledger.get(Fate.TRAINED, 0), window, prices
     )
@@ -87,14 +91,6 @@ def cost_metrics(
         return figures
     spans = [*report.spans, *elastic_worker_spans(elastic_workers, report, window)]
     return figures | use_figures(used_seconds(held, spans, window))
-
-
-def own_devices(run: RunContext, price_class: str, window: Window) -> list[Held]:
-    """The run's own devices, each held for the whole window."""
-    return [
-        Held(device=device, price_class=price_class, start_s=window.start_s, end_s=window.end_s)
-        for device in run.own_devices
-    ]
 
 
 def own_dollars_per_h(run: RunContext) -> float:

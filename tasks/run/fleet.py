@@ -19,7 +19,6 @@ from types import TracebackType
 
 from distributed import Client
 
-from artifacts.records import Running
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.devices import WorkerSpec
 from tasks.cluster.ownership import check_scheduler
@@ -28,7 +27,6 @@ from tasks.engines.remote import EngineActor
 from tasks.environments.episodes.episode_replica import EpisodePlayer
 from tasks.environments.pools.pool_actor import PoolActor, PoolKeeper
 from tasks.learner.remote import LearnerActor, RemoteLearner
-from tasks.learner.reports import PublishReport
 from tasks.rewards.judges.engine import JudgeActor
 from tasks.rewards.judges.reward import judge_engine_of, judges_generate
 from tasks.run.elastic_setup import RunElasticWorkers
@@ -106,10 +104,6 @@ class Fleet:
         """Notify rounds that overlap the training of other steps that all engines hold this weight
         version."""
         await self._buffer().announce(version)
-
-    async def published(self, report: PublishReport, running: Running = Running.DROP) -> None:
-        """Have elastic workers load the weight version that the run's own engines hold now."""
-        await self.elastic.publish(report, running)
 
     async def abort_rounds(self, reason: str) -> None:
         """End every open round for all its coordinators; no effect if the buffer is lost, because

@@ -339,7 +339,8 @@ async def test_a_worker_that_missed_a_load_that_drops_drops_what_it_runs_with_th
     async with keeping(workers, engines, rounds) as keeper:
         await keeper.publish(published(3), Running.DROP)
         await until(lambda: rounds.kinds == [JOINED])
-        keeper._publications.put(published(4), Running.DROP)
+        keeper._newest = published(4), Running.DROP
+        keeper._number = keeper._dropping = keeper._number + 1
         await keeper.publish(published(5), Running.INTERRUPT)
         await until(lambda: rounds.kinds[-1] == ("spot.g1", "joined", 5))
         assert engines.done[-1] == "load spot.g1/5 drop"

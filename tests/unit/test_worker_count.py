@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.elastic.worker_advice import (
-    Hourly,
     Known,
     WorkerCountSteps,
     tokens_per_dollar,
@@ -32,8 +31,7 @@ STEPS = known({0: 360.0, 1: 270.0, 2: 216.0, 4: 202.5})
 
 
 def test_tokens_for_a_dollar_are_those_of_an_hour_over_what_the_hour_costs() -> None:
-    hourly = Hourly(own=10.0, worker=2.0)
-    assert tokens_per_dollar(STEPS, hourly) == pytest.approx(
+    assert tokens_per_dollar(STEPS, 10.0, 2.0) == pytest.approx(
         {0: 36_000 / 10, 1: 48_000 / 12, 2: 60_000 / 14, 4: 64_000 / 18}
     )
 
@@ -50,13 +48,13 @@ def test_tokens_for_a_dollar_are_those_of_an_hour_over_what_the_hour_costs() -> 
     ],
 )
 def test_the_dearer_a_worker_the_fewer_are_held(dollars: float, number: int) -> None:
-    assert workers_to_hold(STEPS, Hourly(own=10.0, worker=dollars)) == number
+    assert workers_to_hold(tokens_per_dollar(STEPS, 10.0, dollars)) == number
 
 
 def test_of_numbers_that_are_worth_the_same_the_larger_is_held() -> None:
     # twice the tokens for twice the dollars
-    assert workers_to_hold(known({0: 200.0, 2: 100.0}), Hourly(own=4.0, worker=2.0)) == 2
-    assert workers_to_hold({}, Hourly(own=4.0, worker=2.0)) is None
+    assert workers_to_hold(tokens_per_dollar(known({0: 200.0, 2: 100.0}), 4.0, 2.0)) == 2
+    assert workers_to_hold(tokens_per_dollar({}, 4.0, 2.0)) is None
 
 
 def test_later_steps_count_more() -> None:
@@ -76,8 +74,8 @@ def test_later_steps_count_more() -> None:
 def test_a_rise_of_the_price_never_asks_for_more(
     seconds: dict[int, float], own: float, worker: float, rise: float
 ) -> None:
-    cheap = workers_to_hold(known(seconds), Hourly(own=own, worker=worker))
-    dear = workers_to_hold(known(seconds), Hourly(own=own, worker=worker + rise))
+    cheap = workers_to_hold(tokens_per_dollar(known(seconds), own, worker))
+    dear = workers_to_hold(tokens_per_dollar(known(seconds), own, worker + rise))
     assert cheap is not None
     assert dear is not None
     assert dear <= cheap
