@@ -22,8 +22,7 @@ from artifacts.store import Store
 from flows.results import config_label
 from flows.run import OpenRun
 from tasks.elastic.worker_events import AdmittedWorker
-from tasks.metrics.report import StepReport
-from tasks.metrics.seeding_times import seeding_figures, seeding_times
+from tasks.metrics.report import StepReport, seeding_figures, seeding_times
 from tasks.scheduling.seeding import PlannedWindow, Seeding, SeedingTimes, after_step
 
 logger = logging.getLogger(__name__)

@@ -30,11 +30,7 @@ WEIGHT_ENDINGS = (
 )  # fmt: skip
 
 
-@task(
-    name="restore-policy",
-    task_run_name="restore-to-step-{step}",
-    cache_policy=NO_CACHE,
-)
+@task(name="restore-policy", task_run_name="restore-to-step-{step}", cache_policy=NO_CACHE)
 async def restore_policy(
     run: RunContext, step: int, keep_checkpoints: int, committed: WeightsRef | None
 ) -> PublishReport:

@@ -1,7 +1,5 @@
 """Shows the progress of the running round: as a progress bar in the Prefect UI, and as metadata on
 the Dask scheduler, which the terminal reads.
-
-    scheduler, finished responses, accepted groups ─▶ ProgressReporter ─▶ metadata ─▶ terminal
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ def _stream_trainer(plan: StepPlan) -> StreamTrainer:
 
 
 def with_window(plan: StepPlan, alone: FreesDevices) -> FreesDevices:
-    """The policy that frees devices in this step's round: a `SeedingWindow` if the plan has a
-    window, which asks `alone` (the stream trainer) while it is open, else `alone` itself."""
+    """The policy that frees devices in this step's round: `alone` (the stream trainer), within a
+    `SeedingWindow` if the plan has a window."""
     if plan.window is None:
         return alone
     groups = device_groups_of(plan.run, plan.run.engines)
@@ -214,8 +214,8 @@ def with_record(
 
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
-    """The reading of an engine, without the responses of an evaluation beside the round. None for
-    an engine that died meanwhile: its round is complete all the same."""
+    """The reading of an engine without responses of an evaluation beside the round; None if it
+    died."""
     try:
         (engine,) = engines_of(plan.run, (name,), client_of(plan))
         reading = await engine.stats()

@@ -22,18 +22,14 @@ from artifacts.records import Running
 from tasks.cluster.actors import Remote
 from tasks.learner.collective import accumulate_round, update_all
 from tasks.learner.publication import publish_version
-from tasks.learner.reports import GradientReport, PolicyReport, PublishReport, UpdateReport
+from tasks.learner.reports import GradientReport, PolicyReport, PublishReport
 from tasks.run.actor_handles import engines_of, learners_of
 from tasks.run.run_context import RunContext, StepPlan, store_of
 from tasks.run.sample_buffer import GROUPED
-from tasks.run.sample_stream import BUFFER, RemoteBuffer, SampleStream, aborting
+from tasks.run.sample_stream import BUFFER, SampleStream, aborting
 
 
-@task(
-    name="accumulate-gradients",
-    task_run_name="gradients-{plan.step}",
-    cache_policy=NO_CACHE,
-)
+@task(name="accumulate-gradients", task_run_name="gradients-{plan.step}", cache_policy=NO_CACHE)
 def accumulate_gradients(plan: StepPlan) -> GradientReport:
     """Compute the gradients of the round's accepted groups, without an update of the policy. Where
     the stream trainer frees devices, this runs while other engines still generate."""
@@ -62,7 +58,8 @@ async def accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
 async def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyReport:
     """Make the step's synchronous updates on all ranks. Idempotent: a learner answers a repeated
     call with the report of the updates that it has made."""
-    updates = dict(zip(plan.run.learners, await update(plan), strict=True))
+    made_by_rank = await update_all(learners_of(plan.run), plan.step)
+    updates = dict(zip(plan.run.learners, made_by_rank, strict=True))
     passes = {rank: made.computed.busy for rank, made in updates.items()}
     busy = {rank: made.busy for rank, made in updates.items()}
     return PolicyReport(
@@ -72,29 +69,14 @@ async def update_policy(plan: StepPlan, gradients: GradientReport) -> PolicyRepo
     )
 
 
-async def update(plan: StepPlan) -> list[UpdateReport]:
-    """Make the step's updates; returns each rank's report, in the order of ranks."""
-    return await update_all(learners_of(plan.run), plan.step)
-
-
-@task(
-    name="publish-weights",
-    task_run_name="publish-{plan.step}",
-    cache_policy=NO_CACHE,
-)
+@task(name="publish-weights", task_run_name="publish-{plan.step}", cache_policy=NO_CACHE)
 async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport:
-    """Export the new weight version, load it into every engine, and run the weight check."""
-    return await publish_and_announce(plan)
-
-
-async def publish_and_announce(plan: StepPlan) -> PublishReport:
-    """Publish the weights. A round that overlaps this step's training is notified of the new
-    version through the sample buffer."""
+    """Export the new weight version, load it into every engine, and run the weight check. A round
+    that overlaps this step's training is notified through the sample buffer."""
     published = await publish(plan.run, plan.round.at_update)
-    if not plan.overlaps:
-        return published
-    remote = Remote.connect(plan.run.run_id, BUFFER)
-    await RemoteBuffer(remote, plan.run.deadlines.call_s).announce(published.weights.version)
+    if plan.overlaps:
+        buffer, version = Remote.connect(plan.run.run_id, BUFFER), published.weights.version
+        await buffer.call("announce", version, deadline_s=plan.run.deadlines.call_s)
     return published
 
 

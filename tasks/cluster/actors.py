@@ -70,9 +70,8 @@ class Remote:
             raise
 
     async def _answered(self, answer: asyncio.Future[Any], method: str) -> Any:  # Any: see call
-        """Wait for the answer. Dask tries for half a minute to reach a process that has just ended.
-        So every LOOK_S the method is looked up again, which raises RuntimeError once Dask knows
-        that the worker is gone."""
+        """Wait for the answer, for less than Dask, which tries for half a minute to reach a process
+        that has just ended: a look-up of the method raises RuntimeError once Dask knows of that."""
         try:
             while not (await asyncio.wait((answer,), timeout=LOOK_S))[0]:
                 getattr(self.actor, method)

@@ -3,9 +3,8 @@
     make_certificate ─▶ run.pem, 0600 ─▶ tls_settings ─▶ scheduler, nannies, workers, clients
                            └─ handed over: rollflow worker tls://HOST:8786 --certificate run.pem
 
-A Dask worker runs any code that it is sent, and a loopback address is open to every user of the
-machine. The file holds a self-signed certificate and its key: it is authority, certificate and key
-at once. Leaves out clusters that a run joins, whose owner provides the certificates.
+The file holds a self-signed certificate and its key: it is authority, certificate and key at once.
+Leaves out clusters that a run joins, whose owner provides the certificates.
 """
 
 from __future__ import annotations
@@ -111,8 +110,8 @@ def _is_ours_alone(path: Path) -> bool:
 
 
 def _pem() -> bytes:
-    """A new key and a certificate signed by it, in PEM. Imported here because the import takes
-    45 ms of a core, which processes that make no certificate save."""
+    """A new key and a certificate signed by it."""
+    # 45 ms of a core, which processes that make no certificate save
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,10 +1,7 @@
 """Turns a description of devices and their roles into specifications of worker processes. Pure.
 
-    "rollout: 0-1, learner: 0-1, judge: 1, environment: 2" + 2 CPU devices  ->  control, engine-0,
-    engine-1, learner-0, learner-1, judge-0, environment-0, environment-1
-
-A device with two roles is colocated (the roles take turns); roles on disjoint devices are
-disaggregated. Nothing here starts a process.
+"rollout: 0-1, learner: 0-1, judge: 1, environment: 2" + 2 CPU devices  ->  control, engine-0,
+engine-1, learner-0, learner-1, judge-0, environment-0, environment-1
 """
 
 from __future__ import annotations
@@ -25,6 +22,13 @@ DeviceRole = Literal["rollout", "learner", "judge"]
 ROLES: tuple[DeviceRole, ...] = ("rollout", "learner", "judge")
 REQUIRED: tuple[DeviceRole, ...] = ("rollout", "learner")
 MOST_DEVICES = 100_000  # of any cluster: a slip of the pen shall not fill the memory
+QUIET_LIBRARIES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 ENVIRONMENT = "environment"  # the role without a device: it has a number of workers
 
 
@@ -213,8 +217,8 @@ class WorkerSpec:
 
     name: str  # "control", "engine-0", "environment-1"; the flow finds workers by name
     role: DeviceRole | Literal["control", "environment"]  # which actors the worker may hold
-    device: str | None  # "cpu:0" or "cuda:3"; None for workers without a device
-    core_ids: tuple[int, ...]  # CPU cores that it is pinned to; empty means all
+    device: str | None = None  # "cpu:0" or "cuda:3"; None for workers without a device
+    core_ids: tuple[int, ...] = ()  # CPU cores that it is pinned to; empty means all
     num_threads: int  # Dask threads
     resources: tuple[tuple[str, float], ...]  # Dask resources that it announces
 
@@ -222,23 +226,14 @@ class WorkerSpec:
     def environment(self) -> dict[str, str]:
         """Environment variables of the process: thread counts, settings of libraries, and the one
         GPU that it may see."""
-        env = threads(max(1, len(self.core_ids))) | NO_BARS
-        env |= {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-        }
-        env |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+        env = threads(max(1, len(self.core_ids))) | NO_BARS | QUIET_LIBRARIES
         if self.device is not None and self.device.startswith("cuda:"):
-            env["CUDA_VISIBLE_DEVICES"] = _visible_gpu(int(self.device.removeprefix("cuda:")))
+            index = int(self.device.removeprefix("cuda:"))
+            # a batch system may have set it: then the index-th of these
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            allotted = [name for name in visible.split(",") if name]
+            env["CUDA_VISIBLE_DEVICES"] = allotted[index] if index < len(allotted) else str(index)
         return env
-
-
-def _visible_gpu(index: int) -> str:
-    """The `index`-th of the GPUs in CUDA_VISIBLE_DEVICES, which a batch system may have set; else
-    `index` itself."""
-    allotted = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return allotted[index] if index < len(allotted) else str(index)
 
 
 def device_map(config: ClusterConfig) -> dict[DeviceRole, tuple[int, ...]]:
@@ -273,8 +268,6 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
     control = WorkerSpec(
         name="control",
         role="control",
-        device=None,
-        core_ids=(),
         num_threads=COORDINATORS + 2,
         resources=(("coordinator", float(COORDINATORS)),),
     )
@@ -287,8 +280,6 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
         WorkerSpec(
             name=f"{ENVIRONMENT}-{index}",
             role="environment",
-            device=None,
-            core_ids=(),
             num_threads=2,
             resources=((ENVIRONMENT, 1.0),),
         )

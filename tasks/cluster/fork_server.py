@@ -3,11 +3,8 @@
     flow ──forks or starts──▶ fork server ──forks──▶ control, engine-0, learner-0, ...
 
 A worker's imports cost seconds of a core at every start, by a run or after a death; a forked worker
-has them already. The flow needs nearly all of these imports itself. So the server is forked from
-the flow's process if that has no other thread yet and began with the environment that workers need;
-else the server is a new interpreter.
-Imports read environment variables (thread counts, visible GPUs) once, in the server. Workers that
-need different values are therefore new interpreters, as is Dask's default.
+has them already. Imports read environment variables (thread counts, visible GPUs) once, in the
+server. Workers that need different values are therefore new interpreters, as is Dask's default.
 """
 
 from __future__ import annotations
@@ -76,8 +73,7 @@ def fork_fork_server(
 
 @contextmanager
 def _forking(environment: Mapping[str, str]) -> Iterator[None]:
-    """Within the block, multiprocessing forks this process instead of starting a new interpreter;
-    the fork then runs the interpreter's program."""
+    """Within the block, multiprocessing forks this process to run an interpreter's program."""
     resource_tracker.ensure_running()  # before the patch: it must be a new interpreter
     start = util.spawnv_passfds
 
@@ -116,8 +112,8 @@ def _play(program: str, environment: Mapping[str, str], passed: Sequence[int]) -
 
 
 def _close_other_ends(passed: Sequence[int]) -> None:
-    """Close the flow's end of the pipe that tells the server that the flow is gone. An exec would
-    have closed it; as long as the server holds it, the pipe never ends."""
+    """Close the flow's end of the pipe that tells the server that the flow is gone, as an exec
+    would: as long as the server holds it, the pipe never ends."""
     here = Path("/proc/self/fd")
     kept = {os.readlink(here / str(number)) for number in passed}
     for number in map(int, os.listdir(here)):

@@ -1,8 +1,6 @@
 """Nannies of the workers that a run starts. A nanny starts its worker's process, records how that
 ends, and starts another.
 
-    worker's stdout, stderr ──▶ log/engine-0.log, over all its restarts
-
 The worker itself writes its log, so that faulthandler's report of a fatal signal is kept, too.
 Leaves out workers of a cluster that a run joins: those are started elsewhere.
 """

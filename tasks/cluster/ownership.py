@@ -4,8 +4,8 @@
       └───── used before? ── forget its actors, restart its workers ──▶ the cluster is this run's
 
 A worker's process cannot be reused, because an actor leaves state in it: a process group, pinned
-threads, initialised GPUs, memory. A flow that was killed also leaves its actors running. The owner
-is the flow's Dask client, which the scheduler forgets when the flow's process is gone.
+threads, initialised GPUs, memory. The owner is the flow's Dask client, which the scheduler forgets
+when the flow's process is gone.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def telling_of_its_loss(client: Client) -> Iterator[None]:
 
 
 def _claim(run_id: str, owner: str, dask_scheduler: Scheduler) -> tuple[str, bool] | None:
-    """Runs in the scheduler: returns the id of the run before and whether it is still active; None
-    for an unused cluster. Unless that run is active, this run becomes the owner."""
+    """Runs in the scheduler. Unless the run before is active, this run becomes the owner; returns
+    that run's id, and True if it is active; None for an unused cluster."""
     held: tuple[str, str] | None = dask_scheduler.task_metadata.get(OWNER)
     if held is not None and held[1] != owner and held[1] in dask_scheduler.clients:
         return held[0], True

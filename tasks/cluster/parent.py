@@ -3,8 +3,7 @@
     python -m tasks.cluster.parent PID MODULE WORDS...    python -m MODULE WORDS..., while PID lives
 
 The kernel's signal for this (PR_SET_PDEATHSIG) comes already when a thread of the parent ends, and
-reaches no grandchildren. So the process polls for its parent by itself, and when it ends, it kills
-all processes that it started.
+reaches no grandchildren. So the process polls for its parent by itself.
 """
 
 from __future__ import annotations
@@ -66,11 +65,8 @@ def _refuse_starts(event: str, _: tuple[object, ...]) -> None:
 
 def kill_descendants(pid: int) -> None:
     """Kill all descendants of a process, also those in sessions of their own. Does nothing if the
-    process is gone.
-
-    Each descendant is stopped first and then searched for children: a stopped process starts no
-    more, so none is missed.
-    """
+    process is gone."""
+    # each is stopped before it is searched for children: it starts no more, so none is missed
     found: set[psutil.Process] = set()
     with suppress(psutil.NoSuchProcess):
         while new := set(psutil.Process(pid).children(recursive=True)) - found:

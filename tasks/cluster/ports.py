@@ -1,12 +1,8 @@
 """Chooses ports for a run's servers: the usual port if it is free, else any free one. A port that a
 user named is used or refused.
 
-    held_port(Wish(...)) ─▶ named and taken: ValueError | free: the port, held until the block ends
-                                                        | usual and taken: another, in one line
-
 A port is held by binding a Unix socket to an abstract address (one without a file) named after the
-port. The system gives that address to one process of this machine and frees it when the process
-ends. So two runs that start at the same instant never choose the same port, and the port itself
+port. So two runs that start at the same instant never choose the same port, and the port itself
 stays free for the server. This module also sets the network interface on which learners listen.
 """
 
@@ -79,9 +75,8 @@ def held_port(wish: Wish, tell: Callable[[str], object]) -> Iterator[int]:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port of this address that is neither in use nor held at this moment. It is below the range
-    from which the system serves outgoing connections, so that none of them takes it. Raises OSError
-    if no port is free."""
+    """A port of this address that is neither in use nor held at this moment, and that no outgoing
+    connection takes. Raises OSError if none is free."""
     port, holder = _any_port(host)
     holder.close()
     return port
@@ -155,9 +150,8 @@ def interface_of(address: str) -> str | None:
 
 def reach_ranks_by(address: str) -> None:
     """Have gloo listen on the interface of this address, unless the environment names one; for a
-    loopback address NCCL and vLLM as well. By default gloo listens on the address that the
-    machine's own name resolves to: it may be open to other machines, or unreachable for ranks
-    there."""
+    loopback address NCCL and vLLM as well. Its default, the address of the machine's own name, may
+    be open to other machines, or unreachable for ranks there."""
     interface = interface_of(address)
     if interface is None:
         return

@@ -1,9 +1,5 @@
-"""Environment variables that every process of a run must start with. The memory allocator,
-libraries with threads and Python's hashes read theirs at the start of a process and never again.
-
-Leaves out variables that are read later, and the thread count of each worker
-(tasks.cluster.devices). Imports nothing heavy: commands import this module before all others.
-"""
+"""Environment variables that every process of a run must start with, as they are read then and
+never again. Imports nothing heavy: commands import this module before all others."""
 
 from __future__ import annotations
 
@@ -43,8 +39,8 @@ def first_environment(num_threads: int = 1) -> dict[str, str]:
 
 
 def has_begun_with(environment: Mapping[str, str]) -> bool:
-    """True if this process started with the same values as `environment` for all variables that are
-    read only at the start; False if the system has no record of them (/proc/self/environ)."""
+    """True if this process started with the values of `environment` for all variables that are read
+    only at the start; False without /proc/self/environ."""
     with suppress(OSError):
         lines = Path("/proc/self/environ").read_bytes().split(b"\0")
         begun = dict(line.decode(errors="replace").partition("=")[::2] for line in lines)
@@ -54,10 +50,7 @@ def has_begun_with(environment: Mapping[str, str]) -> bool:
 
 def python_path() -> dict[str, str]:
     """Environment variables by which a child process imports from these sources first, then from
-    PYTHONPATH, and not from the working directory, where a user may have a `random.py`.
-
-    Import paths that users name are still looked up there (tasks.isolation.import_path).
-    """
+    PYTHONPATH, and not from the working directory, where a user may have a `random.py`."""
     entries = (str(SOURCES), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, entries)))} | SAFE_PATH
 

@@ -1,8 +1,5 @@
 """Creates the actors of a run on named workers, finds lost ones, and replaces them.
 
-    registry.create_all(workers, recipes, deadline_s)   in the flow
-    registry.remote("engine-0")                         its handle there
-
 Dask never revives a lost actor under its key, so every creation gets a new generation. Dask's
 resources reserve nothing for actors, so actors are placed by worker name.
 """
@@ -82,8 +79,7 @@ class ActorRegistry:
             raise losses[0]
 
     def _publish(self, name: str) -> None:
-        """Publish the actor, so that tasks find it by name. Raises ActorLost if another thread has
-        discarded it meanwhile: callers would wait for it in vain."""
+        """Publish the actor, so that tasks find it by name; ActorLost if it has been discarded."""
         with self._publishing:
             future = self._futures.get(name)
             if future is None:
@@ -111,13 +107,11 @@ class ActorRegistry:
         return [name for name in self._futures if not self._is_there(name, now)]
 
     def _is_there(self, name: str, addresses: Mapping[str, str]) -> bool:
-        """True if the actor's worker still has the address of the process that the actor was built
-        in. addresses: of the present workers, by name."""
+        """True if the actor's worker is still the process that the actor was built in."""
         return addresses.get(self._workers[name]) == self._addresses[name]
 
     def _finish(self, name: str, recipe: Recipe, ends: float) -> None:
-        """Wait until the actor is built; if its process dies, build it in the next one, num_builds
-        times at most."""
+        """Wait until the actor is built, anew in the next process if one dies."""
         for build in range(1, self._num_builds + 1):
             if self._is_built(name, ends):
                 return
@@ -152,8 +146,7 @@ class ActorRegistry:
         raise TimeoutError(f"{name} was not ready in time on worker {self._workers[name]}")
 
     def _death(self, name: str) -> Death | None:
-        """Record of the end of the actor's process; waits for it up to RECORDED_WITHIN_S, as the
-        nanny may notice the end later than the flow. None if there is none."""
+        """Record of the end of the actor's process; its nanny may notice that after the flow."""
         ends = time.monotonic() + (RECORDED_WITHIN_S if self._client.cluster is not None else 0.0)
         worker, born_s = self._workers[name], self._born_s[name]
         while (death := death_of(self._client, worker, born_s)) is None and time.monotonic() < ends:
@@ -173,8 +166,7 @@ class ActorRegistry:
         self._workers[name] = worker
 
     def _address(self, worker: str, ends: float) -> str:
-        """Present address of the worker; waits while it is away. A restarted worker keeps its name
-        and gets a new address."""
+        """Present address of the worker, a new one after a restart; waits while it is away."""
         while True:
             self._check_open()
             addresses = worker_addresses(self._client)

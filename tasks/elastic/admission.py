@@ -5,10 +5,8 @@ decisions are returned.
                             └───▶ Admit: building ─▶ loaded: present ─▶ leaving ─▶ Forget: gone
                                       └── it fails, its lease is over, its process is away ──▲
 
-An elastic worker is one process of a Dask worker. A Dask worker that comes back under its name is
-another elastic worker, with another name (`NAME.g2`), so that no name is used twice in a run. A
-worker that a round gave up must restart like that, because its process may be alive and still run
-old requests. Leaves out how workers are watched and engines built (`tasks.elastic.keeper`).
+An elastic worker is one process of a Dask worker: one that comes back under its Dask name gets
+another name (`NAME.g2`). Leaves out how workers are watched and engines built (`keeper`).
 """
 
 from __future__ import annotations
@@ -114,8 +112,7 @@ class WorkerAdmission:
     # --- coming --------------------------------------------------------------------------------
 
     def _reconcile(self, at_s: float, addresses: frozenset[str]) -> list[AdmissionDecision]:
-        """Remove lost workers, then request cards from new ones: a worker may come back under an
-        old name."""
+        """Remove lost workers before new ones, which may come back under an old name."""
         passed_s, self._now_s = at_s - self._now_s, at_s
         decisions: list[AdmissionDecision] = []
         for worker in self.here:
@@ -128,24 +125,22 @@ class WorkerAdmission:
         return decisions
 
     def _pardoned(self, worker: AdmittedWorker, passed_s: float) -> AdmittedWorker:
-        """Extend the worker's lease by the time since the last poll, if that is negative or above
-        the run's lease: the trainer itself stood still, or its clock was set."""
+        """Extend the worker's lease by passed_s, if that is negative or above the run's lease: the
+        trainer itself stood still, or its clock was set."""
         if 0 <= passed_s <= self._rules.lease_s:
             return worker
         renewed_s = min(self._now_s, worker.renewed_s + passed_s)
         return self._keep(replace(worker, renewed_s=renewed_s))
 
     def _overdue(self, worker: AdmittedWorker) -> str:
-        """The time limit that the worker has missed, in words; empty if none. A worker that builds
-        its engine is held to ready_s instead of its lease: imports may block the thread that renews
-        the lease."""
+        """The time limit that the worker has missed, in words; empty if none."""
         ready_s, now_s = self._rules.ready_s, self._now_s
-        if worker.state == "building":
-            is_late = now_s - worker.since_s > ready_s
-            limits = f"it held no weights within {ready_s:g} s, all its limits together"
-            return limits if is_late else ""
-        is_silent = now_s - worker.renewed_s > worker.lease_s
-        return f"its lease of {worker.lease_s:g} s was not renewed" if is_silent else ""
+        if worker.state == "building":  # imports may block the thread that renews the lease
+            if now_s - worker.since_s > ready_s:
+                return f"it held no weights within {ready_s:g} s, all its limits together"
+        elif now_s - worker.renewed_s > worker.lease_s:
+            return f"its lease of {worker.lease_s:g} s was not renewed"
+        return ""
 
     def _consider(self, shown: CardRead) -> AdmissionDecision:
         card, address, name = shown.card, shown.address, shown.card["name"]
@@ -204,7 +199,6 @@ class WorkerAdmission:
         return ""
 
     def _join(self, loaded: Loaded) -> list[AdmissionDecision]:
-        """Let the worker take requests, unless it is leaving or gone by now."""
         worker, at_s = self._workers[loaded.name], loaded.at_s
         if worker.state not in ("building", "present"):
             return []
@@ -236,7 +230,6 @@ class WorkerAdmission:
         return decisions
 
     def _fail(self, failed: Failed) -> list[AdmissionDecision]:
-        """Count the failure and have the worker restart, unless it is gone already."""
         worker = self._workers[failed.name]
         if worker.state == "gone":
             return []
@@ -250,8 +243,7 @@ class WorkerAdmission:
         return [self._forget(worker, reason), end]
 
     def _forget(self, worker: AdmittedWorker, reason: str) -> Forget:
-        """Record the worker as gone; a reason that it gave for leaving takes precedence."""
-        reason = worker.reason or reason
+        reason = worker.reason or reason  # one that it gave for leaving comes first
         gone = replace(worker, state="gone", until_s=self._now_s, reason=reason)
         return Forget(worker=self._keep(gone))
 
@@ -261,8 +253,5 @@ class WorkerAdmission:
 
 
 def _lost(worker: AdmittedWorker) -> AdmittedWorker:
-    """The worker with lost_s set to its last lease renewal; unchanged while it builds or leaves,
-    when it need not renew the lease."""
-    if worker.state != "present":
-        return worker
-    return replace(worker, lost_s=worker.renewed_s)
+    """The worker with lost_s set, if it is in a state in which it renews its lease."""
+    return replace(worker, lost_s=worker.renewed_s) if worker.state == "present" else worker

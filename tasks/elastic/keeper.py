@@ -7,10 +7,9 @@ beside the steps, which never wait for it.
     every publication ──▶ pull and load the newer version                  ▼
                                              sample buffer: joined, leaving, gone ─▶ rounds
 
-Rounds are notified of an elastic worker when it holds a version and has passed the weight check,
-and again with every later version: a round sends it the requests that its weights are new enough
-for. A load may drop the engine's running requests; before such a load the worker is withdrawn from
-all rounds.
+Rounds are notified of an elastic worker with every version that it has loaded and that has passed
+the weight check. Before a load that drops the engine's running requests the worker is withdrawn
+from all rounds.
 """
 
 from __future__ import annotations
@@ -144,8 +143,7 @@ class ElasticKeeper:
             self._events.put_nowait(event)
 
     async def _poll_then(self, event: WorkerEvent) -> None:
-        """Queue an event of a worker after a poll, which shows first whether its process is away:
-        that is the more telling reason."""
+        """Queue an event after a poll: that a worker's process is away is the better reason."""
         await self._queue(self._workers.poll())
         self._events.put_nowait(event)
 
@@ -204,8 +202,7 @@ class ElasticKeeper:
                 self._events.put_nowait(failed)
 
     async def _follow(self, name: str, build_s: float) -> None:
-        """Load the newest published version, again and again; skip versions that are superseded
-        during a load."""
+        """Load every published version, but those that are superseded during a load."""
         number = 0
         while True:
             async with self._published:
@@ -268,9 +265,8 @@ class ElasticKeeper:
         await self._try_to_notify(WorkerNotice(name=name, kind="gone", reason=reason))
 
     async def _try_to_notify(self, notice: WorkerNotice) -> None:
-        """Send a notice to the rounds. If the sample buffer is lost, only log that: there is no
-        round then, and once the buffer is created again the weights are published again, after
-        which rounds are notified of every worker that holds them."""
+        """Send a notice to the rounds. If the sample buffer is lost, there is no round; once it is
+        created again, the weights are published and their workers announced again."""
         try:
             await self._notify(notice)
         except (ActorLost, TimeoutError) as error:

@@ -6,8 +6,7 @@
             ◀── event of TOPIC {"kind": "given up", "name", "reason"} ───────────── a round
 
 A card holds no secret: its proof is valid for one address and a few minutes. Imports the standard
-library alone, so that a command prints its help at once. Leaves out the worker's process
-(`worker_process`) and the rules of admission (`admission`).
+library alone, so that a command prints its help at once.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
                 │  └─ refused ─▶ 2
                 └─ no scheduler, must restart ─▶ 3: the program that started it may start it again
 
-A cloud gives notice before it takes a machine away: by a file that appears (docs/elastic.md has a
-script for AWS), or by a URL, whose answers 404 and FALSE mean "no notice" and any other the end.
 `rollflow worker` starts such a process. Leaves out the engine, which the trainer builds in this
 process like in any other worker.
 """
@@ -84,6 +82,7 @@ class WorkerExtension:
     def __init__(self, worker: Worker, terms: Terms) -> None:
         self._worker = worker
         self._terms = terms
+        self.token = terms.token  # the run's secret, empty if the worker was given none
         self._devices = devices_here()
         self._is_known = False  # a run has read the card
         self._is_leaving = False
@@ -94,11 +93,6 @@ class WorkerExtension:
     @property
     def name(self) -> str:
         return str(self._worker.name)
-
-    @property
-    def token(self) -> str:
-        """The run's secret, empty if the worker was given none."""
-        return self._terms.token
 
     def begin(self, notice: str) -> None:
         """Start to renew leases and to watch signals and the scheduler. notice: file or URL to
@@ -149,9 +143,8 @@ class WorkerExtension:
         self._spawn(self._end(code))
 
     async def _end(self, code: int) -> None:
-        """Close the Dask worker, which deregisters it at the scheduler, and end the process. Dask
-        may end the event loop before the closing is complete."""
-        try:
+        """Close the Dask worker, which deregisters it at the scheduler, and end the process."""
+        try:  # Dask may end the event loop before the closing is complete
             await asyncio.sleep(ANSWERED_WITHIN_S)
             async with asyncio.timeout(CLOSES_WITHIN_S):
                 await self._worker.close(executor_wait=False, reason="elastic-worker-ends")
@@ -164,8 +157,8 @@ class WorkerExtension:
             await asyncio.sleep(self._terms.lease_s / 4)
 
     async def _watch_scheduler(self) -> None:
-        """End the process when the scheduler has not answered for grace_s, at the start as well.
-        Time in which this process itself was suspended does not count."""
+        """End the process when the scheduler has not answered for grace_s; time in which this
+        process itself was suspended does not count."""
         poll_s = min(POLL_S, self._terms.grace_s / 4)
         silent_s = 0.0
         while silent_s < self._terms.grace_s:
@@ -198,8 +191,7 @@ class WorkerExtension:
         self.leave(f"notice at {where}")
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Leave. While leaving, another Ctrl-C ends the process at once; another SIGTERM does
-        nothing."""
+        """Leave; a second Ctrl-C ends the process at once."""
         if number == signal.SIGINT and (self._is_leaving or self._is_ending):
             end_process(INTERRUPTED)
         self._loop.call_soon_threadsafe(self.leave, signal.Signals(number).name)
@@ -216,7 +208,7 @@ class WorkerExtension:
 
 async def notice_given(where: str) -> None:
     """Wait until the file `where` exists, or the URL `where` answers with a notice, that the
-    machine will be taken away. A URL that cannot be reached counts as no notice."""
+    machine will be taken away: anything but 404 or NO_NOTICE, if it can be reached."""
     is_url = where.startswith(("http://", "https://"))
     has_notice = _url_has_notice if is_url else os.path.exists  # Path.exists may raise
     while not await asyncio.to_thread(has_notice, where):

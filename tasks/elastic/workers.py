@@ -136,7 +136,7 @@ class JoinedWorkers:
         *args: object,
         within_s: float = ANSWER_S,
     ) -> Any:
-        """Run a function in this worker's process; returns its result. Any: the result's type."""
+        """The result of a function in this worker's process. Any: the result's type."""
         run, workers = self._client.run, [address]
         answers = await self._call(run, function, *args, within_s=within_s, workers=workers)
         return answers[address]

@@ -1,18 +1,20 @@
-"""The report of a step, which combines the reports of its stages, and the step's seconds by stage.
-Pure. `step_metrics` makes metrics of it."""
+"""The report of a step, which combines the reports of its stages; its seconds by stage, and the
+times that seeding learns from. Pure. `step_metrics` makes metrics of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
 from artifacts.records import NO_UPDATE, Fate, Span
-from artifacts.reports.timeline import attributed_s, length, stage_s, within
+from artifacts.reports.timeline import attributed_s, clipped, length, stage_s, within
 from tasks.learner.reports import AccumulateReport, GradientReport, PolicyReport, PublishReport
 from tasks.rewards.scoring import RewardReport
-from tasks.rounds.report import RolloutReport
+from tasks.rounds.report import RolloutReport, WindowRecord
 from tasks.run.run_context import StepPlan
+from tasks.scheduling.seeding import Seeding, SeedingTimes
 
 STAGES = ("rollout", "reward", "train", "update", "publish", "orchestration")
 
@@ -88,3 +90,56 @@ def stage_times(report: StepReport) -> dict[str, float]:
 def reward_exposed_s(report: StepReport) -> float:
     """Seconds of the step in which its round waited only for verdicts (`reward_waits`)."""
     return length(within(report.rollout.reward_waits, *report.window))
+
+
+def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes | None:
+    """The measured times of a step. None if no elastic worker generated anything, or if the step
+    took several attempts, whose times do not belong together. The clocks of several machines are
+    assumed to agree.
+
+    staying: names of the elastic workers that are present at the end of the step.
+    """
+    window, planned = report.rollout.window, report.plan.window
+    spans = [span for span in report.rollout.spans if span.actor in report.rollout.joined]
+    if window is None or planned is None or not spans:
+        return None
+    if report.started_s > min(window.began_s, report.rollout.started_s):
+        return None  # an earlier attempt left something of the round
+    round_over_s = window.began_s + window.took_s
+    num_ranks = len(report.plan.run.learners)
+    training = [span for span in report.gradients.spans if span.kind == "train"]
+    last_s = max(span.end_s for span in spans)
+    early_s = _seconds(clipped(training, window.began_s, round_over_s))
+    came = planned.workers | report.rollout.joined.keys()
+    return SeedingTimes(
+        window_s=window.own_s,
+        train_wait_s=max(0.0, window.took_s - window.own_s - early_s / num_ranks),
+        remote_wait_s=max(0.0, report.finished_s - last_s),
+        remote_s=last_s - min(span.start_s for span in spans),
+        train_s=_seconds((span.start_s, span.end_s) for span in training) / num_ranks,
+        num_own=len(report.plan.run.engines),
+        num_workers=len(staying),
+        is_steady=planned.workers == staying == came,
+    )
+
+
+def seeding_figures(
+    window: WindowRecord, times: SeedingTimes | None, after: Seeding
+) -> dict[str, float]:
+    """The metrics of a step's seeding window; those that were not measured, and windows without a
+    length, are left out. after: the state of seeding after the step."""
+    figures: dict[str, float | None] = {
+        "seeding/window_s": window.window_s,
+        "seeding/own_s": window.own_s,
+        "seeding/closed": float(window.closed_s is not None),
+        "seeding/closed_early": float(window.is_early),
+        "seeding/train_wait_s": None if times is None else times.train_wait_s,
+        "seeding/elastic_worker_wait_s": None if times is None else times.remote_wait_s,
+        "seeding/next_window_s": after.window_s,
+        "seeding/elastic_workers_worth_holding": after.worth_holding,
+    }
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(max(0.0, end_s - start_s) for start_s, end_s in intervals)

@@ -6,9 +6,8 @@ The life of an elastic worker beside its rollouts:
                                                            └── lost ──▶ known to be gone
 
 An elastic worker that vanishes without notice counts as lost since its last sign of life: a renewed
-lease, or tokens that arrived. If it was generating then, it counts as lost since the last tokens
-that were kept; the tokens after these are generated elsewhere. Spans may overlap:
-`reports.device_cost` gives every moment one use.
+lease, or the last tokens that were kept. Spans may overlap: `reports.device_cost` gives every
+moment one use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The seam between a run and `tasks/elastic`: the keeper and the history of its elastic workers.
-
-Beside this file only `stream_workers` (messages to the keeper) and `run_context` (settings) import
-`tasks/elastic` in this room: a run without elastic workers needs nothing else of it.
-"""
+"""The seam between a run and `tasks/elastic`: the keeper and the history of its elastic workers."""
 
 from __future__ import annotations
 
@@ -36,8 +32,7 @@ class RunElasticWorkers:
         run: RunContext,
         notify: Callable[[WorkerNotice], Awaitable[None]],
     ) -> None:
-        """notify: sends a notice to the open rounds. Raises ValueError if the token file cannot be
-        read."""
+        """notify: notifies open rounds. Raises ValueError for an unreadable token file."""
         self._keeper: ElasticKeeper | None = None
         token = read_token(run.elastic.token_file) if run.elastic.enabled else ""
         server = None  # elastic workers read the run's own paths
@@ -71,8 +66,7 @@ class RunElasticWorkers:
             await self._keeper.publish(report, running)
 
     def stop(self, *, is_over: bool) -> None:
-        """Stop the keeper. is_over: whether the run has ended, so that its workers are
-        dismissed."""
+        """Stop the keeper. is_over: the run has ended, so that its workers are dismissed."""
         if self._keeper is not None:
             self._keeper.stop(is_over=is_over)
 

@@ -1,11 +1,8 @@
 """The actors of a run: sample buffer, engines, learner ranks, judges and pools of environments;
 started together, replaced one by one when their worker dies.
 
-Between two rounds, engines can be rebuilt on other device groups; `Fleet.run` has the present ones.
-Lost actors are recreated, pools of environments even while a round runs (`PoolKeeper`). The learner
-ranks form one process group: when one is lost, all are recreated in new processes, and the caller
-must restore their state. The registry creates an actor on its worker, from the class and the
-arguments that `recipe_of` returns.
+Pools of environments are replaced even while a round runs (`PoolKeeper`). When a learner rank is
+lost, all are recreated in new processes, and the caller must restore their state.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 
 from distributed import Client
 
@@ -33,7 +29,7 @@ from tasks.run.elastic_setup import RunElasticWorkers
 from tasks.run.partial_responses import turns_folder
 from tasks.run.run_context import RunContext
 from tasks.run.sample_buffer import RoundKey
-from tasks.run.sample_stream import BUFFER, CAPACITIES, BufferActor, RemoteBuffer
+from tasks.run.sample_stream import ABORT_S, BUFFER, CAPACITIES, BufferActor
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +42,7 @@ END_S = 30.0  # for all actors together; Prefect gives a cancelled run the same 
 class Fleet:
     """Owns the run's actors; leaving the block closes them."""
 
-    def __init__(
-        self,
-        client: Client,
-        run: RunContext,
-        specs: Sequence[WorkerSpec],
-    ) -> None:
+    def __init__(self, client: Client, run: RunContext, specs: Sequence[WorkerSpec]) -> None:
         self._client = client
         self._registry = ActorRegistry(client, run.run_id)
         self.run = run  # with the engines as they are now
@@ -60,7 +51,7 @@ class Fleet:
         self._are_joined = False  # whether the learners form their process group
         self._making = asyncio.Lock()  # one change of actors at a time
         self.elastic = RunElasticWorkers(
-            client, run, lambda notice: self._buffer().announce_worker(notice)
+            client, run, lambda notice: self._call_buffer("announce_worker", notice)
         )
         self._keeper = PoolKeeper(
             run.environment_workers,
@@ -72,12 +63,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._keeper.stop()
         self.elastic.stop(is_over=error is None)
         if self._client.status != "running":
@@ -98,18 +84,18 @@ class Fleet:
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
         """Open a round in the sample buffer, beside these other rounds; records of all further
         rounds are dropped."""
-        await self._buffer().open_round(key, beside)
+        await self._call_buffer("open_round", key, tuple(beside))
 
     async def announce(self, version: int) -> None:
         """Notify rounds that overlap the training of other steps that all engines hold this weight
         version."""
-        await self._buffer().announce(version)
+        await self._call_buffer("announce", version)
 
     async def abort_rounds(self, reason: str) -> None:
         """End every open round for all its coordinators; no effect if the buffer is lost, because
         no coordinator can wait on it then."""
         with suppress(ActorLost, TimeoutError):
-            await self._buffer().abort(reason)
+            await self._call_buffer("abort", reason, deadline_s=ABORT_S)
 
     async def replace_lost(self) -> tuple[str, ...]:
         """Create every lost actor anew; returns the names of the replaced ones. If one learner rank
@@ -144,8 +130,7 @@ class Fleet:
         return tuple(names)
 
     def account(self, error: BaseException) -> ActorLost:
-        """The error that ends the run after this loss; it says how the processes concerned
-        ended."""
+        """The error that ends the run after this loss; it says how processes ended."""
         deaths = self._registry.accounts()
         reason = str(error).partition("\n")[0] if deaths else str(error)
         return ActorLost("; ".join((reason, *deaths)))
@@ -177,8 +162,7 @@ class Fleet:
         return BUFFER, *run.learners, *run.engines, *run.judges, *run.environment_workers
 
     async def _make(self, names: Sequence[str]) -> None:
-        """Make these actors, ready the pools of environments, and join the learners where they are
-        new."""
+        """Make these actors, warm pools of environments, and join new learners."""
         await asyncio.to_thread(self._create, names)
         pools = [name for name in names if name in self.run.environment_workers]
         remotes = map(self._registry.remote, pools)
@@ -214,14 +198,12 @@ class Fleet:
         read = partial(self._registry.environment, deadline_s=self._start_s)
         return recipe_of(self.run, name, self._specs, read)
 
-    def _buffer(self) -> RemoteBuffer:
-        return RemoteBuffer(self._registry.remote(BUFFER), OPEN_S)
+    async def _call_buffer(self, method: str, *args: object, deadline_s: float = OPEN_S) -> None:
+        await self._registry.remote(BUFFER).call(method, *args, deadline_s=deadline_s)
 
     async def _end(self) -> None:
-        """End all waits, then free the devices, leave the learners' group and end the processes of
-        the rewards."""
         with suppress(ActorLost, TimeoutError):  # without a buffer no coordinator waits
-            await self._buffer().abort("the run ends", LEAVE_S)
+            await self._call_buffer("abort", "the run ends", deadline_s=LEAVE_S)
         learners = (self._close(name, LEAVE_S) for name in self.run.learners)
         await asyncio.gather(self._close_all((*self.run.engines, *self.run.judges)), *learners)
         await self._close_all((BUFFER, *self.run.environment_workers))

@@ -1,9 +1,6 @@
 """The recorded parts of a step's unfinished responses: where engines and coordinators write them,
 which of them an attempt at the step finds, and when they are deleted.
 
-    engines ─▶ turns/   turns of episodes      ┐
-    coordinator ─▶ tokens/   of other responses┴─▶ partial_responses ─▶ the next attempt goes on
-
 These parts are written only if the artifact root is a folder, which engines and coordinators share.
 At a URL nothing is written, and interrupted responses begin again.
 """

@@ -4,8 +4,7 @@ unfit to be asked.
     PromptRef "3/17" ─▶ row 17 of the dataset ─▶ chat template, tokenizer ─▶ Prompt
 
 If a row's domain has an environment, the row is the seed of an episode, and its prompt has the
-tokens that every episode of that environment begins with. Before a run, the rows that it may ask
-are rendered once; unfit ones, for example too long ones, are never asked.
+tokens that every episode of that environment begins with.
 """
 
 from __future__ import annotations
@@ -242,8 +241,7 @@ class Examination:
         return name not in self.reasons
 
     def _check_judged(self, prompt: Prompt, config: JudgeConfig) -> None:
-        """Raise ValueError when the question about the prompt leaves no room in the judge's context
-        for any answer, however much of that is cut."""
+        """Raise ValueError when the question about the prompt leaves no room for any answer."""
         limit = config.engine.max_model_len
         encoder = self._encoders.setdefault(
             limit, QuestionEncoder(tokenizer_of(self._run.judge_model_path), limit)

@@ -1,8 +1,7 @@
 """The records that every task of a run receives: the run's configuration and actors (`RunContext`),
 and one step (`StepPlan`) with the place of its records.
 
-Small and picklable: references and records, never rows or tensors. A change between two steps, such
-as another layout of the engines, makes a new context.
+Small and picklable: references and records, never rows or tensors.
 """
 
 from __future__ import annotations

@@ -7,10 +7,8 @@ actor.
     keeper of elastic workers ─▶ ELASTIC_WORKERS of these rounds, likewise
 
 A round is an attempt at a step or at an evaluation, identified by its key; later rounds have larger
-keys. Rounds that overlap are open side by side, each with stages of its own. All methods are async
-and run on one event loop, so nothing locks across threads; records are handed on as they are, and
-no consumer changes one. Leaves out how callers reach that loop (`sample_stream`), durability (see
-`journal`) and any opinion on order: each stage is first in, first out.
+keys. Rounds that overlap are open side by side, each with stages of its own, first in, first out.
+All methods run on one event loop. Leaves out how callers reach it (`sample_stream`).
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ STAGES: tuple[Stage[Any], ...] = (GENERATED, SCORED, GROUPED, PUBLISHED, ELASTIC
 
 
 class RoundAborted(RuntimeError):
-    """Raised to every coordinator that waits on the buffer when its round was aborted: it must
-    stop."""
+    """The round was aborted: every coordinator that waits on the buffer must stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +174,7 @@ class SampleBuffer:
         await self._put_in_all(ELASTIC_WORKERS, notice)
 
     async def close_stage(self, stage: Stage[Any], key: RoundKey) -> None:
-        """End a stage, whose producer is done. Closing a stage twice, or in a round that is over,
-        changes nothing."""
+        """End a stage, whose producer is done; may be called twice, or in a round that is over."""
         if key in self._open:
             self._open[key].channels[stage].closed = True
             await self._wake()

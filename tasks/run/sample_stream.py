@@ -1,10 +1,5 @@
-"""Access to the sample buffer for a round's coordinators, with a deadline for every wait.
-
-    coordinators, threads of the worker `control` ─▶ LocalBuffer ─▶ the buffer
-    the flow, and the keeper of elastic workers ──▶ RemoteBuffer ─▶ its actor
-
-Each attempt at a step opens a round of its own in the buffer, so that records of a lost attempt are
-refused.
+"""Access to the sample buffer for a round's coordinators, threads of the worker `control`, with a
+deadline for every wait. Other processes call the buffer's actor (`tasks.cluster.actors`).
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from artifacts.records import Generated, Score
-from tasks.cluster.actors import ActorLost, Remote
+from tasks.cluster.actors import ActorLost
 from tasks.rewards.pool import close_pools
 from tasks.rounds.elastic_engines import WorkerNotice
 from tasks.run.run_context import StepPlan
@@ -68,33 +63,9 @@ class BufferActor(SampleBuffer):
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteBuffer:
-    """The sample buffer of another process; its methods are those of `SampleBuffer`. They raise
-    ActorLost when the buffer is gone."""
-
-    remote: Remote
-    deadline_s: float  # of a call
-
-    async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
-        await self.remote.call("open_round", key, tuple(beside), deadline_s=self.deadline_s)
-
-    async def announce(self, version: int) -> None:
-        await self.remote.call("announce", version, deadline_s=self.deadline_s)
-
-    async def announce_worker(self, notice: WorkerNotice) -> None:
-        await self.remote.call("announce_worker", notice, deadline_s=self.deadline_s)
-
-    async def abort(self, reason: str, deadline_s: float = ABORT_S) -> None:
-        await self.remote.call("abort", reason, deadline_s=deadline_s)
-
-
-@dataclass(frozen=True, slots=True)
 class LocalBuffer:
-    """The sample buffer of this process, for all threads of the process, each with its own event
-    loop.
-
-    Records are passed without a copy: a consumer must not change one.
-    """
+    """The sample buffer of this process, for all its threads, each with its own event loop. Records
+    are passed without a copy: a consumer must not change one."""
 
     buffer: SampleBuffer
     loop: asyncio.AbstractEventLoop  # the one that the buffer's methods run on
@@ -175,8 +146,7 @@ class SampleStream:
         return (await self.take(SCORED, max_items=1024, wait_s=wait_s))[0]
 
     async def published(self, wait_s: float) -> list[int]:
-        """Return the weight versions that have reached every engine since the last call; waits up
-        to wait_s for the first."""
+        """Wait up to wait_s for weight versions that have reached every engine; returns them."""
         return (await self.take(PUBLISHED, max_items=64, wait_s=wait_s))[0]
 
     async def announce_worker(self, notice: WorkerNotice) -> None:

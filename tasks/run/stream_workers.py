@@ -42,8 +42,7 @@ class StreamWorkers:
     connected: dict[str, Engine] = field(default_factory=dict)  # by name
 
     async def give_up(self, name: str, reason: str) -> None:
-        """Notify the rounds first and the keeper second, because the keeper may be slow to
-        answer."""
+        """Notify the rounds first: the keeper may be slow to answer."""
         logger.warning("elastic_worker=%s given up: %s", name, reason)
         self.connected.pop(name, None)
         try:

@@ -17,8 +17,7 @@ from flows.run import OpenRun
 from flows.seeding_windows import SeedingWindows, class_of
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.learner.reports import GradientReport
-from tasks.metrics.report import StepReport
-from tasks.metrics.seeding_times import seeding_times
+from tasks.metrics.report import StepReport, seeding_times
 from tasks.rounds.report import WindowRecord, close_round, read_round
 from tasks.run.run_context import StepPlan
 from tasks.scheduling.seeding import PlannedWindow, SeedingConfig, SeedingTimes

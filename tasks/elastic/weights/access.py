@@ -4,10 +4,9 @@ knows the run's token. The token itself never crosses the wire.
     receiver: signed(token, request, now) ─▶ Authorization: Rollflow-HMAC SENT_S NONCE PROOF
     server:   Access.refused(request, header) ─▶ the status of a refusal, None if it may pass
 
-The proof is an HMAC over the whole request, the sender's address, the time and a nonce. An
-eavesdropper cannot use it: the server accepts each nonce once, the proof is valid from the sender's
-address alone, and it expires after PROOF_HOLDS_S. A restarted server has forgotten its nonces; then
-only the address and the time limit a replay. Refused requests are logged and remembered by address.
+The proof is an HMAC over the whole request, the sender's address, the time and a nonce. The server
+accepts each nonce once, and a proof for PROOF_HOLDS_S. A restarted server has forgotten its nonces;
+then only the address and the time limit a replay.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     manifest ◀── origin
     shards   ◀── origin or peer ── hash while receiving ──▶ FOLDER/NAME/file, marked one by one
 
-Shards that an earlier attempt left in the folder are kept if their hash is right. A shard with a
-wrong hash is fetched once more, from the origin; if it is wrong again, the pull fails. The manifest
-comes from the origin alone, so that no peer can pass off other weights.
+A shard with a wrong hash is fetched once more, from the origin. The manifest comes from the origin
+alone, so that no peer can pass off other weights.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class _Transfer:
         self._sources.complete()
 
     def _lane(self) -> None:
-        """Fetch shard after shard over one connection. If this lane fails, the others stop, too."""
+        """Fetch shard after shard over one connection. If it fails, the other lane stops, too."""
         try:
             token, end_s = self._order.token, self._end_s
             with closing(ServerConnection(self._sources.current, token, end_s)) as connection:

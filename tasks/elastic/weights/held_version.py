@@ -2,12 +2,9 @@
 
     origin ──▶ first ──▶ second ──▶ third        each receiver passes on a shard once it is verified
 
-A receiver marks shards as verified from its threads, and the server's event loop waits for the
-marks; no other shard is ever served. `FanOut` names a source for each receiver, so that the origin
-sends the version once instead of once per receiver. The receivers form a chain and no tree, because
-a receiver's link can send a version once in the time in which it receives one. The last of n
-receivers is n - 1 shards behind the first. A receiver that has every shard is the best source, as
-it waits for no other.
+Only verified shards are served. `FanOut` names a source for each receiver, so that the origin sends
+the version once instead of once per receiver. The receivers form a chain and no tree, because a
+receiver's link can send a version once in the time in which it receives one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Pulls weights in an elastic worker's process: the model's folder, then version after version.
 
-    WeightOrigin ─▶ WeightPulls ─▶ WorkerWeights ── a thread ─▶ FOLDER/NAME ─▶ engine
-                                        └─ served on to other workers during the pull, if this
-                                           worker was started with an address that they reach
-
-FOLDER is in the folder of the Dask worker, which deletes it when it ends; after kill -9 the next
-worker with the same --local-directory does.
+WeightOrigin ─▶ WeightPulls ─▶ WorkerWeights ── a thread ─▶ FOLDER/NAME ─▶ engine
+                                    └─ served on to other workers during the pull, if this
+                                       worker was started with an address that they reach
 """
 
 from __future__ import annotations
@@ -27,6 +24,8 @@ from tasks.elastic.weights.server import WeightServer, versions_to_keep
 from tasks.elastic.weights.transfer import Pull
 from tasks.elastic.worker_card import token_of
 
+# in the Dask worker's folder, which Dask deletes at the worker's end; after kill -9 the next worker
+# with the same --local-directory does
 FOLDER = "rollflow-weights"
 
 

@@ -229,8 +229,8 @@ def server_url(address: str, port: int) -> str:
 
 
 def versions_to_keep(name: str, names: Iterable[str]) -> list[str]:
-    """The two newest numeric versions not newer than `name`; all numeric versions compete when
-    `name` is the model's."""
+    """The two newest numeric versions; those newer than `name` are left out, if that is a
+    number."""
     numbered = sorted((other for other in names if other != MODEL), key=int)
     if name != MODEL:
         numbered = [other for other in numbered if int(other) <= int(name)]

@@ -4,9 +4,8 @@ whole answer.
     TransferSources: the peer that the origin names; if that fails, another peer or the origin
     ServerConnection: requests, bytes of a shard
 
-The bytes of a range go from the socket through one block, which stays in the core's cache, into the
-hash and the file. http.client is used instead of an asynchronous library because it receives into
-allocated memory, and receiving, hashing and writing release the interpreter lock.
+http.client receives into allocated memory: one block, which stays in the core's cache on its way to
+the hash and the file. Receiving, hashing and writing release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class ServerConnection:
     def request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """Send a request; returns the whole body of the answer. Raises WeightsRefused or
         TransferBroken."""
-        with self._answer(method, path, body, {}) as response:
+        with self._answer(method, path, body) as response:
             sent = response.read(_MAX_ANSWER_BYTES + 1)
         if len(sent) > _MAX_ANSWER_BYTES:
             raise WeightsRefused(
@@ -108,7 +107,7 @@ class ServerConnection:
         the next is yielded. Raises WeightsRefused or TransferBroken."""
         first, left = shard.offset + start, shard.size - start
         path, ranges = f"/versions/{name}/{quote(shard.file)}", f"bytes={first}-{shard.end - 1}"
-        with self._answer("GET", path, None, {"Range": ranges}) as response:
+        with self._answer("GET", path, ranges=ranges) as response:
             answered = (response.getheader("Content-Range") or "").partition("/")[0]
             if answered != ranges.replace("=", " "):
                 raise TransferBroken(f"{self.url} gave {answered or 'no range'} for {ranges}")
@@ -121,15 +120,21 @@ class ServerConnection:
 
     @contextmanager
     def _answer(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+        self, method: str, path: str, body: bytes | None = None, ranges: str = ""
     ) -> Iterator[http.client.HTTPResponse]:
         cut = threading.Timer(self._end_s - time.monotonic(), self._cut)
         try:
-            proof = self._signed(method, path, body or b"", headers.get("Range", ""))
+            proof = self._proof(method, path, body or b"", ranges)
+            headers = {"Authorization": proof} | ({"Range": ranges} if ranges else {})
             cut.start()
-            self._http.request(method, path, body, {**headers, "Authorization": proof})
+            self._http.request(method, path, body, headers)
             response = self._http.getresponse()
-            _check(self.url, response)
+            if not 200 <= response.status < 300:
+                sentence = response.read(_MAX_SENTENCE_BYTES).decode(errors="replace").strip()
+                reason = f"{self.url} answered {response.status}: {sentence}"
+                if response.status in _LASTING:
+                    raise WeightsRefused(reason)
+                raise TransferBroken(reason)
             yield response
             response.read()  # nothing, which frees the connection for the next request
         except BaseException as error:
@@ -150,22 +155,13 @@ class ServerConnection:
             with suppress(OSError):  # the socket has just been closed
                 open_socket.shutdown(socket.SHUT_RDWR)
 
-    def _signed(self, method: str, path: str, body: bytes, ranges: str) -> str:
+    def _proof(self, method: str, path: str, body: bytes, ranges: str) -> str:
         """Value of the header Authorization, which proves that this client knows the token."""
         if self._http.sock is None:
             self._http.connect()
         sender = self._http.sock.getsockname()[0]
         request = WeightRequest(method=method, path=path, ranges=ranges, body=body, sender=sender)
         return signed(self._token, request, time.time())
-
-
-def _check(url: str, response: http.client.HTTPResponse) -> None:
-    """Raises WeightsRefused or TransferBroken if the status of the response is an error."""
-    if 200 <= response.status < 300:
-        return
-    sentence = response.read(_MAX_SENTENCE_BYTES).decode(errors="replace").strip()
-    reason = f"{url} answered {response.status}: {sentence}"
-    raise WeightsRefused(reason) if response.status in _LASTING else TransferBroken(reason)
 
 
 class TransferSources:
