@@ -100,7 +100,7 @@ def _play(program: str, environment: Mapping[str, str], passed: Sequence[int]) -
         name_process("fork-server")
         # keep workers from asking the Hugging Face hub: its client, which the flow has imported,
         # reads HF_HUB_OFFLINE only once
-        import_module("huggingface_hub.constants").HF_HUB_OFFLINE = True
+        vars(import_module("huggingface_hub.constants"))["HF_HUB_OFFLINE"] = True
         exec(program, {})  # multiprocessing's own: import its server's main, and call it
     except SystemExit:
         status = 0

@@ -206,7 +206,8 @@ class ElasticKeeper:
         number = 0
         while True:
             async with self._published:
-                await self._published.wait_for(lambda held=number: self._number > held)
+                while self._number <= number:
+                    await self._published.wait()
             assert self._newest is not None, "there is one"
             published, running = self._newest
             # also if a publication that is skipped drops

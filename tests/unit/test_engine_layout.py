@@ -39,7 +39,7 @@ class RecordingFleet:
     def __init__(self, run: RunContext) -> None:
         self.run = run
         self.layouts: list[tuple[str, ...]] = []
-        self.elastic = SimpleNamespace(workers=())
+        self.elastic = SimpleNamespace(workers=(), publish=self._publish)
 
     async def relayout(self, members: Mapping[str, tuple[str, ...]]) -> None:
         self.run = self.run.with_engines(members)
@@ -48,7 +48,7 @@ class RecordingFleet:
     async def open_round(self, key: int, beside: Sequence[int]) -> None:
         assert not beside
 
-    async def published(self, *of_a_step: object) -> None:
+    async def _publish(self, *of_a_step: object) -> None:
         """Elastic workers would hear of it."""
 
 

@@ -39,6 +39,9 @@ async def no_elastic_workers(report: object) -> None:
     """There is nobody to be told of weights."""
 
 
+NO_ELASTIC_WORKERS = SimpleNamespace(publish=no_elastic_workers)
+
+
 def learner_at(version: int) -> SimpleNamespace:
     """A rank that has made the update of this step."""
 
@@ -75,7 +78,8 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(
     async def published(report: SimpleNamespace) -> None:
         done.append(f"elastic workers told of {report.weights}")
 
-    fleet = SimpleNamespace(run="run", start=start, replace_lost=replace_lost, published=published)
+    elastic = SimpleNamespace(publish=published)
+    fleet = SimpleNamespace(run="run", start=start, replace_lost=replace_lost, elastic=elastic)
     assert await recovery.start_at(run, fleet, 4) == "weights-4"  # type: ignore[arg-type, comparison-overlap]
     restored = "run to step 4 as committed-4"
     told = "elastic workers told of weights-4"
@@ -127,7 +131,9 @@ def test_recovering_ends_what_a_lost_coordinator_left_in_the_engines(
         monkeypatch.setattr(durable, "publish", publish)
         await engine.submit([SAMPLED])
         fleet = SimpleNamespace(
-            run=CONTEXT, replace_lost=replace_lost, published=no_elastic_workers
+            run=CONTEXT,
+            replace_lost=replace_lost,
+            elastic=NO_ELASTIC_WORKERS,
         )
         await recovery.recover(RUN, fleet, 3)  # type: ignore[arg-type]
         left = (await engine.stats()).progress
@@ -163,7 +169,7 @@ async def test_learners_that_an_earlier_attempt_left_without_their_replay_are_re
     monkeypatch.setattr(durable, "learners_of", lambda run: [learner_at(0)])
     monkeypatch.setattr(durable, "replay_training", replay_training)
     monkeypatch.setattr(durable, "publish", publish)
-    fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost, published=no_elastic_workers)
+    fleet = SimpleNamespace(run=CONTEXT, replace_lost=replace_lost, elastic=NO_ELASTIC_WORKERS)
     await recovery.recover(RUN, fleet, 3)  # type: ignore[arg-type]
     assert told == ["replay to step 3", "publish"]
 
