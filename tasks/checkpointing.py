@@ -1,9 +1,5 @@
 """Checkpoints of a run: saving them, restoring the learners from the last one, replaying training
-from recorded groups, and the export of the trained model.
-
-    checkpoint of step 20, groups of steps 21 to 27
-    ─▶ the weights of step 27, bit by bit, without generating a token
-"""
+from recorded groups, and the export of the trained model."""
 
 from __future__ import annotations
 

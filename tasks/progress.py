@@ -41,8 +41,7 @@ class ProgressReporter:
 
     @property
     def percentage(self) -> float:
-        """Percent of the planned responses that have finished, at most 100: a round may launch more
-        than planned."""
+        """Percent of the planned responses that have finished, 100 if more were launched."""
         return min(100.0, 100.0 * self.num_finished / self.num_launched)
 
     def accept(self, group: Group) -> None:
@@ -102,14 +101,12 @@ async def _keep(client: Client, plan: StepPlan, progress: RoundProgress | None) 
 
 
 def artifact_key(run_id: str) -> str:
-    """The run's name in the form that Prefect accepts as an artifact's key: lowercase letters,
-    digits and dashes."""
+    """The run's name as an artifact's key of Prefect: lowercase letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", run_id.lower())
 
 
 def progress_key(run_id: str, *, is_evaluation: bool = False) -> list[str]:
-    """The key in the Dask scheduler's metadata that holds the `RoundProgress` of the running round,
-    or of the evaluation beside it."""
+    """Dask's metadata key of the `RoundProgress` of the running round or evaluation."""
     return ["rollflow", run_id, "progress", _name(is_evaluation)]
 
 

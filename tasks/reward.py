@@ -1,9 +1,5 @@
 """The reward stage: one coordinator task that scores every response as soon as it is finished, and
-records the verdict.
-
-    sample buffer ─▶ reward workers, or the judges' batches ─▶ verdict
-    ─▶ sample buffer, and the step's journal
-"""
+records the verdict in the sample buffer and the step's journal."""
 
 from __future__ import annotations
 
@@ -82,8 +78,7 @@ _caches: dict[str, JudgementCache] = {}  # the verdicts of the run that this pro
 
 
 def cache_of(run: RunContext) -> JudgementCache:
-    """The judges' verdicts of the run: read from the store once per process, then extended by every
-    round."""
+    """The judges' verdicts of the run, read once per process and extended by every round."""
     if run.run_id not in _caches:
         _caches.clear()
         store = run.open_store()

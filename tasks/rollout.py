@@ -1,10 +1,7 @@
 """The rollout stage: one coordinator task that runs a round over the engines.
 
-    recorded responses, launches ─▶ engines ─▶ sample buffer ─▶ (rewards) ─▶ scores
-    ─▶ scheduler ─▶ accepted groups ─▶ sample buffer
-
-A round that was closed before is not run again: its groups are read back and go straight to
-training.
+recorded responses, launches ─▶ engines ─▶ sample buffer ─▶ (rewards) ─▶ scores
+─▶ scheduler ─▶ accepted groups ─▶ sample buffer
 """
 
 from __future__ import annotations
@@ -42,11 +39,7 @@ from tasks.run.partial_responses import partial_responses, written_tokens
 from tasks.run.prompts import is_heldout, prompts_of
 from tasks.run.run_context import RunContext, StepPlan, journal_of, store_of
 from tasks.run.sample_buffer import GENERATED, GROUPED
-from tasks.run.sample_stream import (
-    SampleStream,
-    aborting,
-    round_key,
-)
+from tasks.run.sample_stream import SampleStream, aborting, round_key
 from tasks.run.stream_workers import workers_of_round
 from tasks.scheduling.seeding import SeedingWindow
 from tasks.scheduling.stream_training import (
@@ -158,14 +151,12 @@ def round_inputs(
 
 
 def client_of(plan: StepPlan) -> EngineClient:
-    """The name under which this round calls the engines: an evaluation may share them with a
-    round."""
+    """The name under which a round, or an evaluation beside it, calls the engines."""
     return EngineClient.EVALUATION if plan.is_evaluation else EngineClient.ROUND
 
 
 def is_streamed(plan: StepPlan) -> bool:
-    """True if accepted groups may be trained before the round closes; groups of an evaluation are
-    never trained."""
+    """True if accepted groups may be trained before the round closes."""
     return plan.run.stream_trainer.enabled and not plan.is_evaluation
 
 
@@ -205,8 +196,7 @@ def device_groups_of(run: RunContext, engines: tuple[str, ...]) -> tuple[DeviceG
 def with_record(
     report: RolloutReport, inputs: RoundInputs, result: RoundResult, began_s: float
 ) -> RolloutReport:
-    """The report with the record of the seeding window, if the round had one. began_s: when the
-    round began, Unix seconds."""
+    """The report with the record of the seeding window, if any. began_s: Unix seconds."""
     window = inputs.stream_trainer
     if not isinstance(window, SeedingWindow):
         return report
@@ -214,8 +204,7 @@ def with_record(
 
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
-    """The reading of an engine without responses of an evaluation beside the round; None if it
-    died."""
+    """The reading of an engine without responses of an evaluation beside; None if it died."""
     try:
         (engine,) = engines_of(plan.run, (name,), client_of(plan))
         reading = await engine.stats()
@@ -232,8 +221,7 @@ async def _reading(plan: StepPlan, name: str) -> EngineStats | None:
 def _record(
     plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult, report: RolloutReport
 ) -> None:
-    """Write the carried responses as the first records of the next round, then the round's tables,
-    then the file that closes the round."""
+    """Write the carried responses for the next round, the tables, then the closing file."""
     journal, store = journal_of(plan), store_of(plan)
     carried = [
         ResponseRow(
@@ -255,8 +243,7 @@ def _record(
 def rows_of(
     plan: StepPlan, prompts: Mapping[str, Prompt], result: RoundResult
 ) -> list[ResponseRow]:
-    """The round's responses as rows of the responses table. Responses of an evaluation have no
-    advantage, because none of them is trained."""
+    """The round's responses as rows of the table; those of an evaluation have no advantage."""
     learner = plan.run.learner
     trained = () if plan.is_evaluation else result.groups
     moments = baseline_moments(trained, store_of(plan), plan.step, learner) if trained else None

@@ -1,9 +1,6 @@
 """The training stages: accumulate gradients over accepted groups, update the policy, publish its
 weights to the engines, and compare engines with the learner (weight check).
 
-sample buffer -> groups -> balanced over the ranks -> gradients (sums) -> one reduction, one update
--> safetensors -> engines
-
 In a step of several updates the first stage only computes log-probabilities, and the second makes
 gradients and updates in turn (tasks.learner.several_updates).
 """
@@ -41,8 +38,7 @@ def accumulate_gradients(plan: StepPlan) -> GradientReport:
 
 
 async def accumulate(plan: StepPlan, stream: SampleStream) -> GradientReport:
-    """Accumulate the gradients of the stream's round on all learner ranks; returns their
-    reports."""
+    """Accumulate the gradients of the stream's round on all learner ranks."""
     return await accumulate_round(
         learners_of(plan.run),
         stream.drain(GROUPED),
@@ -81,8 +77,7 @@ async def publish_weights(plan: StepPlan, policy: PolicyReport) -> PublishReport
 
 
 async def publish(run: RunContext, running: Running = Running.DROP) -> PublishReport:
-    """Load the learner's weight version into all engines, see `publish_version`. running: treatment
-    of responses that run at that moment."""
+    """Load the learner's version into all engines. running: treatment of running responses."""
     started_s = time.time()
     published = await publish_version(
         learners_of(run),

@@ -28,7 +28,8 @@ class ActorLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A caller's handle on one actor."""
+    """A caller's handle on one actor. Every actor class has close(), and ping(), which raises if
+    the actor cannot go on."""
 
     name: str
     actor: Any  # Any: Dask's proxy resolves methods at run time
@@ -79,15 +80,6 @@ class Remote:
         finally:
             answer.cancel()
 
-    async def ping(self, deadline_s: float) -> None:
-        """Check that the actor works: call its async ping(), which every actor class has and which
-        raises if the actor cannot go on."""
-        await self.call("ping", deadline_s=deadline_s)
-
-    async def close(self, deadline_s: float) -> None:
-        """Have the actor release its resources: call its close(), which every actor class has."""
-        await self.call("close", deadline_s=deadline_s)
-
 
 async def _await(pending: Awaitable[Any]) -> Any:  # Any: see Remote.call
     return await pending
@@ -104,11 +96,9 @@ def _reason(error: BaseException) -> str:
 
 def result_of(future: Any, timeout_s: float) -> Any:  # Any: Dask's future, and what it holds
     """Wait for a Dask future; returns its result. Raises the future's error, or TimeoutError if it
-    is not done after timeout_s.
-
-    The result is fetched only when the future is done: a fetch that is cancelled as it begins stays
-    in the Dask client, and every later fetch of any thread fails with an UnboundLocalError.
-    """
+    is not done after timeout_s."""
+    # fetched only when done: a fetch that is cancelled as it begins stays in the Dask client, and
+    # every later fetch of any thread fails with an UnboundLocalError
     ends = time.monotonic() + timeout_s
     while not future.done():
         if time.monotonic() >= ends:

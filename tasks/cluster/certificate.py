@@ -41,8 +41,7 @@ class TlsFiles:
         return cls(authority=str(file), certificate=str(file), key=str(file))
 
     def check(self, names: str) -> None:
-        """Load the files once. Raises ValueError if they cannot be used. names: the settings that
-        name the files, for the message."""
+        """Load the files once. Raises ValueError with these names of settings if that fails."""
         try:
             context = ssl.create_default_context(cafile=self.authority)
             context.load_cert_chain(self.certificate, self.key)

@@ -67,8 +67,7 @@ atexit.register(gc.freeze)
 
 
 class BoundedCluster(SpecCluster):  # type: ignore[misc]  # Dask is not typed
-    """A SpecCluster with a time limit for its start and its end. Dask's own class waits for ever if
-    a worker process starts too slowly."""
+    """A SpecCluster that, unlike Dask's, has a time limit for its start and its end."""
 
     def __init__(self, deadline_s: float, **options: Any) -> None:  # Any: SpecCluster's options
         self._deadline_s = deadline_s
@@ -157,9 +156,8 @@ def open_cluster(
 
 
 class PreparedWorkers(WorkerPlugin):  # type: ignore[misc]  # Dask is not typed
-    """Makes every worker of a joined cluster, also after a restart, create files that only its user
-    can read, and connect to its own machine and the flow's without a proxy. Workers that a run
-    starts inherit that from the flow."""
+    """Makes every worker of a joined cluster create files that only its user can read, and use no
+    proxy to its own machine and the flow's. Workers that a run starts inherit that."""
 
     name = "rollflow-prepared-workers"
 
@@ -185,6 +183,7 @@ def _tls_files(config: ClusterConfig, certificate: Path) -> TlsFiles | None:
 
 @contextmanager
 def _joined(config: ClusterConfig) -> Iterator[Client]:
+    """Raises ValueError if a worker of the run has other package versions than the flow."""
     try:
         client = Client(
             config.scheduler_address, timeout=config.start_deadline_s, direct_to_workers=True
@@ -198,20 +197,13 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
     with client:
         client.register_plugin(PreparedWorkers())
         wait_for_workers(client, config)
-        _check_versions(client, config)
+        addresses, found = worker_addresses(client), client.get_versions()
+        ours = {addresses[spec.name] for spec in worker_specs(config)}  # no others are checked
+        workers = {name: told for name, told in found["workers"].items() if name in ours}
+        told = error_message(found["scheduler"], workers, found["client"])
+        if told["error"]:
+            raise ValueError(told["error"])
         yield client
-
-
-def _check_versions(client: Client, config: ClusterConfig) -> None:
-    """Raises ValueError if a worker of the run has other package versions than the flow. Workers of
-    the cluster that are not the run's are not checked."""
-    addresses = worker_addresses(client)
-    ours = {addresses[spec.name] for spec in worker_specs(config)}
-    found = client.get_versions()
-    workers = {name: told for name, told in found["workers"].items() if name in ours}
-    told = error_message(found["scheduler"], workers, found["client"])
-    if told["error"]:
-        raise ValueError(told["error"])
 
 
 def _environment_of(spec: WorkerSpec) -> dict[str, str]:
@@ -238,8 +230,7 @@ def wishes_of(config: ClusterConfig) -> tuple[Wish, Wish]:
 
 
 def wait_for_workers(client: Client, config: ClusterConfig) -> None:
-    """Block until every worker of the run has joined. Raises ClusterTooSmall with the missing names
-    after config.start_deadline_s."""
+    """Wait for every worker of the run; raises ClusterTooSmall after config.start_deadline_s."""
     specs = worker_specs(config)
     wanted, ends = {spec.name for spec in specs}, time.monotonic() + config.start_deadline_s
     while not wanted <= worker_addresses(client).keys() and time.monotonic() < ends:
@@ -263,8 +254,7 @@ def wait_for_workers(client: Client, config: ClusterConfig) -> None:
 
 
 def check_coming(client: Client, workers: Iterable[str]) -> None:
-    """Raise ClusterTooSmall, with the reason, if the nanny of one of these workers has given up
-    starting it."""
+    """Raise ClusterTooSmall if the nanny of one of these workers has given up starting it."""
     for worker in workers:
         if why := given_up(client, worker):
             raise ClusterTooSmall(why)
@@ -278,11 +268,8 @@ def worker_addresses(client: Client) -> dict[str, str]:
 
 
 def workers_of(client: Client, **options: Any) -> dict[str, dict[str, Any]]:  # Any: Dask's
-    """The scheduler's record of every worker, by address. Raises OSError if it does not answer.
-
-    Not `Client.scheduler_info`: it stores its answer where Dask itself writes, every two seconds,
-    an answer without workers, and may return that one.
-    """
+    """The scheduler's record of every worker, by address; OSError if it does not answer. Unlike
+    `Client.scheduler_info`, which may return Dask's own latest answer, without workers."""
     if client.scheduler is None:
         raise OSError("the client has been closed")
     told = client.sync(client.scheduler.identity, n_workers=-1, **options)

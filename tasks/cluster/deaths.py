@@ -40,8 +40,7 @@ def manner(exit_code: int) -> str:
 
 
 def account(exit_code: int, lines: Sequence[str], log: str) -> str:
-    """The end of a process in words: its manner, the last lines of output if there are any, what to
-    try, and the log's path."""
+    """The end of a process in words: its manner, last lines of output, what to try, and the log."""
     told = _told(lines)
     wrote = f"it wrote last: {' | '.join(told)}; " if told else ""
     cure = CURES.get(_signal(exit_code), OTHER)
@@ -54,8 +53,7 @@ def _signal(exit_code: int) -> str:
 
 
 def _told(lines: Sequence[str]) -> tuple[str, ...]:
-    """The first lines of faulthandler's report if there is one, because its last lines only list
-    modules; else the last lines of output. At most NUM_TOLD lines."""
+    """Last lines of output, or the first of faulthandler's report, whose last list modules."""
     said = [" ".join(line.split()) for line in lines if line.strip()]
     fatal = max((row for row, line in enumerate(said) if line.startswith(FATAL)), default=None)
     if fatal is None:

@@ -60,8 +60,7 @@ def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
 
 
 def num_environment_workers(roles: str) -> int:
-    """Number of workers that only step environments: "environment: 2" means two; 0 if the role is
-    not named. Raises ValueError for any other number."""
+    """Number of environment workers: "environment: 2" means two; 0 if the role is not named."""
     parts = [part.partition(":") for part in _role_parts(roles)]
     told = [number.strip() for name, _, number in parts if name.strip() == ENVIRONMENT]
     if len(told) > 1:
@@ -193,8 +192,7 @@ class ClusterConfig(BaseModel):
 
     @property
     def makes_certificate(self) -> bool:
-        """True if the run makes its own certificate for its cluster: no scheduler address and no
-        TLS authority are given."""
+        """True if the run makes its own certificate: no scheduler or authority is given."""
         return not self.scheduler_address and not self.tls_ca_file
 
     def _check_tls(self) -> None:
@@ -224,8 +222,7 @@ class WorkerSpec:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the process: thread counts, settings of libraries, and the one
-        GPU that it may see."""
+        """Environment variables of the process, among them the one GPU that it may see."""
         env = threads(max(1, len(self.core_ids))) | NO_BARS | QUIET_LIBRARIES
         if self.device is not None and self.device.startswith("cuda:"):
             index = int(self.device.removeprefix("cuda:"))
@@ -250,11 +247,8 @@ def device_map(config: ClusterConfig) -> dict[DeviceRole, tuple[int, ...]]:
 
 
 def engine_members(config: ClusterConfig, size: int) -> dict[str, tuple[str, ...]]:
-    """For each engine of this tensor-parallel size, the workers whose devices it holds. An engine
-    has the name of its first worker.
-
-    Raises ValueError if the rollout devices of a machine cannot be divided into such groups.
-    """
+    """The workers whose devices each engine of this tensor-parallel size holds, by the name of the
+    engine and its first worker. Raises ValueError if the devices cannot be divided like that."""
     placed = device_map(config)["rollout"]
     worker_of = {device: f"engine-{index}" for index, device in enumerate(placed)}
     groups = device_groups(placed, size, config.devices_per_host)

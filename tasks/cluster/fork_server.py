@@ -30,8 +30,7 @@ _begun: tuple[tuple[str, ...], dict[str, str]] | None = None  # modules, environ
 
 
 def start_method(specs: Sequence[WorkerSpec]) -> Literal["forkserver", "spawn"]:
-    """Method by which Dask starts these workers: "forkserver" if all have the same environment,
-    else "spawn"."""
+    """How Dask starts these workers: "forkserver" if all have the same environment."""
     environments = {tuple(sorted(spec.environment.items())) for spec in specs}
     return "forkserver" if len(environments) == 1 else "spawn"
 
@@ -59,9 +58,8 @@ def keep_fork_server() -> int | None:
 def fork_fork_server(
     modules: Sequence[str], environment: Mapping[str, str], alone: Sequence[str] = ()
 ) -> None:
-    """Start the fork server as a fork of this process. This process imports `modules` before the
-    fork; the server alone imports `alone`. If this process has other threads or began with another
-    environment, the server is a new interpreter instead."""
+    """Import `modules` and fork the server, which imports `alone` besides. If this process has
+    other threads, or began with another environment, the server is a new interpreter instead."""
     if threading.active_count() > 1 or not has_begun_with(environment):
         start_fork_server((*modules, *alone), environment)
         return

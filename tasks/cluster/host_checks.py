@@ -34,8 +34,7 @@ class SharedFile:
 
 
 def check_shared(client: Client, specs: Sequence[WorkerSpec], files: Sequence[SharedFile]) -> None:
-    """Check that each worker finds the files that its role uses. Raises ValueError with the first
-    worker that does not."""
+    """Raises ValueError with the first worker that does not find a file which its role uses."""
     paths = [file.path for file in files]
     for spec, address, found in _answers(client, specs, _there, paths):
         for file, is_there in zip(files, found, strict=True):
@@ -47,8 +46,7 @@ def check_shared(client: Client, specs: Sequence[WorkerSpec], files: Sequence[Sh
 
 
 def check_numbering(client: Client, specs: Sequence[WorkerSpec], devices_per_host: int) -> None:
-    """Check that engine workers whose devices are numbered as one machine's run on one machine.
-    Raises ValueError if they do not."""
+    """Raises ValueError if engine workers that are numbered as one machine's are on several."""
     engines = [spec for spec in specs if spec.role == "rollout"]
     first_of: dict[int, tuple[str, str, str]] = {}  # name, address and machine, by host
     for spec, address, machine in _answers(client, engines, boot_id):

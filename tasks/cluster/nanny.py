@@ -55,15 +55,13 @@ class WorkerOutput:
         return ()
 
     def forget(self) -> None:
-        """Leave out the present lines from now on: `last_lines` returns those of the next process
-        alone."""
+        """Leave out the present lines: `last_lines` returns those of the next process alone."""
         with suppress(OSError):
             self._begins = self.path.stat().st_size
 
 
 class LoggedWorker(Worker):  # type: ignore[misc]  # Dask is not typed
-    """A Dask worker that writes its output to its log file, with the stack of the thread that a
-    fatal signal hits."""
+    """A Dask worker that writes its output, and the stack at a fatal signal, to its log file."""
 
     def __init__(self, *args: Any, log: str, **options: Any) -> None:  # Any: Dask's options
         write_into(log)
@@ -74,8 +72,7 @@ class LoggedWorker(Worker):  # type: ignore[misc]  # Dask is not typed
         super().__init__(*args, **options)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
-        """Start none: a worker's own pages are not needed, and every user of the machine could read
-        them."""
+        """Start none: every user of the machine could read a worker's own pages."""
 
 
 def write_into(log: str) -> None:
@@ -96,12 +93,8 @@ BEGINNING = (Status.init, Status.starting)  # of a nanny, which has had no worke
 
 
 class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
-    """A nanny that waits until a killed worker is gone, records how its processes ended, and
-    reports why it stopped starting them.
-
-    Dask's own nanny waits only one second after the kill, which makes a finished run fail, and
-    gives up silently if a process cannot be forked.
-    """
+    """A nanny that records how its processes ended. Dask's own waits only one second after a kill,
+    which makes a finished run fail, and gives up silently if a process cannot be forked."""
 
     process: Any  # Any: Dask's record of the worker's process, None where there is none
 
@@ -132,13 +125,11 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         super()._on_worker_exit_sync(exitcode)
 
     async def instantiate(self) -> Any:  # Any: Dask's status
-        """Start a process, FORGOTTEN_AFTER_S after the one before has ended. Tries again if the
-        fork server is lost meanwhile, or if the nanny itself is still starting; later Dask does
-        that.
+        """Start a process. Tries again if the fork server is lost meanwhile, or if the nanny itself
+        is still starting; later Dask does that.
 
-        The pause avoids a fault of Dask: it polls for the start message of a process that has died.
-        If the next process is starting by then, Dask takes that one's message, discards it as
-        another process's, and never learns that the worker has started.
+        The pause before avoids a fault of Dask, which polls for the start message of a process that
+        has died, takes that of the next one, and never learns that the worker has started.
         """
         while True:
             if self.deaths or self._num_failed:
@@ -163,8 +154,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
                 return status
 
     async def _count_failure(self, failure: Exception | None) -> None:
-        """Count a failed start. After NUM_STARTS in a row, close this nanny and raise
-        RuntimeError."""
+        """Count a failed start; close this nanny and raise RuntimeError after NUM_STARTS."""
         self._num_failed += 1
         if self._num_failed < NUM_STARTS:
             return
@@ -176,8 +166,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
         )
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
-        """Ask the worker to end, kill it after 0.8 of the timeout, and return when its process is
-        gone."""
+        """Ask the worker to end, kill it after 0.8 of the timeout, and wait until it is gone."""
         try:
             await super().kill(timeout=timeout, reason=reason)
         except TimeoutError:
@@ -188,8 +177,7 @@ class PatientNanny(Nanny):  # type: ignore[misc]  # Dask is not typed
 def nanny_of(
     spec: WorkerSpec, scratch: Path, logs: Path, deadline_s: float
 ) -> dict[str, Any]:  # Any: Dask's worker specification
-    """Dask's specification of a worker that is started here: the nanny's class and options.
-    deadline_s: seconds for the start of its process."""
+    """Dask's specification of a worker whose process must start within deadline_s."""
     options: dict[str, Any] = {
         "name": spec.name,
         "nthreads": spec.num_threads,
@@ -218,8 +206,7 @@ def nanny_of(
 
 
 def given_up(client: Client, worker: str) -> str:
-    """A sentence on why the worker will not come back; empty while its nanny still starts
-    processes, and for a joined cluster."""
+    """Why the worker will not come back; empty if it may, and for a joined cluster."""
     nanny = getattr(getattr(client, "cluster", None), "workers", {}).get(worker)
     if nanny is None or nanny.status not in (Status.closed, Status.failed):
         return ""
@@ -234,10 +221,7 @@ def _end_of(deaths: list[Death]) -> str:
 
 def death_of(client: Client, worker: str, since_s: float) -> Death | None:
     """The last end of the worker's process since this time (Unix seconds); None if there was none,
-    and for a joined cluster.
-
-    The nannies of a joined cluster run elsewhere, so their records cannot be read here.
-    """
+    and for a joined cluster, whose nannies run elsewhere."""
     nanny = getattr(client.cluster, "workers", {}).get(worker)
     deaths: list[Death] = nanny.deaths if nanny is not None else []
     return next((death for death in reversed(deaths) if death.at_s >= since_s), None)

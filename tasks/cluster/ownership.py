@@ -39,20 +39,15 @@ BACK_WITHIN_S = 10.0  # a broken connection to a living scheduler is restored by
 
 
 class ClusterLost(RuntimeError):
-    """The scheduler is gone, and with it all actors and tasks of this run; they do not come back.
-    The run must be resumed on another cluster."""
+    """The scheduler is gone, with all actors of this run; another cluster must resume it."""
 
 
 async def take_cluster(
     client: Client, run_id: str, workers: Sequence[str], deadline_s: float
 ) -> None:
-    """Make this run the owner of the cluster, after waiting for the end of an active owner for
-    GONE_WITHIN_S at most. If an earlier run used the cluster, its actors are forgotten and these
-    workers restarted, within deadline_s.
-
-    Raises ClusterTooSmall if another run is still active in the cluster, or if the workers cannot
-    be restarted.
-    """
+    """Make this run the owner of the cluster. If an earlier run used it, its actors are forgotten
+    and these workers restarted, within deadline_s. Raises ClusterTooSmall if another run is still
+    active after GONE_WITHIN_S, or if the workers cannot be restarted."""
     ends = time.monotonic() + GONE_WITHIN_S
     while True:
         claimed = await _asked(client, client.run_on_scheduler, _claim, run_id, client.id)
@@ -89,8 +84,7 @@ async def _asked(client: Client, method: Callable[..., Any], *args: object) -> A
 
 
 async def check_scheduler(client: Client) -> None:
-    """Raise ClusterLost if the connection to the scheduler is broken and is not restored within
-    BACK_WITHIN_S."""
+    """Raise ClusterLost if the connection to the scheduler stays broken for BACK_WITHIN_S."""
     ends = time.monotonic() + BACK_WITHIN_S
     while client.status != "running":
         if client.status == "closed" or time.monotonic() > ends:

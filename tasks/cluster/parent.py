@@ -64,8 +64,7 @@ def _refuse_starts(event: str, _: tuple[object, ...]) -> None:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill all descendants of a process, also those in sessions of their own. Does nothing if the
-    process is gone."""
+    """Kill all descendants of a process, also those in sessions of their own."""
     # each is stopped before it is searched for children: it starts no more, so none is missed
     found: set[psutil.Process] = set()
     with suppress(psutil.NoSuchProcess):
@@ -95,8 +94,7 @@ def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], No
 
 
 def main() -> None:
-    """Run the module that the command line names as `__main__`, bound to the parent that it
-    names."""
+    """Run the module of the command line as `__main__`, bound to the parent there."""
     _, parent, module, *words = sys.argv
     end_with(int(parent))
     sys.argv = [module, *words]  # the first is replaced by the module's file

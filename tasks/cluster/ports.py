@@ -37,8 +37,7 @@ class Wish:
     host: str = LOOPBACK  # address that the server listens on
 
     def check(self) -> None:
-        """Raises ValueError if the port number is out of range, or if a user named the port and it
-        is taken."""
+        """Raises ValueError for a number out of range, and if a port that a user named is taken."""
         if not 0 <= self.port <= LAST_PORT:
             raise ValueError(
                 f"the port of {self.what} must be 0 to {LAST_PORT}, got {self.port}; choose another"
@@ -65,8 +64,7 @@ class Wish:
 
 @contextmanager
 def held_port(wish: Wish, tell: Callable[[str], object]) -> Iterator[int]:
-    """Hold a port for a server that starts in the block; yields the port. `tell`: called with a
-    sentence if it is not the usual port."""
+    """Hold a port for a server that starts in the block. `tell`: gets a sentence on another."""
     port, holder = wish.hold()
     with holder:
         if wish.port not in (0, port):
@@ -127,8 +125,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_towards(url: str) -> str | None:
-    """This machine's own address for connections to the URL's server; None if the server's name
-    cannot be resolved. Sends nothing."""
+    """This machine's own address towards the URL's server; None if its name is unknown."""
     where = urlsplit(url)
     with suppress(OSError):
         for family, kind, *_, place in socket.getaddrinfo(

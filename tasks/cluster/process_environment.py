@@ -56,7 +56,6 @@ def python_path() -> dict[str, str]:
 
 
 def name_process(name: str) -> None:
-    """Set the name that `ps` and `top` show for this process. A forked process has its parent's
-    command line."""
+    """Set the name that `ps` and `top` show; a forked process has its parent's."""
     with suppress(OSError):  # a system without /proc
         Path("/proc/self/comm").write_text(name)

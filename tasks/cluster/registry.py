@@ -60,11 +60,8 @@ class ActorRegistry:
         self, workers: Mapping[str, str], actors: Mapping[str, Recipe], deadline_s: float
     ) -> None:
         """Build several actors in parallel. workers: worker of each actor, by the actor's name.
-
-        Raises the constructor's own error, or TimeoutError with the name of an actor that is not
-        ready. Raises ActorLost if num_builds processes died of one actor; all others are built by
-        then.
-        """
+        Raises the constructor's own error, TimeoutError, or ActorLost if num_builds processes died
+        of one actor; all others are built by then."""
         ends = time.monotonic() + deadline_s
         for name, recipe in actors.items():
             self._submit(name, recipe, workers[name], ends)
@@ -188,9 +185,8 @@ class ActorRegistry:
     def environment(
         self, workers: Sequence[str], variable: str, deadline_s: float
     ) -> tuple[str, ...]:
-        """Value of an environment variable in each of these workers, in order; empty if not set.
-        Waits for workers that are away. Raises TimeoutError with the name of one that does not come
-        back within deadline_s."""
+        """Value of an environment variable in each of these workers, empty if not set; TimeoutError
+        for one that is not back within deadline_s."""
         ends = time.monotonic() + deadline_s
         asked = [self._address(name, ends) for name in workers]
         values: dict[str, str] = self._client.run(os.environ.get, variable, "", workers=asked)
@@ -204,14 +200,13 @@ class ActorRegistry:
 
     async def _answers(self, name: str) -> bool:
         try:
-            await self.remote(name).ping(PING_S)
+            await self.remote(name).call("ping", deadline_s=PING_S)
         except (RuntimeError, TimeoutError):  # gone, or it reports that it cannot go on
             return False
         return True
 
     def remote(self, name: str) -> Remote:
-        """The flow's handle on an actor; works on any event loop. Raises ActorLost if no actor of
-        this name exists."""
+        """The flow's handle on an actor, for any event loop. Raises ActorLost if there is none."""
         if name not in self._actors:
             raise ActorLost(f"{name} is not there: it was lost and has not been made anew")
         return Remote(name, self._actors[name], self._client.loop.asyncio_loop)
@@ -231,8 +226,7 @@ class ActorRegistry:
         self.restart([self._workers[name] for name in living], deadline_s)
 
     def discard(self, name: str) -> None:
-        """Forget an actor, alive or lost; does nothing if there is none. If the actor holds
-        processes, call its close() before."""
+        """Forget an actor, if it is there. If it holds processes, call its close() before."""
         with self._publishing:
             future = self._futures.pop(name, None)
             self._actors.pop(name, None)

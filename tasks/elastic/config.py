@@ -48,8 +48,7 @@ MARGIN_S = 10.0  # a pull ends by itself so much earlier than its caller gives u
 
 
 class LimitMissed(RuntimeError):
-    """An elastic worker took longer than one of its limits allows. Not a TimeoutError, after which
-    callers poll a Dask future again."""
+    """An elastic worker missed a limit. After a TimeoutError callers would poll on."""
 
     def __init__(self, limit: Limit, sentence: str) -> None:
         super().__init__(limit, sentence)

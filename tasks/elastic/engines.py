@@ -51,8 +51,7 @@ class RunForWorkers:
 
 
 class ElasticEngineActor(EngineActor):
-    """An engine in an elastic worker's process. The process is marked as used, so that the next run
-    does not admit it."""
+    """An engine in an elastic worker's process, which no other run admits afterwards."""
 
     def __init__(
         self,
@@ -133,9 +132,8 @@ class ElasticEngines:
             )
 
     async def pull(self, name: str, weights: WeightsRef) -> WeightsRef:
-        """Bring this version to the elastic worker; returns the reference that the worker reads.
-        Raises ActorLost, LimitMissed, OSError if the file is gone, or an error of the elastic
-        worker (WeightsRefused)."""
+        """Bring this version to the elastic worker; returns its reference there. Raises ActorLost,
+        LimitMissed, WeightsRefused, or OSError if the file is gone."""
         if self._server is None:
             return weights
         await self._server.publish(weights)
@@ -173,9 +171,8 @@ class ElasticEngines:
         await self._in_thread(lambda: self._registry.discard(name))
 
     def close(self) -> None:
-        """Discard all engines, build no more, and stop the weight server. Waits for the server for
-        at most CLOSE_S; works without a running event loop. A lost cluster has no engines left to
-        discard."""
+        """Discard all engines, build no more, and stop the weight server within CLOSE_S; works
+        without a running event loop."""
         if self._client.status == "running":
             with suppress(RuntimeError, OSError):
                 self._registry.close()

@@ -108,9 +108,8 @@ class ElasticKeeper:
         self._engines.close()
 
     async def publish(self, published: PublishReport, running: Running = Running.DROP) -> None:
-        """Have the elastic workers load the version that the run's engines hold now. Returns before
-        they have loaded it. If the load drops running requests (DROP), all elastic workers have
-        been withdrawn from the rounds by then."""
+        """Have elastic workers load the version that the run's engines hold now; does not wait for
+        that. Before a load that drops running requests they are withdrawn from the rounds."""
         self._newest = published, running
         self._number += 1
         if running is Running.DROP:

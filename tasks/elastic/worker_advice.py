@@ -56,11 +56,9 @@ def workers_to_hold(worth: Mapping[int, float]) -> int | None:
 
 
 def worker_advice(steps: Sequence[Mapping[str, float]], own: float) -> str:
-    """Sentence that names the number of elastic workers with most trained tokens per dollar, and
-    the other numbers. Empty if nothing has a price, or if no step had elastic workers throughout.
-
-    steps: figures of committed steps. own: dollars per hour of the run's own devices.
-    """
+    """Sentence that names the number of elastic workers with most trained tokens per dollar; empty
+    if nothing has a price, or if no step had elastic workers throughout. steps: figures of
+    committed steps. own: dollars per hour of the run's own devices."""
     known: Known = {}
     worker = 0.0
     for before, step in pairwise(steps):

@@ -22,12 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypedDict
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from tasks.elastic.worker_process import WorkerExtension
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +47,7 @@ GRACE_S: Final = 60.0
 
 
 def given_up(elastic_worker: str, reason: str) -> dict[str, str]:
-    """Message by which a round gives up an elastic worker, whose process may still be alive.
-    elastic_worker: the name of its engine."""
+    """Message by which a round gives up the elastic worker whose engine has this name."""
     return {"kind": "given up", "name": elastic_worker, "reason": reason}
 
 
@@ -70,26 +68,29 @@ class WorkerCard(TypedDict):
     proof: str  # that it knows the token; empty where it was given none
 
 
+class WorkerSide(Protocol):
+    """The part of `worker_process.WorkerExtension` that a run uses."""
+
+    token: str
+
+    def card(self) -> WorkerCard: ...
+    def end_as(self, how: Ending, reason: str) -> None: ...
+
+
 def read_card(*, dask_worker: Worker) -> WorkerCard:
-    """Returns the card of the worker on which this function runs. Raises LookupError if that is no
-    elastic worker."""
-    return _extension(dask_worker).card()
+    """The card of the worker on which this runs. Raises LookupError for any other worker."""
+    return extension_of(dask_worker).card()
 
 
 def end_worker(how: Ending, reason: str, *, dask_worker: Worker) -> None:
-    """End the elastic worker on which this function runs: it prints the reason and exits, with
-    status 0 if dismissed, 2 if refused, 3 if it may be started again. The process ends a moment
-    after this call has returned."""
-    _extension(dask_worker).end_as(how, reason)
+    """End the elastic worker on which this runs, a moment after the call: it prints the reason, and
+    exits with 0 if dismissed, 2 if refused, 3 if it may be started again."""
+    extension_of(dask_worker).end_as(how, reason)
 
 
-def token_of(worker: Worker) -> str:
-    """The token that the worker was started with; for code in the worker's process."""
-    return _extension(worker).token
-
-
-def _extension(worker: Worker) -> WorkerExtension:
-    extension: WorkerExtension | None = worker.extensions.get(EXTENSION)
+def extension_of(worker: Worker) -> WorkerSide:
+    """The extension of an elastic worker, in its process. Raises LookupError for any other."""
+    extension: WorkerSide | None = worker.extensions.get(EXTENSION)
     if extension is None:
         raise LookupError(
             "an elastic worker must be started with --preload tasks.elastic.worker_process,"

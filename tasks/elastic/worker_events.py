@@ -1,9 +1,5 @@
-"""Events and decisions of the rules by which elastic workers are admitted.
-
-    event ─▶ WorkerAdmission.handle(event) ─▶ decisions ─▶ the keeper carries them out ─▶ new events
-
-All are frozen and compared with ``==``.
-"""
+"""Events and decisions of `WorkerAdmission`: the keeper carries decisions out, which makes new
+events. All are compared with ``==``."""
 
 from __future__ import annotations
 
@@ -54,9 +50,6 @@ class AdmittedWorker:
         """The devices as timelines show them: every GPU, or all cores as one."""
         gpus = [device for device in self.devices if device.startswith("cuda:")]
         return tuple(f"{self.dask_name}/{device}" for device in gpus or ("cpu",))
-
-
-# --- what happens ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +134,6 @@ WorkerEvent = (
 )
 
 
-# --- what is to be done ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCard:
     """Read the card of the worker at this address."""
@@ -167,8 +157,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Stop rounds from sending requests to this elastic worker; they move its running requests
-    elsewhere."""
+    """Have rounds send no more requests to this elastic worker, and move those that run."""
 
     worker: AdmittedWorker
 

@@ -1,9 +1,5 @@
-"""The work of elastic workers in a run, step by step and over all attempts at the run.
-
-keeper: admitted workers ─┐
-rows of a step ───────────┼─▶ WorkerHistory ─▶ figures of the step, report/members.json, knocks.json
-earlier attempts ─────────┘
-"""
+"""The work of elastic workers in a run, step by step and over all attempts at the run: figures of
+steps, report/members.json and knocks.json."""
 
 from __future__ import annotations
 
@@ -45,8 +41,7 @@ class WorkerHistory:
 
     @property
     def rows(self) -> tuple[ElasticWorkerRow, ...]:
-        """One row for each elastic worker of every attempt, with its responses and tokens in the
-        recorded steps."""
+        """A row for each elastic worker of every attempt, with counts of the recorded steps."""
         return (*self._before, *map(self._row, self._read()))
 
     @property
@@ -60,16 +55,14 @@ class WorkerHistory:
         return Counter(row.worker for row in self._before)
 
     def save(self) -> None:
-        """Write the elastic workers and the denied weight requests to the store, if there are
-        any."""
+        """Write the elastic workers and denied weight requests, if any, to the store."""
         if rows := self.rows:
             keep_elastic_workers(self._store, rows)
         if denied := self._read_denied():
             keep_denied_requests(self._store, (*denied, *self._denied_before))
 
     def record_step(self, rows: Sequence[ResponseRow]) -> dict[str, float]:
-        """Count a step with these responses; returns the figures `elastic/...` of the time since
-        the step before."""
+        """Count a step with these responses; returns the figures `elastic/...` since the last."""
         workers = self._read()
         names = {worker.name for worker in workers}
         num_before = self._tokens.total()

@@ -75,9 +75,8 @@ TIME = click.FloatRange(min=0.0, min_open=True)
 
 
 class WorkerExtension:
-    """Sends an elastic worker's card, lease renewals and announcement to leave. Dask holds this
-    object as an extension of the worker; it must not have a method `heartbeat` or `close`, which
-    Dask would call."""
+    """An elastic worker's process, as an extension of its Dask worker. It must have no method
+    `heartbeat` or `close`, which Dask would call."""
 
     def __init__(self, worker: Worker, terms: Terms) -> None:
         self._worker = worker
@@ -95,8 +94,7 @@ class WorkerExtension:
         return str(self._worker.name)
 
     def begin(self, notice: str) -> None:
-        """Start to renew leases and to watch signals and the scheduler. notice: file or URL to
-        watch for the end of the machine; empty for none."""
+        """Renew leases, watch signals and scheduler, and this file or URL for the machine's end."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._spawn(self._renew_leases())
@@ -134,8 +132,7 @@ class WorkerExtension:
         self.end(code, f"{words}: {reason}")
 
     def end(self, code: int, sentence: str) -> None:
-        """Print the sentence and end the process a moment later with this exit status. Later calls
-        do nothing."""
+        """Print the sentence and end the process with this exit status a moment later, once."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -216,8 +213,7 @@ async def notice_given(where: str) -> None:
 
 
 def is_notice(status: int, body: str) -> bool:
-    """True if an HTTP answer with this status and body means that the machine will be taken
-    away."""
+    """True if an HTTP answer with this status and body is a notice of the machine's end."""
     return status == 200 and body.strip().upper() not in NO_NOTICE
 
 
@@ -242,8 +238,7 @@ def end_with(parent: int) -> None:
 
 
 def check_worker(worker: Worker) -> None:
-    """Check the options that the Dask worker was started with. Raises ValueError if it has a nanny,
-    lacks the resource, or does not run in the main thread."""
+    """Raise ValueError if the Dask worker was not started as an elastic worker must be."""
     if worker.nanny is not None:
         raise ValueError(
             "an elastic worker must have no nanny, which would start it again: give --no-nanny"
@@ -274,8 +269,7 @@ def dask_setup(
     spot_notice: str,
     parent: int,
 ) -> None:
-    """Turn this Dask worker into an elastic worker. An error ends the process: Dask alone would go
-    on as a plain worker."""
+    """Turn this Dask worker into an elastic worker; an error ends the process."""
     keep_private()
     try:
         check_worker(worker)

@@ -69,8 +69,7 @@ class JoinedWorkers:
         self._client.subscribe_topic(TOPIC, handle)
 
     def dismiss_all(self, addresses: Sequence[str], reason: str) -> None:
-        """Dismiss those workers at these addresses that can be reached. Blocks for RUN_OVER_S at
-        most; works without a running event loop."""
+        """Dismiss the workers at these addresses, in RUN_OVER_S at most, from any thread."""
         if self._client.status != "running" or not addresses:
             return
         with suppress(RuntimeError, OSError):  # TimeoutError is one of these
@@ -88,8 +87,7 @@ class JoinedWorkers:
         self._calls.shutdown(wait=False, cancel_futures=True)
 
     async def poll(self) -> Polled | None:
-        """Addresses of all elastic workers that the scheduler knows; None if the scheduler did not
-        answer."""
+        """Addresses of all elastic workers; None if the scheduler did not answer."""
         try:
             workers = await self._call(workers_of, self._client)
         except Exception as error:  # without a scheduler the run ends, but not by this
@@ -105,7 +103,8 @@ class JoinedWorkers:
     async def read_card(self, address: str) -> CardRead | CardUnread:
         """Get the card of the worker at this address; CardUnread if that fails."""
         try:
-            card: WorkerCard = await self._run(address, read_card)
+            told = await self._call(self._client.run, read_card, workers=[address])
+            card: WorkerCard = told[address]
             now_s = time.time()
             if missing := WorkerCard.__required_keys__ - card.keys():
                 raise ValueError(f"it has no {', '.join(sorted(missing))}")
@@ -121,25 +120,14 @@ class JoinedWorkers:
         removes the worker, so that its name is free again."""
         within_s = RENEWED_S if how == "renew" else ANSWER_S
         try:
-            await self._run(address, end_worker, how, reason, within_s=within_s)
+            run, workers = self._client.run, [address]
+            await self._call(run, end_worker, how, reason, within_s=within_s, workers=workers)
         except Exception as error:  # it is gone, silent, or no elastic worker of ours
             logger.info("worker=%s did not answer: %s", address, error)
             try:
                 await self._call(self._client.run_on_scheduler, forget_worker, address)
             except Exception as failure:  # without a scheduler there is nothing to be forgotten
                 logger.warning("worker=%s not ended: %s", address, failure)
-
-    async def _run(
-        self,
-        address: str,
-        function: Callable[..., Any],
-        *args: object,
-        within_s: float = ANSWER_S,
-    ) -> Any:
-        """The result of a function in this worker's process. Any: the result's type."""
-        run, workers = self._client.run, [address]
-        answers = await self._call(run, function, *args, within_s=within_s, workers=workers)
-        return answers[address]
 
     async def _call(
         self,

@@ -1,9 +1,7 @@
 """Warnings about a run that collapses or learns nothing, from the metrics of its steps. Pure.
 
-A warning stops nothing: at the end of learning flat steps are to be expected. A step that scored no
-token is skipped where limits are compared: it neither passes one nor ends a series of steps that
-did. Steps without a finite gradient, and those in which a critic learns first, are reported
-elsewhere.
+A warning stops nothing: at the end of learning flat steps are to be expected. Leaves out steps
+without a finite gradient, and those in which a critic learns first.
 """
 
 from __future__ import annotations
@@ -71,6 +69,7 @@ def warnings_of(
 ) -> tuple[StepWarning, ...]:
     """The warnings about limits, in the order of steps. A limit warns again only after a step
     within it. steps: (number, metrics by name)."""
+    # other steps neither pass a limit nor end a series of steps that did
     scored = [(step, figures) for step, figures in steps if figures.get(SCORED)]
     if not scored:
         return ()
@@ -131,8 +130,7 @@ def nothing_learned(
 
 
 def _flat(figures: Figures) -> tuple[str, str] | None:
-    """The flat quantity of a step and its cure; None for a step that may teach something, or of an
-    earlier version of this product."""
+    """The flat quantity of a step and its cure; None if it may teach something, or is too old."""
     if VERDICTS not in figures:
         return None
     if not figures[VERDICTS]:

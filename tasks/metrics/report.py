@@ -69,9 +69,8 @@ class StepReport:
 
     @property
     def ledger(self) -> dict[str, int]:
-        """Tokens by column of the ledger: generated ones by fate, and those that judges wrote. If
-        the update was not applied, trained tokens count as `NO_UPDATE`, unless a critic learned
-        from them."""
+        """Tokens by column of the ledger. If the update was not applied, trained tokens count as
+        `NO_UPDATE`, unless a critic learned from them."""
         tokens = {**self.rollout.tokens, Fate.JUDGED: self.reward.judging.new_tokens, NO_UPDATE: 0}
         update = self.policy.update
         if not update.applied and update.critic is None:
@@ -93,12 +92,9 @@ def reward_exposed_s(report: StepReport) -> float:
 
 
 def seeding_times(report: StepReport, staying: frozenset[str]) -> SeedingTimes | None:
-    """The measured times of a step. None if no elastic worker generated anything, or if the step
-    took several attempts, whose times do not belong together. The clocks of several machines are
-    assumed to agree.
-
-    staying: names of the elastic workers that are present at the end of the step.
-    """
+    """The measured times of a step; clocks are assumed to agree. None if no elastic worker
+    generated anything, or if the step took several attempts, whose times do not belong together.
+    staying: names of the elastic workers that are present at the end of the step."""
     window, planned = report.rollout.window, report.plan.window
     spans = [span for span in report.rollout.spans if span.actor in report.rollout.joined]
     if window is None or planned is None or not spans:

@@ -32,8 +32,7 @@ from tasks.run.run_context import RunContext
 def elastic_worker_spans(
     elastic_workers: Iterable[AdmittedWorker], report: StepReport, window: Window
 ) -> list[Span]:
-    """The phases of elastic workers beside their rollouts (build, transfer, drain, lost) as spans
-    of their devices, until the end of the step's window."""
+    """The phases of elastic workers beside their rollouts, until the window ends, as spans."""
     return [
         Span(device=device, actor=worker.name, kind=kind, start_s=start_s, end_s=end_s)
         for worker in elastic_workers
@@ -68,12 +67,10 @@ def cost_metrics(
 ) -> dict[str, float]:
     """The cost metrics of a step.
 
-    before_s: Unix seconds at which the step before was over, or this attempt at the run began; 0
-    for the step's own beginning. A step pays from then on. So an evaluation, a checkpoint and a
-    failed attempt are paid by the step after them, and overlapping steps do not pay the same
-    seconds twice. The uses of devices are reported only for steps that do not overlap: otherwise a
-    device works for several steps at a time. elastic_workers: all that were admitted, paid from
-    admission until they are gone.
+    before_s: Unix seconds from which on the step pays: when the step before was over, or this
+    attempt at the run began; 0 for its own beginning. elastic_workers: all that were admitted. The
+    uses of devices are reported only for steps that do not overlap: otherwise a device works for
+    several steps at a time.
     """
     window = Window(start_s=before_s or report.started_s, end_s=report.finished_s)
     prices = report.plan.run.prices
@@ -101,8 +98,7 @@ def own_dollars_per_h(run: RunContext) -> float:
 
 
 def elastic_worker_devices(elastic_workers: Sequence[AdmittedWorker], window: Window) -> list[Held]:
-    """The devices of elastic workers, each held from its worker's admission until the worker is
-    gone or the window ends."""
+    """The devices of elastic workers, from admission until these are gone or the window ends."""
     return [
         Held(
             device=device,

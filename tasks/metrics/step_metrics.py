@@ -178,8 +178,7 @@ def running_totals(
 
 
 def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str, float]:
-    """Staleness, and how long rollout and learner waited for each other; only of asynchronous
-    steps."""
+    """Staleness, and how long rollout and learner waited; only of asynchronous steps."""
     plan, total = report.plan.round, report.trained
     if plan.admission is None:
         return {}
@@ -262,8 +261,7 @@ def length_figures(rollout: RolloutReport, groups: tuple[Group, ...]) -> dict[st
 
 
 def lengths_so_far(totals: Mapping[str, int]) -> dict[str, float]:
-    """The metric `length/trained_share_so_far`: the mean trained length over the mean sampled
-    length, over a whole run with these totals."""
+    """The metric `length/trained_share_so_far` of a run with these totals."""
     return _share("length/trained_share_so_far", [totals.get(counter, 0) for counter in TOTALS])
 
 

@@ -25,16 +25,14 @@ def learners_of(run: RunContext) -> list[RemoteLearner]:
 def engines_of(
     run: RunContext, names: Sequence[str], client: EngineClient = EngineClient.ROUND
 ) -> list[RemoteEngine]:
-    """Handles on these engines, through which the given client calls them. Raises ActorLost if one
-    is gone."""
+    """Handles on these engines for this client. Raises ActorLost if one is gone."""
     deadline_s = run.deadlines.call_s
     return [RemoteEngine.connect(run.run_id, name, deadline_s, client) for name in names]
 
 
 async def sleep_engines(run: RunContext, names: Sequence[str]) -> None:
-    """Have these engines leave their GPUs to the learners until the next load of weights; no effect
-    in a run whose engines do not sleep (`engine.sleeps`). Raises EngineLost for a living engine
-    that fails to sleep."""
+    """Have these engines leave their GPUs to the learners until the next load of weights, where
+    `engine.sleeps`. Raises EngineLost for a living engine that fails to sleep."""
 
     async def sleep(name: str) -> None:
         try:

@@ -85,8 +85,7 @@ def run_for_workers(run: RunContext) -> RunForWorkers:
 
 
 def check_token(config: ElasticConfig, server: ElasticWeightsConfig | None) -> None:
-    """Raise ValueError if the token file cannot be read, or if the run serves weights over the
-    network and has no token to ask elastic workers for."""
+    """Raise ValueError for an unreadable token file, and for served weights without a token."""
     token = read_token(config.token_file) if config.enabled else ""
     if server is not None and not token:
         raise ValueError(
@@ -97,8 +96,7 @@ def check_token(config: ElasticConfig, server: ElasticWeightsConfig | None) -> N
 
 
 def worker_line(address: str, config: ElasticConfig, certificate: Path | None = None) -> str:
-    """The shell command by which a worker joins the run at this address. certificate: that of the
-    run, if it made one."""
+    """The shell command by which a worker joins. certificate: that of the run, if it made one."""
     words = ["rollflow worker", address]
     words += ["--token-file FILE"] if config.token_file else []
     if certificate is not None:

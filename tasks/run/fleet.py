@@ -82,27 +82,21 @@ class Fleet:
         await self._start_keepers()
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> None:
-        """Open a round in the sample buffer, beside these other rounds; records of all further
-        rounds are dropped."""
+        """Open a round in the sample buffer; all but those beside it are dropped there."""
         await self._call_buffer("open_round", key, tuple(beside))
 
     async def announce(self, version: int) -> None:
-        """Notify rounds that overlap the training of other steps that all engines hold this weight
-        version."""
+        """Notify rounds that overlap training that all engines hold this weight version."""
         await self._call_buffer("announce", version)
 
     async def abort_rounds(self, reason: str) -> None:
-        """End every open round for all its coordinators; no effect if the buffer is lost, because
-        no coordinator can wait on it then."""
+        """End every open round for all coordinators; none waits on a buffer that is lost."""
         with suppress(ActorLost, TimeoutError):
             await self._call_buffer("abort", reason, deadline_s=ABORT_S)
 
     async def replace_lost(self) -> tuple[str, ...]:
-        """Create every lost actor anew; returns the names of the replaced ones. If one learner rank
-        is lost, all ranks are replaced.
-
-        Raises ClusterLost when the scheduler is gone, because no worker can be reached then.
-        """
+        """Create every lost actor anew, and all learner ranks if one is lost; returns their names.
+        Raises ClusterLost when the scheduler is gone."""
         async with self._making:
             replaced = await self._replace_lost()
         await self._start_keepers()  # where the first start was not finished
@@ -139,10 +133,9 @@ class Fleet:
         """Close all engines and create others, on which no request may be running. members: by the
         name of each new engine, the workers whose devices it holds.
 
-        Every engine worker gets a new process: the devices that a process sees are fixed when it
-        starts, and its memory is released entirely only when it ends. The new engines hold the
-        model's first weights until the next publication. Raises TimeoutError with the engine that
-        was not ready in time.
+        Every engine worker gets a new process, which alone sees other devices and releases all
+        memory. The new engines hold the model's first weights until the next publication. Raises
+        TimeoutError with the engine that was not ready in time.
         """
         async with self._making:
             await self._close_all(self.run.engines)
@@ -216,7 +209,7 @@ class Fleet:
         if name not in self._registry.names:
             return
         try:
-            await self._registry.remote(name).close(deadline_s)
+            await self._registry.remote(name).call("close", deadline_s=deadline_s)
         except (RuntimeError, OSError) as error:
             logger.warning("actor did not close name=%s reason=%s", name, error)
 

@@ -23,8 +23,7 @@ from tasks.run.sample_stream import is_attempt_at
 
 
 def turns_folder(run: RunContext) -> Path | None:
-    """The folder in which a run's engines record the turns of episodes; None in a run without
-    environments, or whose artifact root is a URL."""
+    """Where a run's engines record turns of episodes, if it has any and its root is a folder."""
     return _folder(run, layout.TURNS) if run.environments else None
 
 
@@ -54,8 +53,7 @@ def _folder(run: RunContext, name: str) -> Path | None:
 
 async def partial_responses(plan: StepPlan) -> Mapping[str, Generated]:
     """The recorded parts of unfinished responses, by response id: of those that attempts at this
-    step began, and of those that the round before left running. Read in a thread, so that the round
-    goes on meanwhile."""
+    step began, and of those that the round before left running."""
     return await asyncio.to_thread(_recorded, plan)
 
 

@@ -66,8 +66,7 @@ def tokenizer_of(model_path: str) -> PreTrainedTokenizerBase:
 
 @lru_cache(maxsize=4)
 def vocabulary_size_of(model_path: str) -> int | None:
-    """The number of tokens that the model embeds, if its directory says so; read once per
-    process."""
+    """Tokens that the model embeds, if its directory says so; read once per process."""
     return read_vocabulary_size(model_path)
 
 
@@ -148,9 +147,7 @@ def check_prompts(policy: UnfitPrompts, reasons: Mapping[str, str], num_examined
 
 
 def check_embeddings(policy: UnfitPrompts, run: RunContext) -> None:
-    """Check that the tokenizers of the run's models know no token which their model does not embed.
-    Raises ValueError if the policy is 'refuse'; logs them if prompts that hold one are passed
-    over."""
+    """Refuse or log tokenizers of the run with tokens that their model does not embed."""
     for model_path in filter(None, (run.model_path, run.judge_model_path)):
         size = vocabulary_size_of(model_path)
         tokens = [] if size is None else unembedded_tokens(tokenizer_of(model_path), size)

@@ -35,8 +35,7 @@ from tasks.scheduling.wait_for_all import WaitForAll
 
 
 class DeadlineConfig(BaseModel):
-    """The table of time limits; all other limits of a run are derived from these
-    (`flows.config.limits`)."""
+    """The time limits from which all others of a run derive (`flows.config.limits`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -178,8 +177,7 @@ class RunContext:
         )
 
     def with_engines(self, members: Mapping[str, tuple[str, ...]]) -> RunContext:
-        """This context with other engines. members: by engine name, the workers whose devices it
-        holds."""
+        """This context with other engines; members as in the field of that name."""
         return replace(self, engines=tuple(members), members=members)
 
 
@@ -221,8 +219,7 @@ class StepPlan:
         return self.round.overlaps
 
     def scheduler(self) -> RoundScheduler:
-        """The scheduler of the round: the policy's, or in an evaluation one that waits for all
-        responses."""
+        """The scheduler of the round: the policy's, or an evaluation's, which waits for all."""
         if self.is_evaluation:
             return WaitForAll(self.round)
         return self.run.scheduling.scheduler(self.round)

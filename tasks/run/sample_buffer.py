@@ -47,15 +47,6 @@ class RoundAborted(RuntimeError):
     """The round was aborted: every coordinator that waits on the buffer must stop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """The records that a consumer took from a stage."""
-
-    # at most max_items, in the order they were put; empty when the wait was over
-    items: tuple[Any, ...]  # Any: of the stage's record
-    closed: bool  # True when nothing will ever follow in this round: the consumer is done
-
-
 @dataclass(slots=True)
 class _Channel:
     """One stage of one round."""
@@ -73,8 +64,7 @@ class _Round:
 
 
 class SampleBuffer:
-    """The bounded stages of all open rounds. A round that is over accepts no records, and its
-    stages read as closed."""
+    """The bounded stages of all open rounds; those of a round that is over read as closed."""
 
     def __init__(self, capacities: Mapping[Stage[Any], int]) -> None:
         wrong = [stage.name for stage in STAGES if capacities.get(stage, 0) < 1]
@@ -93,11 +83,8 @@ class SampleBuffer:
 
     async def open_round(self, key: RoundKey, beside: Sequence[RoundKey] = ()) -> dict[str, int]:
         """Open a round; every other round is over, except those listed in `beside`. Returns the
-        number of their items that are dropped, by stage. A round may be reopened after an abort.
-
-        Raises ValueError for a round before those that are open. The coordinators of a round must
-        have ended before it is reopened: their items could not be told from new ones.
-        """
+        number of their items that are dropped, by stage. A round may be reopened after an abort and
+        the end of its coordinators. Raises ValueError for a round before those that are open."""
         if self._is_before_all(key):
             raise ValueError(
                 f"rounds must open in order, got round {key} after round {min(self._open)}; start a"
@@ -117,13 +104,9 @@ class SampleBuffer:
     async def put(
         self, stage: Stage[Any], key: RoundKey, items: Sequence[object], wait_s: float
     ) -> bool:
-        """Append items to a stage, waiting while it is full. Returns True once all items are in,
-        False if their round is over.
-
-        A batch goes in whole as soon as the stage is below its capacity, so a stage may exceed its
-        capacity by one batch. No item went in if this raises: TimeoutError after wait_s,
-        RoundAborted, or RuntimeError after close_stage.
-        """
+        """Append all items to a stage, as soon as it is below its capacity; False if their round is
+        over. No item went in if this raises: TimeoutError after wait_s, RoundAborted, or
+        RuntimeError after close_stage."""
 
         def has_room(channel: _Channel) -> bool:
             return len(channel.items) < self._capacities[stage]
@@ -141,9 +124,11 @@ class SampleBuffer:
         await self._wake()
         return True
 
-    async def take(self, stage: Stage[Any], key: RoundKey, max_items: int, wait_s: float) -> Taken:
-        """Remove and return up to max_items, after waiting at most wait_s for the first. In a round
-        that is over, the stage reads as closed."""
+    async def take(
+        self, stage: Stage[Any], key: RoundKey, max_items: int, wait_s: float
+    ) -> tuple[list[Any], bool]:
+        """Wait up to wait_s for the first of up to max_items. Removes and returns them in the order
+        they were put, and True if none will follow in this round, as when it is over."""
 
         def is_worth_waking(channel: _Channel) -> bool:
             return bool(channel.items) or channel.closed
@@ -152,12 +137,12 @@ class SampleBuffer:
         try:
             channel = await self._wait(stage, key, is_worth_waking, wait_s, what)
         except TimeoutError:
-            return Taken(items=(), closed=False)
+            return [], False
         if channel is None:
-            return Taken(items=(), closed=True)
-        items = tuple(channel.items.popleft() for _ in range(min(max_items, len(channel.items))))
+            return [], True
+        items = [channel.items.popleft() for _ in range(min(max_items, len(channel.items)))]
         await self._wake()
-        return Taken(items=items, closed=channel.closed and not channel.items)
+        return items, channel.closed and not channel.items
 
     async def announce(self, version: int) -> None:
         """Put this weight version into the stage PUBLISHED of every open round. Rounds that open

@@ -40,8 +40,7 @@ CAPACITIES: Mapping[Stage[Any], int] = {
 
 
 class BufferActor(SampleBuffer):
-    """The sample buffer as an actor of the control worker; coordinators run in the same process and
-    use it directly."""
+    """The sample buffer as an actor of the control worker, whose coordinators use it directly."""
 
     def __init__(self, capacities: Mapping[Stage[Any], int], run_id: str) -> None:
         super().__init__(capacities)
@@ -56,23 +55,20 @@ class BufferActor(SampleBuffer):
         return await super().open_round(key, beside)
 
     async def close(self) -> None:
-        """End the reward processes that belong to this buffer's worker; `connect` no longer finds
-        the buffer."""
+        """End the reward processes of this buffer's worker; `connect` finds the buffer no more."""
         _here.pop(self._run_id, None)
         await asyncio.to_thread(close_pools)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalBuffer:
-    """The sample buffer of this process, for all its threads, each with its own event loop. Records
-    are passed without a copy: a consumer must not change one."""
+    """The sample buffer of this process, for all threads; no consumer changes a record."""
 
     buffer: SampleBuffer
     loop: asyncio.AbstractEventLoop  # the one that the buffer's methods run on
 
     async def call(self, work: Coroutine[Any, Any, Result], deadline_s: float) -> Result:
-        """Await a coroutine of the buffer on the buffer's own event loop. Raises ActorLost if that
-        loop does not answer within deadline_s."""
+        """Await a coroutine on the buffer's event loop; ActorLost if that misses the deadline."""
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit:
@@ -89,9 +85,8 @@ _here: dict[str, LocalBuffer] = {}  # the buffers of this process, by run id
 
 
 class SampleStream:
-    """One round's access to the sample buffer. To the driver it is the reward stage (`ScoreFeed`)
-    and the training of earlier steps (`Publications`); to the reward stage it is the rollout
-    (`Delivery`)."""
+    """One round's access to the sample buffer: `ScoreFeed` and `Publications` of the driver,
+    `Delivery` of the reward stage."""
 
     def __init__(self, here: LocalBuffer, key: RoundKey) -> None:
         self._here, self._buffer = here, here.buffer
@@ -115,11 +110,9 @@ class SampleStream:
     async def take(
         self, stage: Stage[Record], max_items: int, wait_s: float = TAKE_WAIT_S
     ) -> tuple[list[Record], bool]:
-        """Wait up to wait_s for records; returns up to max_items of them, and True if the stage is
-        over."""
+        """Wait up to wait_s for up to max_items records; returns them, and True if none follows."""
         work = self._buffer.take(stage, self._key, max_items, wait_s)
-        taken = await self._here.call(work, wait_s + ANSWER_S)
-        return [*taken.items], taken.closed
+        return await self._here.call(work, wait_s + ANSWER_S)
 
     async def drain(self, stage: Stage[Record]) -> AsyncIterator[Record]:
         """Yield every record of a stage as it arrives, until the stage is over."""

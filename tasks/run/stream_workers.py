@@ -86,12 +86,8 @@ def workers_of_round(
     run: RunContext, stream: SampleStream, asker: EngineClient
 ) -> StreamWorkers | None:
     """The elastic workers of this run, for a round; None in a run that accepts none. Must be called
-    in a task on a Dask worker. asker: the client in whose name they are called, since a round and
-    an evaluation may share an elastic worker.
-
-    A call to an elastic worker waits no longer than its lease: a worker that cannot renew its lease
-    cannot answer either.
-    """
+    in a task on a Dask worker. asker: the client in whose name they are called. A call waits no
+    longer than the lease: a worker that cannot renew that cannot answer either."""
     config = run.elastic
     if not config.enabled:
         return None

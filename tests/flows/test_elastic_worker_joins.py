@@ -53,8 +53,7 @@ class NearStream:
     async def take(
         self, stage: Stage[Any], max_items: int, wait_s: float
     ) -> tuple[list[Any], bool]:  # Any: of any record
-        taken = await self._buffer.take(stage, KEY, max_items, wait_s)
-        return [*taken.items], taken.closed
+        return await self._buffer.take(stage, KEY, max_items, wait_s)
 
     async def announce_worker(self, told: WorkerNotice) -> None:
         await self._buffer.announce_worker(told)

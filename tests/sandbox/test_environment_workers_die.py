@@ -73,7 +73,7 @@ async def run(client: Client) -> AsyncIterator[Run]:
     yield made
     made.keeper.stop()
     for name in WORKERS:
-        await made.registry.remote(name).close(60.0)
+        await made.registry.remote(name).call("close", deadline_s=60.0)
     made.registry.close()
 
 

@@ -17,7 +17,6 @@ from tasks.run.sample_buffer import (
     RoundAborted,
     RoundKey,
     SampleBuffer,
-    Taken,
 )
 
 NAMES = [stage.name for stage in STAGES]
@@ -39,8 +38,8 @@ async def settle() -> None:
 async def test_items_come_out_in_order_and_at_most_as_many_as_asked() -> None:
     buffer = await opened()
     assert await buffer.put(GENERATED, KEYS[1], ("a", "b", "c"), 1.0)
-    assert await buffer.take(GENERATED, KEYS[1], 2, 1.0) == Taken(items=("a", "b"), closed=False)
-    assert await buffer.take(GENERATED, KEYS[1], 2, 1.0) == Taken(items=("c",), closed=False)
+    assert await buffer.take(GENERATED, KEYS[1], 2, 1.0) == (["a", "b"], False)
+    assert await buffer.take(GENERATED, KEYS[1], 2, 1.0) == (["c"], False)
 
 
 async def test_stages_do_not_mix() -> None:
@@ -48,9 +47,9 @@ async def test_stages_do_not_mix() -> None:
     await buffer.put(GENERATED, KEYS[1], ("response",), 1.0)
     await buffer.put(SCORED, KEYS[1], ("score",), 1.0)
     await buffer.put(GROUPED, KEYS[1], ("group",), 1.0)
-    assert (await buffer.take(GROUPED, KEYS[1], 9, 1.0)).items == ("group",)
-    assert (await buffer.take(SCORED, KEYS[1], 9, 1.0)).items == ("score",)
-    assert (await buffer.take(GENERATED, KEYS[1], 9, 1.0)).items == ("response",)
+    assert (await buffer.take(GROUPED, KEYS[1], 9, 1.0))[0] == ["group"]
+    assert (await buffer.take(SCORED, KEYS[1], 9, 1.0))[0] == ["score"]
+    assert (await buffer.take(GENERATED, KEYS[1], 9, 1.0))[0] == ["response"]
 
 
 async def test_a_take_waits_for_the_first_item() -> None:
@@ -59,20 +58,20 @@ async def test_a_take_waits_for_the_first_item() -> None:
     await settle()
     assert not taking.done()
     await buffer.put(SCORED, KEYS[1], ("s",), 1.0)
-    assert (await taking).items == ("s",)
+    assert (await taking)[0] == ["s"]
 
 
 async def test_a_take_ends_empty_and_open_when_nothing_comes() -> None:
     buffer = await opened()
-    assert await buffer.take(GROUPED, KEYS[1], 1, 0.0) == Taken(items=(), closed=False)
+    assert await buffer.take(GROUPED, KEYS[1], 1, 0.0) == ([], False)
 
 
 async def test_closing_ends_waits_after_the_last_item() -> None:
     buffer = await opened()
     await buffer.put(GENERATED, KEYS[1], ("last",), 1.0)
     await buffer.close_stage(GENERATED, KEYS[1])
-    assert await buffer.take(GENERATED, KEYS[1], 8, 1.0) == Taken(items=("last",), closed=True)
-    assert await buffer.take(GENERATED, KEYS[1], 8, 1.0) == Taken(items=(), closed=True)
+    assert await buffer.take(GENERATED, KEYS[1], 8, 1.0) == (["last"], True)
+    assert await buffer.take(GENERATED, KEYS[1], 8, 1.0) == ([], True)
     with pytest.raises(RuntimeError, match="closed; its producer must put before it closes"):
         await buffer.put(GENERATED, KEYS[1], ("too late",), 1.0)
 
@@ -82,7 +81,7 @@ async def test_closing_wakes_a_consumer_that_waits() -> None:
     taking = asyncio.create_task(buffer.take(GENERATED, KEYS[1], 8, 5.0))
     await settle()
     await buffer.close_stage(GENERATED, KEYS[1])
-    assert await taking == Taken(items=(), closed=True)
+    assert await taking == ([], True)
 
 
 async def test_a_full_stage_holds_its_producer_back() -> None:
@@ -93,7 +92,7 @@ async def test_a_full_stage_holds_its_producer_back() -> None:
     assert not putting.done()
     await buffer.take(GENERATED, KEYS[1], 1, 1.0)
     assert await putting
-    assert (await buffer.take(GENERATED, KEYS[1], 9, 1.0)).items == ("b", "c")
+    assert (await buffer.take(GENERATED, KEYS[1], 9, 1.0))[0] == ["b", "c"]
 
 
 async def test_a_put_that_finds_no_room_says_what_it_waited_for_and_puts_nothing() -> None:
@@ -104,7 +103,7 @@ async def test_a_put_that_finds_no_room_says_what_it_waited_for_and_puts_nothing
         match=r"room for 1 items of round 1 in 'scored'; the buffer holds .*'scored': 1",
     ):
         await buffer.put(SCORED, KEYS[1], ("b",), 0.01)
-    assert (await buffer.take(SCORED, KEYS[1], 9, 1.0)).items == ("a",)
+    assert (await buffer.take(SCORED, KEYS[1], 9, 1.0))[0] == ["a"]
 
 
 async def test_abort_wakes_everyone_with_the_first_reason() -> None:
@@ -141,15 +140,15 @@ async def test_a_new_round_drops_leftovers_and_ends_waits_of_the_old_one() -> No
         "published": 0,
         "elastic": 0,
     }
-    assert await old == Taken(items=(), closed=True)
-    assert await buffer.take(GENERATED, KEYS[2], 9, 0.0) == Taken(items=(), closed=False)
+    assert await old == ([], True)
+    assert await buffer.take(GENERATED, KEYS[2], 9, 0.0) == ([], False)
 
 
 async def test_late_items_of_an_older_round_are_refused() -> None:
     buffer = await opened(key=3)
     assert not await buffer.put(GENERATED, KEYS[2], ("late", "later"), 1.0)
     await buffer.close_stage(GENERATED, KEYS[2])
-    assert await buffer.take(GENERATED, KEYS[3], 1, 0.0) == Taken(items=(), closed=False)
+    assert await buffer.take(GENERATED, KEYS[3], 1, 0.0) == ([], False)
 
 
 async def test_an_abort_ends_with_its_round() -> None:
@@ -173,8 +172,8 @@ async def test_rounds_that_overlap_have_stages_of_their_own() -> None:
     assert await buffer.open_round(KEYS[2], beside=(KEYS[1],)) == dict.fromkeys(NAMES, 0)
     await buffer.put(GROUPED, KEYS[2], (2,), 1.0)
     await buffer.close_stage(GROUPED, KEYS[1])
-    assert (await buffer.take(GROUPED, KEYS[2], 9, 1.0)) == Taken(items=(2,), closed=False)
-    assert (await buffer.take(GROUPED, KEYS[1], 9, 1.0)) == Taken(items=("first",), closed=True)
+    assert (await buffer.take(GROUPED, KEYS[2], 9, 1.0)) == ([2], False)
+    assert (await buffer.take(GROUPED, KEYS[1], 9, 1.0)) == (["first"], True)
     await buffer.open_round(KEYS[3], beside=(KEYS[2],))
     assert not await buffer.put(SCORED, KEYS[1], ("late",), 1.0)
     assert await buffer.put(SCORED, KEYS[2], ("in time",), 1.0)
@@ -185,7 +184,7 @@ async def test_a_round_that_is_over_is_turned_away_though_an_earlier_one_is_trie
     await buffer.open_round(KEYS[3], beside=(KEYS[1],))
     await buffer.open_round(KEYS[2])
     assert not await buffer.put(SCORED, KEYS[3], ("of a lost attempt",), 1.0)
-    assert (await buffer.take(SCORED, KEYS[3], 1, 0.0)).closed
+    assert (await buffer.take(SCORED, KEYS[3], 1, 0.0))[1]
 
 
 async def test_an_abort_ends_every_open_round() -> None:
@@ -203,9 +202,9 @@ async def test_a_version_is_announced_to_open_rounds_and_the_newest_to_later_one
     await buffer.open_round(KEYS[2], beside=(KEYS[1],))
     await buffer.announce(2)
     for key in KEYS[1:3]:
-        assert (await buffer.take(PUBLISHED, key, 9, 0.0)).items == (1, 2)
+        assert (await buffer.take(PUBLISHED, key, 9, 0.0))[0] == [1, 2]
     await buffer.open_round(KEYS[3])
-    assert (await buffer.take(PUBLISHED, KEYS[3], 9, 0.0)).items == (2,)
+    assert (await buffer.take(PUBLISHED, KEYS[3], 9, 0.0))[0] == [2]
 
 
 def test_every_stage_needs_a_capacity() -> None:
@@ -230,9 +229,11 @@ def test_every_item_put_is_taken_once(
 
     async def consume(buffer: SampleBuffer) -> list[object]:
         got: list[object] = []
-        while not (taken := await buffer.take(GROUPED, KEYS[1], most, 5.0)).closed:
-            got.extend(taken.items)
-        return [*got, *taken.items]
+        closed = False
+        while not closed:
+            taken, closed = await buffer.take(GROUPED, KEYS[1], most, 5.0)
+            got.extend(taken)
+        return got
 
     async def round_trip() -> list[object]:
         buffer = await opened(capacity)

@@ -45,8 +45,7 @@ class WeightRequest:
 
 
 def signed(token: str, request: WeightRequest, now_s: float) -> str:
-    """Value of the header Authorization for this request; the server accepts it once. now_s: Unix
-    seconds."""
+    """Value of the header Authorization for this request, valid once. now_s: Unix seconds."""
     sent_s, nonce = f"{now_s:.3f}", secrets.token_hex(NONCE_BYTES)
     return f"{SCHEME} {sent_s} {nonce} {_proof(token, request, sent_s, nonce)}"
 
@@ -117,8 +116,7 @@ class Access:
         return tuple(reversed(tuple(self._denied.values())))
 
     def barred(self, address: str) -> HTTPStatus | None:
-        """Check the sender's address before its request is read: returns 403 and remembers the
-        denial if it is in no allowed network, else None."""
+        """Remember the denial and return 403 if the sender's address is in no allowed network."""
         try:
             sender = ip_address(plain_address(address))
             if any(sender in network for network in self._networks):
@@ -129,8 +127,7 @@ class Access:
         return HTTPStatus.FORBIDDEN
 
     def refused(self, request: WeightRequest, authorization: str | None) -> HTTPStatus | None:
-        """Check a request's header Authorization: returns 401 and remembers the denial if the proof
-        is wrong, else None. A proof passes once."""
+        """Remember the denial and return 401 if the proof is wrong. A proof passes once."""
         if authorization is None:
             flaw = "it showed no proof that it knows the token"
         else:

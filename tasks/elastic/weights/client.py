@@ -50,13 +50,10 @@ Serve = Callable[[HeldVersion], int]  # serves a version on while it comes; retu
 def fetch(
     order: Pull, folder: Path, serve: Serve | None = None, older: HeldVersion | None = None
 ) -> HeldVersion:
-    """Pull a version into `folder`/NAME and verify every shard. Blocks for deadline_s at most.
-    serve: called before the transfer, to pass shards on while others are still missing. older: a
-    local version; the new one's shards may be sent as differences to it.
-
-    Raises WeightsRefused if the version cannot be had (access denied, version gone, a shard
-    corrupted twice, disk full), TimeoutError after deadline_s.
-    """
+    """Pull a version into `folder`/NAME and verify every shard. Raises WeightsRefused if it cannot
+    be had (access denied, version gone, a shard corrupted twice, disk full), TimeoutError after
+    deadline_s. serve: called before the transfer, to pass shards on while others are still missing.
+    older: a local version; the new one's shards may be sent as differences to it."""
     end_s = time.monotonic() + order.deadline_s
     manifest = _manifest(order, end_s)
     version = HeldVersion(manifest, folder / order.name, _prepared(manifest, folder / order.name))
@@ -90,8 +87,7 @@ def _manifest(order: Pull, end_s: float) -> Manifest:
 
 
 def _prepared(manifest: Manifest, folder: Path) -> frozenset[int]:
-    """Create the version's files at full size; returns the indices of the verified shards that an
-    earlier attempt left there."""
+    """Create the version's files at full size; returns the verified shards that were there."""
     was_there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
@@ -170,8 +166,7 @@ class _Transfer:
         self._version.mark(index)
 
     def _decoded(self, index: int, connection: ServerConnection, older: HeldVersion) -> bool:
-        """Fetch a shard as a difference to the older version; True if that worked. After one
-        failure no other difference is requested."""
+        """Fetch a shard as a difference to the older version; after one failure no other."""
         shard = self._version.manifest.shards[index]
         path = f"/versions/{self._order.name}/since/{older.manifest.name}/{index}"
         try:
@@ -194,8 +189,7 @@ class _Transfer:
     def _received(
         self, shard: Shard, connection: ServerConnection, source: Callable[[], str]
     ) -> str:
-        """Receive and write the shard; returns its BLAKE3 hash. A broken transfer is resumed at the
-        byte where it broke."""
+        """Receive and write the shard, resumed where it breaks; returns its BLAKE3 hash."""
         total, done = blake3(), 0
         with open(self._version.folder / shard.file, "r+b") as file:
             file.seek(shard.offset)

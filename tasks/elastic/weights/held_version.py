@@ -47,8 +47,7 @@ class HeldVersion:
             loop.call_soon_threadsafe(event.set)
 
     async def wait_for(self, file: str, start: int, end: int, wait_s: float) -> None:
-        """Wait until all shards with bytes `start` to `end` of the file are verified. Raises
-        TimeoutError after wait_s seconds."""
+        """Wait until bytes `start` to `end` of the file are verified; TimeoutError after wait_s."""
         needed = {
             index
             for index, shard in enumerate(self.manifest.shards)
@@ -92,18 +91,15 @@ class Receiver:
 
 
 class FanOut:
-    """Chooses the source of each receiver of one version. Pure: reports of receivers in, sources
-    out."""
+    """Chooses the source of each receiver of one version, from the receivers' reports. Pure."""
 
     def __init__(self) -> None:
         self._receivers: dict[str, Receiver] = {}
 
     def source(self, name: str, url: str | None, failed: Collection[str] = ()) -> str | None:
         """Choose the address from which the receiver `name` pulls; None for the origin. url: where
-        it serves the version on. failed: addresses of peers from which its pulls failed.
-
-        Without a free peer the source is the origin, however busy: a receiver never waits.
-        """
+        it serves the version on. failed: addresses of peers from which its pulls failed. Without a
+        free peer the source is the origin, however busy: a receiver never waits."""
         for receiver in self._receivers.values():
             receiver.is_broken |= receiver.url in failed
         self._receivers.pop(name, None)
@@ -121,8 +117,7 @@ class FanOut:
         self._receivers.pop(name, None)
 
     def _free_peer(self, name: str) -> str | None:
-        """Name of a peer that can serve one more receiver, preferably a complete one; None if there
-        is none."""
+        """Name of a peer that can serve one more receiver, preferably a complete one."""
         able = [
             peer
             for peer, receiver in self._receivers.items()

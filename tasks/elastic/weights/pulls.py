@@ -22,7 +22,7 @@ from tasks.elastic.weights.client import fetch
 from tasks.elastic.weights.held_version import HeldVersion
 from tasks.elastic.weights.server import WeightServer, versions_to_keep
 from tasks.elastic.weights.transfer import Pull
-from tasks.elastic.worker_card import token_of
+from tasks.elastic.worker_card import extension_of
 
 # in the Dask worker's folder, which Dask deletes at the worker's end; after kill -9 the next worker
 # with the same --local-directory does
@@ -78,7 +78,7 @@ class WeightPulls:
     def __init__(self, origin: WeightOrigin, name: str, worker: Worker) -> None:
         """name: name of the elastic worker's engine."""
         self._origin, self._name = origin, name
-        self._token = token_of(worker)
+        self._token = extension_of(worker).token
         self._loop: asyncio.AbstractEventLoop = worker.loop.asyncio_loop
         server = None
         if worker._start_host:  # started with --host: others reach it there

@@ -69,8 +69,7 @@ class WeightServer:
         return self._access.denied_requests
 
     async def start(self) -> None:
-        """Bind the address and serve; does nothing if the server runs. Raises OSError if the
-        address is taken or not this machine's."""
+        """Serve, if the server does not yet. Raises OSError if its address cannot be bound."""
         if not self.url:
             self._thread.start()
             await self._in_thread(self._start())
@@ -104,9 +103,8 @@ class WeightServer:
                 self.hold(HeldVersion(manifest, folder, range(len(manifest.shards))))
 
     def hold(self, version: HeldVersion) -> int:
-        """Serve this version, shard by shard as they get verified; returns the server's port.
-        Versions with a higher number are dropped: a run that repeats a step publishes them
-        again."""
+        """Serve this version as its shards get verified; returns the server's port. Drops versions
+        with a higher number, which a run that goes back publishes again."""
         held = {**self._held, version.manifest.name: version}
         kept = {MODEL, *versions_to_keep(version.manifest.name, held)}
         self._held = {name: held[name] for name in held if name in kept}
@@ -229,8 +227,7 @@ def server_url(address: str, port: int) -> str:
 
 
 def versions_to_keep(name: str, names: Iterable[str]) -> list[str]:
-    """The two newest numeric versions; those newer than `name` are left out, if that is a
-    number."""
+    """The two newest numeric versions that are not newer than `name`, if that is a number."""
     numbered = sorted((other for other in names if other != MODEL), key=int)
     if name != MODEL:
         numbered = [other for other in numbered if int(other) <= int(name)]

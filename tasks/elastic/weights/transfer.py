@@ -47,8 +47,7 @@ class WeightsRefused(ValueError):
 
 
 class TransferBroken(OSError):
-    """The connection failed, stalled, or sent other bytes than requested; a new connection may
-    succeed."""
+    """The connection failed, stalled, or sent other bytes; a new one may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +90,7 @@ class ServerConnection:
         self._http.close()
 
     def request(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        """Send a request; returns the whole body of the answer. Raises WeightsRefused or
-        TransferBroken."""
+        """The whole answer to a request. Raises WeightsRefused or TransferBroken."""
         with self._answer(method, path, body) as response:
             sent = response.read(_MAX_ANSWER_BYTES + 1)
         if len(sent) > _MAX_ANSWER_BYTES:
@@ -156,7 +154,7 @@ class ServerConnection:
                 open_socket.shutdown(socket.SHUT_RDWR)
 
     def _proof(self, method: str, path: str, body: bytes, ranges: str) -> str:
-        """Value of the header Authorization, which proves that this client knows the token."""
+        """Value of the header Authorization for this request, valid once. now_s: Unix seconds."""
         if self._http.sock is None:
             self._http.connect()
         sender = self._http.sock.getsockname()[0]
@@ -168,8 +166,7 @@ class TransferSources:
     """The server from which to pull the next shard, shared by the threads of one transfer."""
 
     def __init__(self, order: Pull, port: int | None, end_s: float) -> None:
-        """port: on which the worker serves the version on, None if it does not. end_s: monotonic
-        time at which the pull ends."""
+        """port: of the worker's own server, if it has one. end_s: monotonic end of the pull."""
         self._order, self._port, self._end_s = order, port, end_s
         self._failed: list[str] = []
         self._lock = threading.Lock()
@@ -186,8 +183,7 @@ class TransferSources:
             self.current = self._order.origin
 
     def give_up(self, source: str, reason: str) -> bool:
-        """Replace this peer, which failed, by another source. Returns False if the failed source is
-        the origin, which cannot be replaced."""
+        """Replace this peer, which failed, by another source; False if it is the origin."""
         if source == self._order.origin:
             return False
         with self._lock:
@@ -199,8 +195,7 @@ class TransferSources:
         return True
 
     def complete(self) -> None:
-        """Report to the origin that this worker has every shard; the origin may then name it as a
-        source."""
+        """Report to the origin that this worker, which may now be a source, has every shard."""
         try:
             self._report("complete")
         except (TransferBroken, WeightsRefused) as error:
