@@ -25,8 +25,7 @@ async def tell(buffer: SampleBuffer, told: WorkerNotice) -> None:
 
 
 async def heard(buffer: SampleBuffer, key: RoundKey) -> list[object]:
-    taken = await buffer.take(ELASTIC_WORKERS, key, 9, 0.0)
-    return [*taken.items]
+    return (await buffer.take(ELASTIC_WORKERS, key, 9, 0.0))[0]
 
 
 async def test_every_open_round_hears_of_a_worker_and_those_that_open_while_it_is_there() -> None:
