@@ -54,13 +54,13 @@ def _folder(run: RunContext, name: str) -> Path | None:
 async def partial_responses(plan: StepPlan) -> Mapping[str, Generated]:
     """The recorded parts of unfinished responses, by response id: of those that attempts at this
     step began, and of those that the round before left running."""
+    if turns_folder(plan.run) is None and _tokens_folder(plan.run) is None:
+        return {}
     return await asyncio.to_thread(_recorded, plan)
 
 
 def _recorded(plan: StepPlan) -> Mapping[str, Generated]:
     turns, tokens = turns_folder(plan.run), _tokens_folder(plan.run)
-    if turns is None and tokens is None:
-        return {}
 
     def of_attempts(is_meant: Callable[[int], bool]) -> dict[str, Generated]:
         reported = read_tokens(tokens, is_meant) if tokens is not None else {}
