@@ -32,7 +32,6 @@ from tasks.cluster.certificate import make_certificate
 from tasks.cluster.ports import free_port
 from tasks.cluster.process_environment import python_path
 from tasks.elastic.config import LOOPBACK_NETWORKS
-from tasks.elastic.worker_process import LOST
 
 LONGEST_PAUSE_S = 20.0  # before an empty place is filled again
 LONGEST_CUT_S = 12.0  # of a link; leases are shorter than that
@@ -153,12 +152,6 @@ class ElasticPool:
             environment = os.environ | python_path()
             place.worker = run(command, stdout=output, stderr=output, env=environment)
 
-    def renew(self) -> None:
-        """Start those again that ended because they must begin anew, as a pool of machines does."""
-        for place in self.places:
-            if place.worker is not None and place.worker.poll() == LOST:
-                self.fill(place)
-
     def drain(self, place: WorkerPlace) -> None:
         """Have it leave."""
         self._send(place, signal.SIGTERM)
@@ -167,11 +160,11 @@ class ElasticPool:
         """Take it away."""
         self._send(place, signal.SIGKILL)
 
-    def cut(self, place: WorkerPlace, for_s: float | None = None) -> None:
-        """Take its link away for some seconds; as many as are drawn where it is not said."""
+    def cut(self, place: WorkerPlace) -> None:
+        """Take its link away for some drawn seconds."""
         assert self._hosts is not None, "only hosts have links"
         self._hosts.cut(place.name)
-        after_s = self._draws.uniform(1.0, LONGEST_CUT_S) if for_s is None else for_s
+        after_s = self._draws.uniform(1.0, LONGEST_CUT_S)
         place.mending = threading.Timer(after_s, self._mend, (place,))
         place.mending.start()
 

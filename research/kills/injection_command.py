@@ -68,21 +68,6 @@ def artifact_root(out: Path | None) -> Iterator[Path]:
         yield root.resolve()
 
 
-def add_run_options(parser: argparse.ArgumentParser, num_steps: int) -> None:
-    """How long runs are, what of them is kept, and what differs from their preset. num_steps:
-    where it is not said."""
-    parser.add_argument(
-        "--steps", type=int, default=num_steps, help="steps of a run (default: %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="keep the runs here; else they are thrown away"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field"
-    )
-
-
 def _runs(experiment: KillExperiment, options: argparse.Namespace, root: Path) -> list[Told]:
     """Runs until enough is killed, or one hangs."""
     injections = drawn(options.seed, options.count, experiment.victims, experiment.longest_wait_s)
@@ -123,5 +108,17 @@ def _parser(experiment: KillExperiment) -> argparse.ArgumentParser:
         help="kill nothing more so long after somebody could be killed first; the run under way"
         " comes to its end",
     )
-    add_run_options(parser, experiment.num_steps)
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=experiment.num_steps,
+        help="steps of a run (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep the runs here; else they are thrown away"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field"
+    )
     return parser
