@@ -33,6 +33,10 @@ RECOVERY = (
     "flows/test_stopped_runs.py",
     "flows/test_environment_workers.py",
     "flows/test_relayout.py",
+    "flows/test_judged_run.py",
+    "flows/test_multilevel_run.py",
+    "flows/test_elastic_worker_joins.py",
+    "flows/test_critic_run.py",
     "sandbox/test_environment_process_deaths.py",
     "sandbox/test_environment_workers_die.py",
     "sandbox/test_killed_engine.py",
@@ -47,7 +51,6 @@ SLOW = (
     "flows/test_run.py",
     "engine/test_vllm_draws.py",
     "engine/test_vllm_engine.py",
-    "flows/test_judged_run.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(RECOVERY + SLOW)}
 assert all(path.is_file() for path in PLACES), "RECOVERY or SLOW names a file that is not there"

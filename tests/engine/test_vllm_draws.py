@@ -1,4 +1,5 @@
-"""Draws that belong to the response: what vLLM must be like for them, their noise, their tokens.
+"""Draws that belong to the response: what vLLM must be like for them, their noise, their tokens,
+also where two ranks make an engine, whose weights are compared beside.
 
 The engine runs in float32, so that a row's logits hardly depend on the batch that it is computed in
 and equal noise gives equal tokens.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from listeners import listeners
+from transformers import LlamaForCausalLM
 
-from artifacts.records import Generated, Request
+from artifacts.records import Generated, Request, WeightsRef
+from artifacts.weights import fingerprints
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
+from tasks.engines.vllm.llm_engine import agreed
 from tasks.engines.vllm.worker_patches import SEED, ResponseDraws, own_draws, row_seeds
 from tasks.rounds.migration import Migration
 from tasks.scheduling.stream_training import ScaleDown
@@ -33,6 +39,8 @@ pytestmark = [
 PROMPT = tuple(2 + (7 * place) % 90 for place in range(100))
 BATCH = make_batch(12, prompt_tokens=PROMPT, max_new_tokens=60)
 
+PROBES = ((5, 9, 30, 41, 7, 22), (3, 4, 5, 6))
+Versions = dict[int, tuple[WeightsRef, LlamaForCausalLM]]
 Noise = dict[tuple[int, int], set[int]]  # row seeds, by (seed of the response, position)
 
 
@@ -169,13 +177,49 @@ async def test_preempted_responses_draw_alike(
     check_noise(noise, alone)
 
 
+@pytest.fixture(scope="module")
+def pair(start: Callable[..., VllmEngine], alone: dict[str, Generated]) -> VllmEngine:
+    """Two ranks, each a process, which take long to start. After `alone`, whose engine they end."""
+    return start("draws-d", tensor_parallel_size=2)
+
+
 async def test_tensor_parallel_ranks_draw_alike(
-    start: Callable[..., VllmEngine],
+    pair: VllmEngine,
     alone: dict[str, Generated],
 ) -> None:
     """Ranks that drew different tokens would compute nonsense from the second token on."""
-    pair = start("draws-d", tensor_parallel_size=2)
     assert tokens_of(await generate(pair, BATCH)) == tokens_of(alone)
+
+
+async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
+    pair: VllmEngine,
+    versions: Versions,
+) -> None:
+    """The second rank's embedding and projections are spoilt."""
+
+    def spoil(worker: Any) -> None:  # Any: vLLM's worker
+        layer = worker.model_runner.get_model().model.layers[1]
+        if worker.rank == 1:
+            worker.model_runner.get_model().model.embed_tokens.weight.data[3] += 1
+            for module in (layer.mlp.down_proj, layer.self_attn.qkv_proj):
+                good = module.cpu_linear
+                module.cpu_linear = lambda x, weight, bias, good=good: good(x, weight, bias) * 2
+
+    def held(core: VllmCore) -> dict[str, int]:
+        core._engine.collective_rpc(spoil)
+        found = core._engine.collective_rpc("fingerprints_held", args=(versions[1][0].path, 1))
+        return agreed(found)
+
+    right = fingerprints(versions[1][0].path)
+    for version in (1, 2, 1):
+        attested = await pair.load_weights(versions[version][0], probes=PROBES)
+        assert dict(attested.fingerprints) == fingerprints(versions[version][0].path)
+    prints = await pair._thread.call("held", held, 60)
+    wrong = {name for name in right if prints[name] != right[name]}
+    layer = "model.layers.1."
+    projections = {f"{layer}self_attn.{name}_proj.weight" for name in "qkv"}
+    assert wrong == {"model.embed_tokens.weight", f"{layer}mlp.down_proj.weight", *projections}
+    assert {address for address, _ in listeners(os.getpid())} == {"127.0.0.1"}
 
 
 # --- exact samples ---

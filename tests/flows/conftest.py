@@ -3,6 +3,7 @@ every run in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from tasks.tiny_models.models import resolve_model
 from tests.flows.prefect_tables import copy_tables, make_tables
 from tests.flows.train_origin import ROOT, Forked, Train, TrainOrigin
 
+WARMED_UP = {"warm_up_steps": 60}  # of a minute's: enough that answers and moves are well formed
 SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "num_steps=2",
     "batch.prompts_per_step=4",
@@ -34,6 +36,7 @@ SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "cluster.dashboard_port=0",
     "keep.checkpoint_every_steps=1",
     "keep.report=false",
+    f"model.profile={json.dumps(WARMED_UP)}",
 )
 DRAWN = "keep.report=true"  # for the tests that look at the page
 SIMULATED = (  # engines that answer the questions of the tiny preset and hold no model
@@ -76,7 +79,7 @@ class Launcher:
 
     def __init__(self, environment: dict[str, str], origin: TrainOrigin) -> None:
         self.environment = environment
-        self._origin = origin
+        self.origin = origin
 
     def start(
         self,
@@ -88,7 +91,7 @@ class Launcher:
     ) -> Train:
         """A run in the background, its artifacts under root."""
         words = train_words(root, *assignments, preset=preset, resume=resume, settings=settings)
-        return self._origin.start(words, root)
+        return self.origin.start(words, root)
 
     def run(
         self,
@@ -110,7 +113,7 @@ class Launcher:
         self, command: Sequence[str], *, env: dict[str, str], stdout: BinaryIO, **_: object
     ) -> Forked:
         """`python -m dask ...` for `joined_cluster`, forked with its workers as runs are."""
-        return self._origin.start_dask(command[3:], env, stdout)
+        return self.origin.start_dask(command[3:], env, stdout)
 
     def run_command(self, root: Path, *assignments: str, preset: str) -> Finished:
         """The same as a user calls it: a program that imports for itself."""
@@ -137,7 +140,7 @@ def tiny_models(worker_id: str) -> None:
     Prefect's tables."""
     presets = ("tiny-sync", "tiny-agent")
     for preset in reversed(presets) if worker_id == "gw1" else presets:
-        config = RunConfig.model_validate({"preset": preset})
+        config = RunConfig.model_validate({"preset": preset, "model": {"profile": WARMED_UP}})
         resolve_model(config.model, ROOT / config.keep.model_cache)
         make_tables()
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK
-from tests.flows.conftest import ENDS_WITHIN_S, ROOT, SIMULATED, Launcher, train_words
+from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, train_words
 
 NAMED = "cluster.dashboard_port=0"  # what other tests name
 
@@ -30,15 +27,12 @@ def test_a_proxy_that_never_answers_and_a_dashboard_that_is_there_stop_no_run(
         url = f"http://{LOOPBACK}:{proxy.getsockname()[1]}"
         kinds = ("http_proxy", "https_proxy", "all_proxy")
         proxies = {spelling: url for kind in kinds for spelling in (kind, kind.upper())}
-        ended = subprocess.run(
-            [sys.executable, "-m", "flows.commands.train", *words],
-            env={**os.environ, **launcher.environment, **proxies, "no_proxy": "", "NO_PROXY": ""},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=ENDS_WITHIN_S,
-            check=False,
-        )
-    assert ended.returncode == 0, ended.stderr
-    assert f"port {usual} is taken: the Dask dashboard has port " in ended.stdout
+        environment = {**proxies, "no_proxy": "", "NO_PROXY": ""}
+        process = launcher.origin.start(words, tmp_path, environment)
+        try:
+            out, err = process.communicate(ENDS_WITHIN_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert f"port {usual} is taken: the Dask dashboard has port " in out
     assert len(list(tmp_path.glob("*/steps/*.json"))) == 1

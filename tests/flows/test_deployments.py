@@ -37,16 +37,6 @@ ELASTIC_WORKER = "elastic-worker"
 Json = dict[str, Any]  # Any: JSON values
 
 
-def prefect(launcher: Launcher, *words: str) -> None:
-    """A prefect command in the clone, as a shell runs it."""
-    command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
-    environment = os.environ | launcher.environment | {"PWD": str(ROOT)}
-    finished = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-
-
 def ask(launcher: Launcher, path: str, body: Json) -> httpx.Response:
     """POST to the Prefect server."""
     return httpx.post(launcher.environment["PREFECT_API_URL"] + path, json=body, timeout=30)
@@ -54,8 +44,15 @@ def ask(launcher: Launcher, path: str, body: Json) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def deployments(launcher: Launcher) -> dict[str, Json]:
-    prefect(launcher, "work-pool", "create", "--type", "process", "rollflow")
-    prefect(launcher, "deploy", "--all")
+    """All of them, made by the command in the clone, as a shell runs it."""
+    pool = ask(launcher, "/work_pools/", {"name": "rollflow", "type": "process"})
+    assert pool.status_code == 201, pool.text
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    environment = os.environ | launcher.environment | {"PWD": str(ROOT)}
+    finished = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
     return {one["name"]: one for one in ask(launcher, "/deployments/filter", {}).json()}
 
 

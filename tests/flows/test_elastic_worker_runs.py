@@ -1,6 +1,6 @@
 """A run whose engines it did not all start: a worker joins in mid-run, gets requests and is killed,
 another joins, and no response is lost or trained twice; and one whose elastic workers see none of
-its files pull them."""
+its files pull them. Runs that seed train while an elastic worker takes the rest of a round."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import duckdb
 import pytest
 from mlflow import MlflowClient
 
+from artifacts.store import Store
 from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.ports import free_port
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, ROOT, SIMULATED, Launcher
@@ -29,6 +30,7 @@ from tests.flows.train_origin import Train
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
 STEPS = 8
+SEEDING, SEEDED_STEPS = "tiny-elastic", 10
 SLOW = "engine.profile.step_s=0.08"  # of a token: a round takes some seconds
 COMES_WITHIN_S = 200.0
 NO_HOSTS = why_not()
@@ -211,6 +213,58 @@ def test_an_elastic_worker_pulls_what_it_needs_and_a_stranger_gets_nothing(
     page = (run / "report/index.html").read_text()
     assert "127.0.0.1 was refused weights once," in page
     assert "it showed no proof" in (run / "log/flow.log").read_text()
+
+
+def trained(run: Path, step: int) -> list[tuple[object, ...]]:
+    """The responses that a step trained."""
+    rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
+    wanted = "prompt_id, index, token_ids, reward"
+    return duckdb.sql(
+        f"select {wanted} from {rows} where fate='trained' order by prompt_id, index"
+    ).fetchall()
+
+
+def test_an_elastic_worker_takes_the_rest_of_a_round_while_the_devices_train(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """The window closes, the devices train in mid-round, and every step trains what it should."""
+    run, port = tmp_path / "seeded", free_port()
+    process = launcher.start(
+        tmp_path,
+        *(*SIMULATED, DRAWN, SLOW, f"num_steps={SEEDED_STEPS}", f'run_name="{run.name}"'),
+        f"cluster.scheduler_port={port}",
+        preset=SEEDING,
+    )
+    try:
+        wait_until((run / "plans/00001.json").exists, "the first round", process)
+        address, words = f"tls://127.0.0.1:{port}", handed(run)
+        with elastic_worker(address, "spot", launcher.environment, *words):
+            _, err = process.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    for step in range(1, SEEDED_STEPS + 1):
+        kept = trained(run, step)
+        assert len(kept) == len({row[:2] for row in kept}) == 4 * 4, "P0 * R0 of a small run"
+    assert figure(run, "round/attempts") == [1.0] * SEEDED_STEPS, "no step was begun again"
+    closed = [commit for commit in commits(run) if commit["metrics"]["seeding/closed"]]
+    assert closed, "the window closed"
+    assert all(commit["metrics"]["rollout/freed_learners"] for commit in closed)
+    assert sum(commit["metrics"]["train/streamed_groups"] for commit in closed) > 0
+    assert members(run)["spot.g1"]["num_tokens"] > 0
+    last = next(commit for commit in reversed(commits(run)) if commit["kind"] == "short")
+    assert last["seeding"]["window_s"] == last["metrics"]["seeding/next_window_s"]
+    assert last["metrics"]["seeding/elastic_workers_worth_holding"] > 0
+    remembered = json.loads(Store.open(str(tmp_path)).checked("seeding.json"))
+    for model, windows in remembered.items():
+        assert model.startswith("tiny_llama (tiny")
+        assert " on spot " in model
+        assert model.endswith((" cpu, short rounds", " cpu, long rounds")), "the machine's cores"
+        assert windows.keys() == {"1"}
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (tracked,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert len(client.get_metric_history(tracked.info.run_id, "seeding/own_s")) == SEEDED_STEPS
+    assert "spot.g1" in (run / "report/index.html").read_text()
 
 
 @pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "hosts can be made")

@@ -124,7 +124,7 @@ def test_surplus_episodes_are_stopped_and_come_back(tail: tuple[Finished, Path])
 
 # --- asynchrony --------------------------------------------------------------------------------
 
-NUM_STEPS = 4
+NUM_STEPS = 3
 
 
 APART, IN_TURN = 'cluster.roles="rollout: 0, learner: 1"', "scheduling.at_update=pause"

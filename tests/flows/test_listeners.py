@@ -22,7 +22,6 @@ INVITED = "127.0.0.2"  # as good as an interface of its own
     ("name", "host", "settings"),
     [
         ("alone", "127.0.0.1", ()),
-        ("joined", INVITED, ("elastic.enabled=true", "elastic.weights.enabled=false")),
         ("serves-weights", INVITED, ("elastic.enabled=true", "elastic.weights.enabled=true")),
     ],
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,21 @@ MULTILEVEL = (
 )
 
 
+@pytest.fixture(scope="module")
+def killed(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run whose flow is killed after three of its steps."""
+    run = tmp_path_factory.mktemp("runs") / "multilevel"
+    process = launcher.start(run.parent, *SIMULATED, *MULTILEVEL, f'run_name="{run.name}"')
+    wait_for(run / "steps" / "00003.json", process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    return run.parent
+
+
 def test_prompts_that_were_deferred_twice_outlive_the_flow(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, killed: Path, tmp_path: Path
 ) -> None:
-    run = killed_run(launcher, tmp_path)
+    run = copied(killed, tmp_path)
     resumed = launcher.run(tmp_path, f"num_steps={NUM_STEPS}", resume=run.name)
     assert resumed.code == 0, resumed.err
     plans = plans_of(run)
@@ -39,10 +51,10 @@ def test_prompts_that_were_deferred_twice_outlive_the_flow(
 
 
 def test_a_run_goes_on_with_another_eta_and_fewer_levels(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, killed: Path, tmp_path: Path
 ) -> None:
     """What was put off under the rules before is trained under those after, once."""
-    run = killed_run(launcher, tmp_path)
+    run = copied(killed, tmp_path)
     num_begun = len(plans_of(run))
     changes = (MULTILEVEL[0], "scheduling.prompt_overprovision=1.5", "scheduling.num_levels=2")
     resumed = launcher.run(tmp_path, *changes, "num_steps=8", resume=run.name)
@@ -55,14 +67,10 @@ def test_a_run_goes_on_with_another_eta_and_fewer_levels(
     assert num_trained_once(run, plans) >= 4 * 8
 
 
-def killed_run(launcher: Launcher, root: Path) -> Path:
-    """A run whose flow is killed after three of its steps."""
-    run = root / "multilevel"
-    process = launcher.start(root, *SIMULATED, *MULTILEVEL, f'run_name="{run.name}"')
-    wait_for(run / "steps" / "00003.json", process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    return run
+def copied(killed: Path, root: Path) -> Path:
+    """The killed run and its database of MLflow's, to be gone on with below another root."""
+    shutil.copytree(killed, root, dirs_exist_ok=True)
+    return root / "multilevel"
 
 
 def plans_of(run: Path) -> list[Any]:

@@ -22,6 +22,7 @@ from artifacts.commit import read_manifest
 from artifacts.status import read_status
 from artifacts.store import Store
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, train_words, wait_for
+from tests.flows.prefect_tables import copy_tables
 
 pytestmark = pytest.mark.flow
 
@@ -118,6 +119,7 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the module of the user')\n")
     (tmp_path / "mine.py").write_text("def reward(*_):\n    return 0.5\n")
     mine = ("rewards.*.kind=custom", "rewards.*.path=mine:reward", 'run_name="run"')
+    copy_tables(tmp_path)
     with begun(tmp_path, *train_words(tmp_path, *LONG, *mine)) as process:
         yield process
         process.kill()

@@ -92,12 +92,19 @@ class Forked:
 class Train(Forked):
     """A run, with what it writes."""
 
-    def __init__(self, origin: socket.socket, words: Sequence[str], root: Path) -> None:
+    def __init__(
+        self,
+        origin: socket.socket,
+        words: Sequence[str],
+        root: Path,
+        environment: Mapping[str, str],
+    ) -> None:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         for pipe in (out, err):  # nobody reads them while the run goes on
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
-        super().__init__(origin, "train", {"words": words, "root": str(root)}, (out_end, err_end))
+        order = {"words": words, "root": str(root), "environment": environment}
+        super().__init__(origin, "train", order, (out_end, err_end))
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What it wrote, when it has ended. Raises subprocess.TimeoutExpired."""
@@ -119,9 +126,11 @@ class TrainOrigin:
                 env=os.environ | dict(environment) | first_environment() | QUIET,
             )
 
-    def start(self, words: Sequence[str], root: Path) -> Train:
-        """A run in the background, its artifacts under root."""
-        return Train(self._orders, words, root)
+    def start(
+        self, words: Sequence[str], root: Path, environment: Mapping[str, str] | None = None
+    ) -> Train:
+        """A run in the background, its artifacts under root. environment: beside the origin's."""
+        return Train(self._orders, words, root, environment or {})
 
     def start_dask(
         self, words: Sequence[str], environment: Mapping[str, str], log: BinaryIO
@@ -183,8 +192,9 @@ def play(message: Order, tables: Path, out: int, err: int) -> NoReturn:
         os._exit(code)
 
 
-def train(words: Sequence[str], root: str, tables: Path) -> int:
+def train(words: Sequence[str], root: str, environment: Mapping[str, str], tables: Path) -> int:
     """`rollflow train`; returns the exit status."""
+    os.environ.update(environment)
     give_tables(tables, Path(root))
     code: int = import_module("flows.commands.train").main(words)
     return code
