@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.records import Outcome
@@ -342,10 +342,6 @@ def bound_of(policy: AsynchronousConfig) -> int:
     return math.ceil(policy.async_ratio) + policy.extra_lag if policy.async_ratio else 0
 
 
-many = settings(max_examples=max(400, settings().max_examples))
-
-
-@many
 @given(scenarios())
 def test_every_drawn_prompt_is_somewhere_and_every_run_ends(scenario: Scenario) -> None:
     gone: Counter[str] = Counter()
@@ -365,7 +361,6 @@ def test_every_drawn_prompt_is_somewhere_and_every_run_ends(scenario: Scenario) 
     assert (state.carried, state.queue) == ((), ())
 
 
-@many
 @given(scenarios())
 def test_every_step_trains_its_groups_unless_prompts_were_dropped(scenario: Scenario) -> None:
     for played in World(scenario).play():
@@ -374,14 +369,12 @@ def test_every_step_trains_its_groups_unless_prompts_were_dropped(scenario: Scen
         assert not missing or not played.carried
 
 
-@many
 @given(st.one_of(scenarios(at_deadline="wait"), scenarios(at_deadline="park")))
 def test_no_token_lags_more_than_the_bound(scenario: Scenario) -> None:
     for played in World(scenario).play():
         assert max(played.lags, default=0) <= bound_of(scenario.policy)
 
 
-@many
 @given(scenarios(at_deadline="drop"))
 def test_what_is_dropped_at_its_deadline_is_replaced(scenario: Scenario) -> None:
     for played in World(scenario).play():
@@ -390,7 +383,6 @@ def test_what_is_dropped_at_its_deadline_is_replaced(scenario: Scenario) -> None
             assert len(played.accepted) == played.plan.accept_prompts
 
 
-@many
 @given(scenarios(at_deadline="wait"))
 def test_under_wait_nothing_is_lost_but_what_cannot_be_scored(scenario: Scenario) -> None:
     for played in World(scenario).play():
@@ -422,7 +414,6 @@ def test_mean_lag_is_the_ratio_while_admission_is_the_limit(
     assert sum(lags) / len(lags) == pytest.approx(ratio, rel=0.15 if extra_lag else 1e-9)
 
 
-@many
 @given(scenarios(ratio=0))
 def test_without_a_ratio_every_step_is_synchronous(scenario: Scenario) -> None:
     for played in World(scenario).play():
@@ -430,7 +421,6 @@ def test_without_a_ratio_every_step_is_synchronous(scenario: Scenario) -> None:
         assert set(played.lags) <= {0}
 
 
-@many
 @given(
     st.permutations([(f"p{prompt}", index) for prompt in range(4) for index in range(3)]),
     st.sets(st.integers(0, 11), max_size=5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,18 @@ def naive_logp(
     logits = model(input_ids=ids, use_cache=False).logits[0, [place - 1 for place in at]]
     logs = (logits / temperature).log_softmax(-1)
     return logs.gather(1, ids[0, at, None])[:, 0], -(logs.exp() * logs).sum(-1)
+
+
+@contextmanager
+def new_objects_alone() -> Iterator[None]:
+    """In the block `live_tensors` looks through what is made there, not through the million objects
+    of the libraries."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def live_tensors() -> list[Tensor]:

@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from learner_factories import live_tensors, make_group, make_model, random_groups
+from learner_factories import (
+    live_tensors,
+    make_group,
+    make_model,
+    new_objects_alone,
+    random_groups,
+)
 from rank_processes import run_processes
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -320,18 +326,17 @@ def _holds(rank: int, out: str, model: str) -> None:
     torch.set_num_threads(1)
     size = model_size(Path(model))
     for kind, compute, kl in itertools.product(KINDS, ("bf16", "fp32"), (0.0, 0.1)):
-        before = live_tensors()
-        known = {id(tensor) for tensor in before}
         updated = {"compute": compute, "kl_coefficient": kl}
         config = CONFIG.model_copy(update=updated | {"parameters": kind})
-        learner = joined(rank, Path(out) / f"{kind}-{compute}-{kl}", model, config, kind)
-        learner.accumulate(shares(FIRST, rank))
-        added = [found.untyped_storage() for found in live_tensors() if id(found) not in known]
-        held = sum({store.data_ptr(): store.nbytes() for store in added}.values())
-        expected = bytes_per_parameter(config, 2) * size.num_parameters
-        assert held == pytest.approx(expected, rel=0.01), (kind, compute, kl)
-        learner.close()
-        del learner, before
+        with new_objects_alone():
+            learner = joined(rank, Path(out) / f"{kind}-{compute}-{kl}", model, config, kind)
+            learner.accumulate(shares(FIRST, rank))
+            added = [found.untyped_storage() for found in live_tensors()]
+            held = sum({store.data_ptr(): store.nbytes() for store in added}.values())
+            expected = bytes_per_parameter(config, 2) * size.num_parameters
+            assert held == pytest.approx(expected, rel=0.01), (kind, compute, kl)
+            learner.close()
+            del learner, added
 
 
 def test_a_rank_holds_the_bytes_that_explain_tells(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from learner_factories import (
     make_model,
     naive_logp,
     naive_model,
+    new_objects_alone,
     random_groups,
 )
 from rank_processes import run_processes
@@ -126,11 +127,10 @@ def held_bytes(path: str, config: LearnerConfig) -> tuple[int, LearnerRank]:
 
     Tensors that were there before are not looked into: those of a compiler have no storage.
     """
-    before = live_tensors()
-    known = {id(tensor) for tensor in before}
-    rank = learner(path, config)
-    added = [tensor.untyped_storage() for tensor in live_tensors() if id(tensor) not in known]
-    return sum({store.data_ptr(): store.nbytes() for store in added}.values()), rank
+    with new_objects_alone():
+        rank = learner(path, config)
+        added = [tensor.untyped_storage() for tensor in live_tensors()]
+        return sum({store.data_ptr(): store.nbytes() for store in added}.values()), rank
 
 
 @pytest.mark.parametrize(("compute", "bytes_each"), [("bf16", 2), ("fp32", 4)])
