@@ -15,25 +15,29 @@ from artifacts.models.character_tokenizer import character_tokenizer
 from research.benchmarks.tiny_architectures import save_tiny
 from tasks.engines.model_files import read_tokenizer
 
+# what one thread can spoil is spoilt for good: this has a process of its own
 MANY_THREADS = """
-import sys, threading, time
+import json, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 import torch
 from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.models.importing import importing_transformers
 from tasks.engines.model_files import read_tokenizer
 from tasks.learner.architecture import check_architecture
 from tasks.learner.policy import load_reference
 from tasks.learner.ranks import Ranks
 from tasks.run.prompts import tokenizer_of
 
-path = sys.argv[1]
+path, tied = sys.argv[1:]
+alone = Ranks(0, 1, torch.device("cpu"))
 calls = (
     partial(read_tokenizer, path),
     partial(tokenizer_of, path),
     character_tokenizer,
     partial(check_architecture, Path(path)),
-    partial(load_reference, path, "fp32", Ranks(0, 1, torch.device("cpu"))),
+    partial(load_reference, path, "fp32", alone),
 ) * 3
 assert "transformers" not in sys.modules
 errors, begin = [], threading.Barrier(len(calls))
@@ -51,8 +55,27 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(errors)
+with ThreadPoolExecutor(4) as pool:
+    loaded = list(pool.map(lambda _: load_reference(tied, "fp32", alone), range(24)))
+with importing_transformers():
+    from transformers import AutoModelForCausalLM
+AutoModelForCausalLM._model_mapping
+unused = [name for name in ("sklearn", "scipy") if name in sys.modules]
+import sklearn.metrics, scipy.optimize
+found = [hasattr(sklearn.metrics, "roc_curve"), hasattr(scipy.optimize, "minimize")]
+print(json.dumps({"errors": errors, "loaded": len(loaded), "unused": unused, "found": found}))
 """
+
+
+@pytest.fixture(scope="module")
+def many_threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What came of models in a process whose threads are all the first to use them."""
+    path = save_tiny("llama", tmp_path_factory.mktemp("llama"), vocabulary=64)
+    tied = save_tiny("smollm3", tmp_path_factory.mktemp("smollm3"), vocabulary=64)
+    for folder in (path, tied):
+        character_tokenizer().save_pretrained(folder)
+    told: dict[str, object] = json.loads(printed_by(MANY_THREADS, str(path), str(tied)))
+    return told
 
 
 def printed_by(code: str, *arguments: str) -> str:
@@ -62,23 +85,21 @@ def printed_by(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_many_threads_may_be_the_first_to_use_transformers(tmp_path: Path) -> None:
-    path = save_tiny("llama", tmp_path, vocabulary=64)
-    character_tokenizer().save_pretrained(path)
-    assert printed_by(MANY_THREADS, str(path)) == "[]"
+def test_many_threads_may_be_the_first_to_use_transformers(many_threads: dict[str, object]) -> None:
+    assert many_threads["errors"] == []
 
 
-def test_many_threads_may_load_models_whose_head_is_their_embedding(tmp_path: Path) -> None:
-    """In a process of its own: what one thread can spoil is spoilt for good."""
-    path = save_tiny("smollm3", tmp_path, vocabulary=64)
-    code = (
-        "import sys; from concurrent.futures import ThreadPoolExecutor; import torch;"
-        " from tasks.learner.policy import load_reference; from tasks.learner.ranks import Ranks\n"
-        "alone = Ranks(0, 1, torch.device('cpu'))\n"
-        "with ThreadPoolExecutor(4) as pool: print(len(list(pool.map("
-        "lambda _: load_reference(sys.argv[1], 'fp32', alone), range(24)))))"
-    )
-    assert printed_by(code, str(path)) == "24"
+def test_many_threads_may_load_models_whose_head_is_their_embedding(
+    many_threads: dict[str, object],
+) -> None:
+    assert many_threads["loaded"] == 24
+
+
+def test_models_are_imported_without_what_they_do_not_use_and_others_still_find(
+    many_threads: dict[str, object],
+) -> None:
+    assert many_threads["unused"] == []
+    assert many_threads["found"] == [True, True]
 
 
 def test_reading_a_configuration_imports_no_model_library() -> None:
@@ -99,18 +120,6 @@ def test_a_tokenizer_of_its_own_file_alone_is_read_without_any_model(tmp_path: P
         " ('torch', 'transformers.generation', 'sklearn') if name in sys.modules])"
     )
     assert printed_by(code, str(tmp_path)) == "[]"
-
-
-def test_models_are_imported_without_what_they_do_not_use_and_others_still_find() -> None:
-    code = (
-        "import sys; from tasks.learner.policy import load_reference;"
-        " from artifacts.models.importing import importing_transformers\n"
-        "with importing_transformers(): from transformers import AutoModelForCausalLM as model\n"
-        "model._model_mapping; print('sklearn' in sys.modules, 'scipy' in sys.modules, end=' ');"
-        " import sklearn.metrics, scipy.optimize;"
-        " print(hasattr(sklearn.metrics, 'roc_curve'), hasattr(scipy.optimize, 'minimize'))"
-    )
-    assert printed_by(code) == "False False True True"
 
 
 @pytest.mark.parametrize("named", ["TokenizersBackend", "PreTrainedTokenizerFast"])

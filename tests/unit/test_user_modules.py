@@ -4,9 +4,11 @@ process of ours takes them for those, and what the user names by import path is 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -43,15 +45,54 @@ CALLS = {
 }
 
 
+# as the console script calls them, each in a process forked from one that has imported libraries
+EVERY_COMMAND = """
+import json, os, sys, traceback
+from flows.commands.rollflow import import_ours_first, main
+
+import_ours_first()
+import distributed, prefect.flows, torch
+
+ended = {}
+for name, words in json.loads(sys.argv[1]).items():
+    if (child := os.fork()) == 0:
+        with open(sys.argv[0] + name, "wb") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        if not {"", ".", os.getcwd()}.isdisjoint(sys.path):
+            print("Traceback: the user's modules are found by whatever is imported later")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    with open(sys.argv[0] + name) as said:
+        ended[name] = [os.waitstatus_to_exitcode(status), said.read()]
+print(json.dumps(ended))
+"""
+ELSEWHERE = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "DASK_LOGGING__DISTRIBUTED": "error"}
+
+
+def in_the_way(folder: Path) -> Path:
+    """The folder, with the user's modules in it."""
+    for name in NAMES:
+        (folder / f"{name}.py").write_text("raise RuntimeError('the module of the user')\n")
+    (folder / "my_reward.py").write_text("def reward(*_):\n    return 0.5\n")
+    game = "from examples.guess_environment import Guess\n"
+    (folder / "my_environment.py").write_text(game)
+    return folder
+
+
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the user works."""
-    for name in NAMES:
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the module of the user')\n")
-    (tmp_path / "my_reward.py").write_text("def reward(*_):\n    return 0.5\n")
-    game = "from examples.guess_environment import Guess\n"
-    (tmp_path / "my_environment.py").write_text(game)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(in_the_way(tmp_path))
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     return tmp_path
 
@@ -60,24 +101,45 @@ def test_every_command_is_called_here() -> None:
     assert CALLS.keys() == {command.name for command in COMMANDS}
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_command_takes_no_module_of_the_users_for_its_own(name: str, directory: Path) -> None:
-    words, code = CALLS[name]
-    environment = {
-        "PREFECT_API_URL": "http://127.0.0.1:9/api",
-        "DASK_LOGGING__DISTRIBUTED": "error",
-    }
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[int, str]]:
+    """Exit status and words of each command, called in the directory of such a user."""
+    script = tmp_path_factory.mktemp("bin") / "commands.py"  # whose folder is none of the user's
+    script.write_text(EVERY_COMMAND)
+    directory = in_the_way(tmp_path_factory.mktemp("user"))
+    calls = {name: [name, *words.split()] for name, (words, _) in CALLS.items()}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     done = subprocess.run(
-        [str(ROLLFLOW), name, *words.split()],
-        env=os.environ | environment,
+        [sys.executable, str(script), json.dumps(calls)],
+        cwd=directory,
+        env=environment | ELSEWHERE,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S * 2,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: (code, said) for name, (code, said) in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_command_takes_no_module_of_the_users_for_its_own(
+    name: str, ended: Mapping[str, tuple[int, str]]
+) -> None:
+    code, said = ended[name]
+    assert "the module of the user" not in said
+    assert "Traceback" not in said
+    assert CALLS[name][1] in (None, code), said
+
+
+def test_nor_does_the_console_script(directory: Path) -> None:
+    done = subprocess.run(
+        [str(ROLLFLOW), "runs"],
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=ENDS_WITHIN_S,
     )
-    said = done.stdout + done.stderr
-    assert "the module of the user" not in said
-    assert "Traceback" not in said
-    assert code in (None, done.returncode), said
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("directory")
