@@ -11,6 +11,8 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +20,11 @@ import numpy as np
 import pytest
 import torch
 from listeners import listeners
+from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from artifacts.records import Generated, Request, WeightsRef
-from artifacts.weights import fingerprints
+from artifacts.weights import digest, fingerprints, read_weights
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
 from tasks.engines.vllm.llm_engine import agreed
@@ -194,8 +197,15 @@ async def test_tensor_parallel_ranks_draw_alike(
 async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
     pair: VllmEngine,
     versions: Versions,
+    tmp_path: Path,
 ) -> None:
-    """The second rank's embedding and projections are spoilt."""
+    """The second rank's embedding and projections are spoilt. The weights are what the engine's
+    type makes of them."""
+    refs: dict[int, WeightsRef] = {}
+    for version, (ref, _) in versions.items():
+        path = tmp_path / f"{version}.safetensors"
+        save_file({name: tensor.float() for name, tensor in read_weights(ref.path)}, path)
+        refs[version] = replace(ref, path=str(path), digest=digest(read_weights(path)))
 
     def spoil(worker: Any) -> None:  # Any: vLLM's worker
         layer = worker.model_runner.get_model().model.layers[1]
@@ -207,13 +217,13 @@ async def test_a_tensor_parallel_shard_that_was_tampered_with_is_named(
 
     def held(core: VllmCore) -> dict[str, int]:
         core._engine.collective_rpc(spoil)
-        found = core._engine.collective_rpc("fingerprints_held", args=(versions[1][0].path, 1))
+        found = core._engine.collective_rpc("fingerprints_held", args=(refs[1].path, 1))
         return agreed(found)
 
-    right = fingerprints(versions[1][0].path)
+    right = fingerprints(refs[1].path)
     for version in (1, 2, 1):
-        attested = await pair.load_weights(versions[version][0], probes=PROBES)
-        assert dict(attested.fingerprints) == fingerprints(versions[version][0].path)
+        attested = await pair.load_weights(refs[version], probes=PROBES)
+        assert dict(attested.fingerprints) == fingerprints(refs[version].path)
     prints = await pair._thread.call("held", held, 60)
     wrong = {name for name in right if prints[name] != right[name]}
     layer = "model.layers.1."

@@ -121,7 +121,7 @@ def test_a_scheduler_that_does_not_answer_is_named(launcher: Launcher, tmp_path:
     finished = launcher.run(
         tmp_path / "runs",
         "cluster.scheduler_address=tcp://127.0.0.1:9",
-        "deadlines.start_s=15",
+        "deadlines.start_s=5",
     )
     assert finished.code != 0
     assert "127.0.0.1:9" in complaint(finished.err)
