@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # torch comes by pip, which finds its build for CPUs where uv would take the one for CUDA;
 # the rest by uv, which is quick, or by pip where uv is not to be had
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 
-# uv leaves compiling to the first import; what it compiles is kept, or every process compiles it again
+# compiling is left to the first import; what it compiles is kept, or every process compiles it again
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

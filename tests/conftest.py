@@ -47,12 +47,11 @@ SLOW = (
     "engine/test_attention.py",
     "flows/test_asynchronous_run.py",
     "flows/test_episode_schedules.py",
-    "flows/test_seeded_runs.py",
     "flows/test_run.py",
     "engine/test_vllm_draws.py",
     "engine/test_vllm_engine.py",
 )
-PLACES = {TESTS / name: place for place, name in enumerate(RECOVERY + SLOW)}
+PLACES = {TESTS / name: place for place, name in enumerate(SLOW + RECOVERY)}
 assert all(path.is_file() for path in PLACES), "RECOVERY or SLOW names a file that is not there"
 
 
@@ -75,9 +74,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of recovery are marked; processes that share the files take them in this order."""
+    """Files of recovery are marked, single tests of others say it themselves; processes that share
+    the files take them in this order."""
     for item in items:
-        if PLACES.get(item.path, len(PLACES)) < len(RECOVERY):
+        if PLACES.get(item.path, -1) >= len(SLOW):
             item.add_marker(pytest.mark.recovery)
     if hasattr(config, "workerinput"):  # one of several processes (pytest-xdist)
         items.sort(key=lambda item: PLACES.get(item.path, len(PLACES)))

@@ -34,6 +34,7 @@ SMALL = (
     "cluster.dashboard_port=0",
     "keep.checkpoint_every_steps=2",
     "keep.report=false",
+    'model.profile={"warm_up_steps": 60}',  # of hundreds: what is said does not matter
 )
 SHORT = "sampling.max_response_tokens=48"
 SIMULATED = (

@@ -25,7 +25,9 @@ from tasks.tiny_models.models import resolve_model
 from tests.flows.prefect_tables import copy_tables, make_tables
 from tests.flows.train_origin import ROOT, Forked, Train, TrainOrigin
 
-WARMED_UP = {"warm_up_steps": 60}  # of a minute's: enough that answers and moves are well formed
+# of hundreds, which take a minute: enough that answers and moves are well formed
+WARMED_UP = {"warm_up_steps": 60}
+BRIEFLY = f"model.profile={json.dumps(WARMED_UP)}"
 SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "num_steps=2",
     "batch.prompts_per_step=4",
@@ -36,7 +38,7 @@ SMALL = (  # the tiny preset, small enough that a run is mostly its start
     "cluster.dashboard_port=0",
     "keep.checkpoint_every_steps=1",
     "keep.report=false",
-    f"model.profile={json.dumps(WARMED_UP)}",
+    BRIEFLY,
 )
 DRAWN = "keep.report=true"  # for the tests that look at the page
 SIMULATED = (  # engines that answer the questions of the tiny preset and hold no model

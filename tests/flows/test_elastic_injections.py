@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import ROOT, SIMULATED
+from tests.flows.conftest import BRIEFLY, ROOT, SIMULATED
 from tests.flows.prefect_tables import copy_tables
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
@@ -25,7 +25,7 @@ def test_a_run_whose_elastic_workers_come_and_go_loses_nothing(tmp_path: Path) -
     command = [sys.executable, "-m", "research.kills.elastic_injections", "--steps", "14"]
     command += ["--seed", str(SEED), "--count", str(COUNT), "--json", str(figures)]
     command += ["--within", "60", "--out", str(tmp_path)]
-    for setting in (*SIMULATED, SLOW):
+    for setting in (*SIMULATED, SLOW, BRIEFLY):
         command += ["--set", setting]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert finished.returncode == 0, finished.stdout + finished.stderr

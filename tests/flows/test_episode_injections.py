@@ -12,7 +12,7 @@ import pytest
 
 from research.kills.episode_injections import VICTIMS
 from research.kills.injections import drawn
-from tests.flows.conftest import ROOT
+from tests.flows.conftest import BRIEFLY, ROOT
 from tests.flows.prefect_tables import copy_tables
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
@@ -23,6 +23,7 @@ SMALL = (
     "batch.responses_per_prompt=4",
     "episodes.hosts.num_hosts=4",
     "evaluation.num_prompts=4",
+    BRIEFLY,
 )
 
 

@@ -150,6 +150,7 @@ def test_rewards_are_compared_with_those_of_the_window(updated: tuple[Finished, 
     assert rewards[0] != rewards[1]
 
 
+@pytest.mark.recovery
 def test_a_lost_learner_comes_back_to_the_weights_of_several_updates(
     launcher: Launcher, updated: tuple[Finished, Path], tmp_path: Path
 ) -> None:
@@ -314,6 +315,7 @@ def recovered(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> R
     return Recovered(run=run, out=out + err)
 
 
+@pytest.mark.recovery
 def test_sharded_parameters_are_trained_like_replicated_ones_and_survive_a_killed_rank(
     recovered: Recovered, plain: tuple[Finished, Path]
 ) -> None:
@@ -340,6 +342,7 @@ def logs_in_prefect(launcher: Launcher, run: Path) -> list[str]:
         return [line["message"] for line in json.load(answer)]
 
 
+@pytest.mark.recovery
 def test_a_loss_is_told_in_the_log_of_the_run_and_in_prefect_not_on_the_terminal(
     recovered: Recovered, launcher: Launcher
 ) -> None:

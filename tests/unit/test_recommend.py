@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,20 @@ Json = dict[str, Any]  # Any: JSON values
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
-    path = tmp_path_factory.mktemp("recommend") / "kept" / "all.json"
-    assert main([*MATH, "--json", str(path)]) == 0
-    found: list[Json] = json.loads(path.read_text())
+def best(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the settings of what was chosen; beside it, all that was played."""
+    folder = tmp_path_factory.mktemp("recommend")
+    said = io.StringIO()
+    words = ("--json", str(folder / "kept" / "all.json"), "--write", str(folder / "best.json"))
+    with redirect_stdout(said):
+        assert main([*MATH, *words]) == 0
+    (folder / "said").write_text(said.getvalue())
+    return folder / "best.json"
+
+
+@pytest.fixture(scope="module")
+def answers(best: Path) -> list[Json]:
+    found: list[Json] = json.loads((best.parent / "kept" / "all.json").read_text())
     return found
 
 
@@ -54,16 +66,12 @@ def test_every_size_policy_and_placement_is_played(answers: list[Json]) -> None:
     }
 
 
-def test_the_shortest_comes_first_and_is_what_is_written(
-    answers: list[Json], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "best.json"
-    assert main([*MATH, "--write", str(file)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == f"rollflow train --settings {file}"
+def test_the_shortest_comes_first_and_is_what_is_written(answers: list[Json], best: Path) -> None:
+    told = (best.parent / "said").read_text().splitlines()
+    assert told[-1] == f"rollflow train --settings {best}"
     means = [sum(answer["step_s"]) for answer in answers]
     assert means == sorted(means)
-    assert json.loads(file.read_text()) == answers[0]["settings"]
+    assert json.loads(best.read_text()) == answers[0]["settings"]
 
 
 def test_what_is_written_is_a_configuration_with_what_was_asked_for(answers: list[Json]) -> None:
