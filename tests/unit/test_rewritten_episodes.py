@@ -55,7 +55,9 @@ THOUGHT = "<think>\nIt is more than 5.\n</think>\n\n"
 SAID: tuple[Exchange, ...] = (("Begin.", f"{THOUGHT}12"), ("Higher.", f"{THOUGHT}17"))
 
 
-@pytest.fixture(params=[PLAINLY, WITH_EMPTY_THOUGHTS], ids=["plainly", "with empty thoughts"])
+@pytest.fixture(
+    scope="module", params=[PLAINLY, WITH_EMPTY_THOUGHTS], ids=["plainly", "with empty thoughts"]
+)
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     path = resolve_model(SmolLM2Config(), Path(".cache/models"))
     read: PreTrainedTokenizerBase = read_tokenizer(str(path))
