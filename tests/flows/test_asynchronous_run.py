@@ -21,7 +21,7 @@ from tests.flows.conftest import SIMULATED, Finished, Launcher
 
 pytestmark = pytest.mark.flow
 
-NUM_STEPS = 5
+NUM_STEPS, NUM_EVALUATED = 4, 5  # the latter where a step after an evaluated one is looked at
 SETTINGS = (
     *SIMULATED,
     f"num_steps={NUM_STEPS}",
@@ -37,6 +37,7 @@ def overlapped(
     """Evaluated after every second step, too."""
     root = tmp_path_factory.mktemp("runs")
     settings = ('run_name="overlapped"', "evaluation.every_steps=2", "evaluation.num_prompts=12")
+    settings = (*settings, f"num_steps={NUM_EVALUATED}")
     finished = launcher.run(root, *SETTINGS, *settings, preset="tiny-async")
     return finished, root / "overlapped"
 
@@ -46,7 +47,7 @@ def test_a_run_trains_every_prompt_once_and_within_the_bound(
 ) -> None:
     finished, run = overlapped
     assert finished.code == 0, finished.err
-    check(run, async_ratio=1.0, num_steps=NUM_STEPS)
+    check(run, async_ratio=1.0, num_steps=NUM_EVALUATED)
 
 
 def test_a_round_begins_while_the_step_before_it_trains(overlapped: tuple[Finished, Path]) -> None:
@@ -69,7 +70,7 @@ def test_an_evaluation_is_of_one_version_and_no_round_waits_for_it(
     """The round after an evaluated step begins before that step is committed, and so before its
     evaluation; its update comes after it."""
     finished, run = overlapped
-    for step in (0, 2, 4, NUM_STEPS):
+    for step in (0, 2, 4, NUM_EVALUATED):
         began_s, ended_s = check_evaluation(run, step, num_prompts=12)
         if step not in (2, 4):
             continue
@@ -78,9 +79,9 @@ def test_an_evaluation_is_of_one_version_and_no_round_waits_for_it(
         assert next_plan.stat().st_mtime < committed.stat().st_mtime <= began_s
         assert ended_s <= _updated_s(run, step + 1), "else weights changed under it"
     figures = [commit["metrics"] for commit in commits(run)]
-    assert [step["engine/unclaimed_responses"] for step in figures] == [0] * NUM_STEPS
+    assert [step["engine/unclaimed_responses"] for step in figures] == [0] * NUM_EVALUATED
     assert [figures[step - 1]["stall/evaluation_s"] for step in (1, 2, 4)] == [0, 0, 0]
-    assert [step["round/attempts"] for step in figures] == [1] * NUM_STEPS
+    assert [step["round/attempts"] for step in figures] == [1] * NUM_EVALUATED
     assert "held-out reward after step 2" in finished.out
 
 
@@ -126,7 +127,7 @@ def test_devices_that_generate_and_train_in_turn_go_on_with_what_was_stopped(
     assert max(step["lag/recomputed_tokens"] for step in figures) > 0
     assert {step["ledger/aborted_tokens"] for step in figures} == {0}
     assert {step["ledger/stale_tokens"] for step in figures} == {0}
-    assert [step["queue/carried_prompts"] for step in figures] == [*[PROMPTS] * 4, 0]
+    assert [step["queue/carried_prompts"] for step in figures] == [*[PROMPTS] * (NUM_STEPS - 1), 0]
     assert {step["round/left_running"] for step in figures} == {0}
     spans = f"read_parquet('{run}/spans/step=*/*.parquet', hive_partitioning=true)"
     beside = duckdb.sql(
