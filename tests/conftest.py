@@ -41,7 +41,7 @@ RECOVERY = (
     "sandbox/test_environment_workers_die.py",
     "sandbox/test_killed_engine.py",
 )
-# a minute or more each of the others, so that none is begun last
+# what takes longest of the others, so that none is begun last
 SLOW = (
     "flows/test_simulated_run.py",
     "engine/test_attention.py",
@@ -50,6 +50,10 @@ SLOW = (
     "flows/test_run.py",
     "engine/test_vllm_draws.py",
     "engine/test_vllm_engine.py",
+    "unit/test_user_modules.py",
+    "unit/test_recommend.py",
+    "unit/test_worker_tls.py",
+    "unit/test_worker_network.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(SLOW + RECOVERY)}
 assert all(path.is_file() for path in PLACES), "RECOVERY or SLOW names a file that is not there"
