@@ -20,9 +20,9 @@ from artifacts.reports.tracking import flatten
 from artifacts.status import read_status
 from artifacts.store import Store
 from flows.config.keep import KeepConfig
-from flows.config.kept_config import kept_config
 from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig, mark_as_set
+from flows.config.settings_file import kept_config
 
 Json = Mapping[str, Any]  # Any: JSON values
 

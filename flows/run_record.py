@@ -27,8 +27,8 @@ from artifacts.reports.mlflow_client import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from artifacts.urls import without_secrets
-from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
+from flows.config.settings_file import kept_config
 from flows.resume import changes_of
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.run.prompts import task_dataset

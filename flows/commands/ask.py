@@ -32,9 +32,9 @@ from artifacts.models.registry import check_model
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
 from flows.commands.options import add_run, run_store
-from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
+from flows.config.settings_file import kept_config
 from tasks.environments.episodes.prompts import render
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.registry import config_of, score_with

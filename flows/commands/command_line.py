@@ -9,8 +9,8 @@ from typing import Any
 
 from flows.commands.options import PRESET
 from flows.config.earlier_settings import new_path, with_todays_names
-from flows.config.fields import takes_text_only
 from flows.config.overlay import overlay
+from flows.config.sentence import takes_text_only
 from flows.config.settings_file import read_settings
 
 

@@ -18,11 +18,10 @@ from typing import Any
 from artifacts.layout import MODEL
 from artifacts.store import Store
 from flows.commands.options import run_store
-from flows.config.kept_config import kept_config
 from flows.config.overlay import Values, overlay
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
-from flows.config.settings_file import OF_ONE_RUN
+from flows.config.settings_file import OF_ONE_RUN, kept_config
 from tasks.cluster.devices import parse_role_map
 from tasks.simulation.calibration import calibrated, pace_of
 from tasks.simulation.hardware import CORE, DEVICES

@@ -32,8 +32,8 @@ from artifacts.status import RunStatus, State, read_status
 from artifacts.store import Store
 from artifacts.urls import TRACKING
 from flows.commands.options import add_run, run_store
-from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
+from flows.config.settings_file import kept_config
 from flows.evaluate import kept_evaluation
 from flows.reporter import ALARM_TAG
 from flows.run import evaluated_steps

@@ -5,6 +5,7 @@ Every rule is a function that raises ValueError with the rule, the value and the
 
 from __future__ import annotations
 
+from artifacts.datasets.registry import CurriculumConfig, TaskConfig
 from flows.config.elastic_rules import check_elastic_workers
 from flows.config.episode_rules import (
     check_environment_workers,
@@ -13,8 +14,7 @@ from flows.config.episode_rules import (
     check_player,
 )
 from flows.config.parts import Parts
-from flows.config.seeding_rules import check_seeding
-from flows.config.span_rules import check_held_out, check_warm_ups
+from flows.config.presets import preset_values
 from tasks.cluster.devices import device_map, engine_members
 from tasks.learner.overlong import SoftPunishment
 from tasks.rewards.judges.reward import judge_engine_of
@@ -24,8 +24,8 @@ from tasks.rewards.programs.code_tests import CodeTestsConfig
 def check_parts(config: Parts) -> None:
     """Check all rules; raises ValueError for the first one that is broken."""
     engine_members(config.cluster, config.engine.tensor_parallel_size)
-    check_held_out(config)
-    check_warm_ups(config)
+    _check_held_out(config)
+    _check_warm_ups(config)
     _check_lengths(config)
     _check_distribution(config)
     _check_sleep(config)
@@ -43,7 +43,52 @@ def check_parts(config: Parts) -> None:
     check_episode_rewards(config)
     check_episode_bounds(config)
     check_elastic_workers(config)
-    check_seeding(config)
+    _check_seeding(config)
+
+
+def _check_held_out(config: Parts) -> None:
+    """Raise ValueError for a task without held-out questions, since every run evaluates."""
+    if field := _nothing_held_out(config.task):
+        raise ValueError(
+            f"task.{field} must be > 0, got 0: a run asks {config.evaluation.num_prompts} held-out"
+            " prompts before it and after it (evaluation.num_prompts); raise it"
+        )
+
+
+def _nothing_held_out(task: TaskConfig) -> str:
+    """The name of the field because of which a task holds out no question; empty if it holds out
+    some."""
+    if isinstance(task, CurriculumConfig):
+        below = _nothing_held_out(task.task)
+        return below and f"task.{below}"
+    apart = getattr(task, "heldout_path", "") or getattr(task, "heldout_split", "")
+    if getattr(task, "heldout_prompts", 1) == 0:
+        return "heldout_prompts"
+    return "heldout_fraction" if getattr(task, "heldout_fraction", 1) == 0 and not apart else ""
+
+
+def _check_warm_ups(config: Parts) -> None:
+    """Raise ValueError for a warm-up that is longer than the run.
+
+    The preset's own learning-rate warm-up may be longer, because the user did not choose it: a
+    trial of two steps keeps it, and trains as the first two steps of the whole run do.
+    """
+    learner, last = config.learner, config.num_steps
+    warm_ups = {"learner.optimizer.warmup_steps": learner.optimizer.warmup_steps}
+    if learner.has_critic:
+        warm_ups["learner.critic.optimizer.warmup_steps"] = learner.critic.optimizer.warmup_steps
+        if learner.critic.warmup_steps >= last:
+            raise ValueError(
+                f"learner.critic.warmup_steps must be less than num_steps ({last}), got"
+                f" {learner.critic.warmup_steps}: the policy would never learn; lower it"
+            )
+    kept = preset_values(config.preset)["learner"]["optimizer"].get("warmup_steps")
+    for name, steps in warm_ups.items():
+        if steps > last and steps != kept:
+            raise ValueError(
+                f"{name} must be at most num_steps ({last}), got {steps}: the learning rate would"
+                " never be reached; lower it, or raise num_steps"
+            )
 
 
 def _check_lengths(config: Parts) -> None:
@@ -94,19 +139,10 @@ def _check_sleep(config: Parts) -> None:
 
 
 def _check_stream_trainer(config: Parts) -> None:
-    """The stream trainer needs groups that are accepted, and a learner device that is free, before
-    the round ends."""
+    """The stream trainer needs a learner device that is free before the round ends."""
     if not config.stream_trainer.enabled:
         return
-    needed = config.scheduling.algebra(config.batch).streaming_needs
-    if needed:
-        raise ValueError(f"stream_trainer needs {needed}; change it, or disable stream_trainer")
-    if config.learner.advantage.spans_step:
-        raise ValueError(
-            "stream_trainer needs advantages that a group has by itself, got"
-            f" learner.advantage.kind {config.learner.advantage.kind!r}, which waits for all"
-            " rewards of the step; take grpo or dr_grpo, or disable stream_trainer"
-        )
+    _check_mid_round(config, "stream_trainer", "stream_trainer")
     placed = device_map(config.cluster)
     if len(placed["rollout"]) < 2 and set(placed["learner"]) <= set(placed["rollout"]):
         raise ValueError(
@@ -116,23 +152,64 @@ def _check_stream_trainer(config: Parts) -> None:
         )
 
 
-def _check_updates(config: Parts) -> None:
-    """Several updates per step exclude the stream trainer, and need a group for each mini-batch."""
-    learner = config.learner
-    if learner.num_updates == 1:
+def _check_seeding(config: Parts) -> None:
+    """With seeding, devices change from generating to training in mid-round, elastic workers go on
+    with the rest, and no response is carried into the next round."""
+    if not config.seeding.enabled:
         return
-    if config.stream_trainer.enabled:
+    if not config.elastic.enabled:
         raise ValueError(
-            "stream_trainer needs steps of one update, got learner.mini_batches"
-            f" {learner.mini_batches} and learner.passes {learner.passes}: gradients that are made"
-            " in mid-round are of the policy before the first update; set both to 1, or disable"
-            " stream_trainer"
+            "seeding.enabled needs elastic.enabled: only elastic workers go on with what the run's"
+            " own devices have begun; enable elastic workers, or disable seeding"
         )
+    if config.scheduling.algebra(config.batch).is_off_policy:
+        raise ValueError(
+            "seeding.enabled needs rounds that carry nothing into the next one, scheduling.kind"
+            f" {config.scheduling.kind!r} does; disable seeding"
+        )
+    _check_mid_round(config, "seeding.enabled", "seeding")
+    if config.learner.parameters == "sharded":
+        raise ValueError(
+            "seeding.enabled needs learner.parameters=replicated, got 'sharded': a rank computes"
+            " with the shards of all others, whose devices may still generate; set that, or"
+            " disable seeding"
+        )
+    placed = device_map(config.cluster)
+    if not set(placed["rollout"]) & set(placed["learner"]):
+        raise ValueError(
+            "seeding.enabled needs a device that generates and trains, got roles"
+            f" {config.cluster.roles!r}; give rollout and learner one in common, or disable seeding"
+        )
+
+
+def _check_mid_round(config: Parts, field: str, part: str) -> None:
+    """To train in mid-round, a rank must make the gradients of a group, which is accepted before
+    the round ends, without other groups. `field` enables such training, `part` is its name."""
+    learner = config.learner
+    needed = config.scheduling.algebra(config.batch).streaming_needs
+    if needed:
+        raise ValueError(f"{field} needs {needed}; change it, or disable {part}")
+    if learner.advantage.spans_step:
+        raise ValueError(
+            f"{field} needs advantages that a group has by itself, got learner.advantage.kind"
+            f" {learner.advantage.kind!r}, which waits for all rewards of the step; take grpo or"
+            f" dr_grpo, or disable {part}"
+        )
+    if learner.num_updates != 1:
+        raise ValueError(
+            f"{field} needs steps of one update, got learner.mini_batches {learner.mini_batches}"
+            f" and learner.passes {learner.passes}: gradients that are made in mid-round are of the"
+            f" policy before the first update; set both to 1, or disable {part}"
+        )
+
+
+def _check_updates(config: Parts) -> None:
+    """Several updates per step need a group for each mini-batch."""
     fewest = min(shape.accept_prompts for shape in config.scheduling.algebra(config.batch).rounds)
-    if learner.mini_batches > fewest:
+    if 1 < config.learner.mini_batches > fewest:
         raise ValueError(
             f"learner.mini_batches must be at most the groups that a step trains ({fewest}), got"
-            f" {learner.mini_batches}: groups are not cut; lower it, or raise"
+            f" {config.learner.mini_batches}: groups are not cut; lower it, or raise"
             " batch.prompts_per_step"
         )
 

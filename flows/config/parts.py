@@ -1,13 +1,17 @@
-"""The parts of a configuration that rules between several parts may read."""
+"""The parts of a run's configuration. Rules between several parts read them without knowing
+`RunConfig`, which checks these rules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.datasets.registry import TaskConfig
 from artifacts.models.registry import ModelConfig
-from flows.config.evaluation import EvaluationConfig
+from artifacts.prices import PriceConfig
+from artifacts.urls import Location
+from flows.config.keep import KeepConfig
 from tasks.cluster.devices import ClusterConfig
 from tasks.elastic.config import ElasticConfig
 from tasks.engines.base import SamplingConfig
@@ -16,8 +20,11 @@ from tasks.environments.config import EpisodeConfig
 from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.weight_check import WeightCheckConfig
+from tasks.metrics.monitors import MonitorConfig
 from tasks.rewards.registry import RewardConfig
+from tasks.run.prompts import UnfitPrompts
 from tasks.run.run_context import DeadlineConfig
+from tasks.scheduling.balancing import BalancingConfig
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.parallelism import PlannerConfig
 from tasks.scheduling.policies.registry import SchedulingConfig
@@ -25,46 +32,153 @@ from tasks.scheduling.seeding import SeedingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 
-class Parts(Protocol):
-    """Protocol of the parts of a RunConfig that depend on each other."""
+class EvaluationConfig(BaseModel):
+    """Held-out prompts, asked before the first step and after the last."""
 
-    @property
-    def batch(self) -> BatchConfig: ...
-    @property
-    def cluster(self) -> ClusterConfig: ...
-    @property
-    def deadlines(self) -> DeadlineConfig: ...
-    @property
-    def evaluation(self) -> EvaluationConfig: ...
-    @property
-    def engine(self) -> EngineConfig: ...
-    @property
-    def environments(self) -> Mapping[str, EnvironmentConfig]: ...
-    @property
-    def episodes(self) -> EpisodeConfig: ...
-    @property
-    def weight_check(self) -> WeightCheckConfig: ...
-    @property
-    def elastic(self) -> ElasticConfig: ...
-    @property
-    def learner(self) -> LearnerConfig: ...
-    @property
-    def model(self) -> ModelConfig: ...
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def planner(self) -> PlannerConfig: ...
-    @property
-    def preset(self) -> str: ...
-    @property
-    def rewards(self) -> Mapping[str, RewardConfig]: ...
-    @property
-    def sampling(self) -> SamplingConfig: ...
-    @property
-    def scheduling(self) -> SchedulingConfig: ...
-    @property
-    def seeding(self) -> SeedingConfig: ...
-    @property
-    def stream_trainer(self) -> StreamTrainerConfig: ...
-    @property
-    def task(self) -> TaskConfig: ...
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_prompts: int = Field(
+        64, ge=2, description="Held-out prompts to ask, the same ones each time."
+    )
+    responses_per_prompt: int = Field(
+        4,
+        ge=1,
+        description="Responses sampled for each held-out prompt; their mean is the prompt's score.",
+    )
+    every_steps: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Evaluate after every so many steps as well; 0 means only before and after the run."
+        ),
+    )
+
+
+class Parts(BaseModel):
+    """All fields of `RunConfig`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str = Field(
+        "smollm2",
+        description=(
+            "Named configuration that the other fields override; empty: the deployment's own, else"
+            " smollm2."
+        ),
+    )
+    run_name: str = Field(
+        "",
+        max_length=60,
+        pattern=r"^([a-zA-Z0-9][a-zA-Z0-9._-]*)?$",
+        description=(
+            "Name of the run in Prefect and MLflow; empty derives one from preset and time."
+        ),
+    )
+    resume: Location = Field(
+        "",
+        description=(
+            "Run id to go on with under its kept configuration; beside it only what may stand in a"
+            " run's way can be changed."
+        ),
+    )
+    seed: int = Field(0, ge=0, description="Every random choice of the run derives from it.")
+    num_steps: int = Field(
+        ...,
+        ge=1,
+        description=(
+            "Steps, each of learner.mini_batches * learner.passes optimizer updates; draining the"
+            " long-prompt queue may add a few."
+        ),
+    )
+    model: ModelConfig = Field(..., description="The model that is trained.")
+    task: TaskConfig = Field(..., description="Where the prompts come from.")
+    rewards: Mapping[str, RewardConfig] = Field(
+        ..., description="Reward by domain of the task; '*' serves every other domain."
+    )
+    environments: Mapping[str, EnvironmentConfig] = Field(
+        default_factory=dict,
+        description=(
+            "Environment by domain of the task, whose rows are then seeds of episodes; the other"
+            " domains are answered in one turn."
+        ),
+    )
+    episodes: EpisodeConfig = Field(
+        default_factory=EpisodeConfig,
+        description="Bounds of episodes, and the processes that environments step in.",
+    )
+    unfit_prompts: UnfitPrompts = Field(
+        "refuse",
+        description=(
+            "What to do about prompts that are too long for the engines, that the model's template"
+            " refuses, or whose reward can pay no answer: say so before anything starts, or pass"
+            " them over and count them."
+        ),
+    )
+    batch: BatchConfig = Field(..., description="Prompts and responses of a step.")
+    scheduling: SchedulingConfig = Field(..., description="How the rounds of a step are scheduled.")
+    stream_trainer: StreamTrainerConfig = Field(
+        default_factory=StreamTrainerConfig,
+        description="Training that begins on freed devices while the round still runs.",
+    )
+    seeding: SeedingConfig = Field(
+        default_factory=SeedingConfig,
+        description=(
+            "How long the run's own devices generate in rounds that elastic workers take part in."
+        ),
+    )
+    balancing: BalancingConfig = Field(
+        default_factory=BalancingConfig,
+        description="How responses are shared out among engines of the run and elastic workers.",
+    )
+    sampling: SamplingConfig = Field(..., description="How responses are sampled.")
+    engine: EngineConfig = Field(..., description="The rollout engines.")
+    planner: PlannerConfig = Field(
+        default_factory=PlannerConfig,
+        description="The choice of the engines' tensor-parallel size.",
+    )
+    learner: LearnerConfig = Field(..., description="The training of the policy.")
+    cluster: ClusterConfig = Field(
+        ..., description="Devices, their roles, and where the workers run."
+    )
+    evaluation: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, description="Held-out evaluation."
+    )
+    elastic: ElasticConfig = Field(
+        default_factory=ElasticConfig,
+        description="Engines that join and leave while the run goes on.",
+    )
+    weight_check: WeightCheckConfig = Field(
+        default_factory=WeightCheckConfig,
+        description="The comparison of engines with the learner after every publication.",
+    )
+    monitors: MonitorConfig = Field(
+        default_factory=MonitorConfig,
+        description="Limits on the figures of steps beyond which the run warns.",
+    )
+    prices: PriceConfig = Field(
+        default_factory=PriceConfig,
+        description="What a device-hour costs, for tokens per dollar.",
+    )
+    reward_workers: int = Field(
+        2,
+        ge=1,
+        description=(
+            "Responses scored side by side; one more for a kind of reward that had to wait for"
+            " others."
+        ),
+    )
+    max_recoveries: int = Field(
+        3, ge=0, description="How often one step may be tried again after a worker was lost."
+    )
+    max_infra_fraction: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Share of a round's responses without a verdict above which the run stops.",
+    )
+    deadlines: DeadlineConfig = Field(
+        default_factory=DeadlineConfig, description="How long a run waits for anything."
+    )
+    keep: KeepConfig = Field(
+        default_factory=KeepConfig, description="Where records, checkpoints and metrics go."
+    )

@@ -1,11 +1,20 @@
-"""Turns an error into one sentence for the user."""
+"""Turns an error into one sentence for the user, in which a field stands by the dotted path that a
+user writes. Pydantic's paths also name the alternative of a union ("tiny_mix" in
+"task.tiny_mix.num_prompts"), which is no field; the JSON schema of RunConfig tells them apart.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
 
 from pydantic import ValidationError
 
 from artifacts.urls import hidden, without_secrets
-from flows.config.fields import as_written
+from flows.config.run_config import RunConfig
+
+Node = dict[str, Any]  # Any: JSON schema
 
 
 def sentence(error: object) -> str:
@@ -29,3 +38,49 @@ def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object)
     if kind == "value_error":
         return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"
     return f"{field} is wrong: {message[0].lower()}{message[1:]}, got {hidden(given)!r}; correct it"
+
+
+@cache
+def _schema() -> Node:
+    return RunConfig.model_json_schema()
+
+
+def takes_text_only(path: Sequence[str]) -> bool:
+    """True if the field of this path accepts only a string (or null); False for a field that does
+    not exist."""
+    nodes = [_schema()]
+    for name in path:
+        nodes = list(_below(nodes, name))
+    types = {str(node.get("type")) for node in _alternatives(nodes)}
+    return "string" in types and types <= {"string", "null"}
+
+
+def as_written(place: Sequence[int | str]) -> str:
+    """The dotted path of a Pydantic error's location, without the names of alternatives."""
+    nodes, written = [_schema()], []
+    for part in map(str, place):
+        if any(part in node.get("discriminator", {}).get("mapping", {}) for node in nodes):
+            continue
+        written.append(part)
+        nodes = list(_below(nodes, part))
+    return ".".join(written)
+
+
+def _below(nodes: Sequence[Node], name: str) -> Iterator[Node]:
+    """Yield the schema of the field `name` from every alternative that has such a field."""
+    for node in _alternatives(nodes):
+        if name in node.get("properties", {}):
+            yield node["properties"][name]
+        elif isinstance(node.get("additionalProperties"), dict):
+            yield node["additionalProperties"]
+
+
+def _alternatives(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield the schemas with references resolved and unions split into their alternatives."""
+    for node in nodes:
+        if "$ref" in node:
+            yield from _alternatives([_schema()["$defs"][node["$ref"].rpartition("/")[2]]])
+        elif options := [*node.get("anyOf", ()), *node.get("oneOf", ())]:
+            yield from _alternatives(options)
+        else:
+            yield node

@@ -1,5 +1,5 @@
 """Reads and writes settings files: JSON with any fields of `RunConfig`, which are laid over the
-preset that the file names.
+preset that the file names. Reads the configuration in a run's manifest, too.
 
 rollflow recommend --write best.json ─▶ rollflow train --settings best.json
                                      └▶ prefect deployment run ... -p config="$(cat best.json)"
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from flows.config.overlay import Values
 from flows.config.run_config import RunConfig
+from flows.config.sentence import sentence
 
 OF_ONE_RUN = ("run_name", "resume")  # fields that a settings file for further runs leaves out
 
@@ -75,3 +78,19 @@ def _beyond(values: Mapping[str, Any], plain: Mapping[str, Any]) -> Values:  # A
         else:
             found[key] = value
     return found
+
+
+def kept_config(
+    kept: Mapping[str, Any],  # Any: JSON values
+    version: str = "the version that wrote it",
+) -> RunConfig:
+    """Validate the configuration of a manifest. Raises ValueError, with the version to use instead,
+    if another version wrote settings that this version does not know: the user who reads the run
+    has not given these fields and cannot correct them."""
+    try:
+        return RunConfig.model_validate(kept)
+    except ValidationError as error:
+        raise ValueError(
+            "the run's manifest must have a configuration of this version, it has another one"
+            f" ({sentence(error)}); use {version}"
+        ) from None

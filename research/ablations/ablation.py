@@ -38,7 +38,7 @@ from artifacts.layout import MANIFEST
 from artifacts.store import Store
 from flows.commands.demo import STOP_S, attended
 from flows.commands.local_stack import stop_on_signals
-from flows.config.kept_config import kept_config
+from flows.config.settings_file import kept_config
 from research.ablations.ablation_figures import (
     STAGES,
     MeasuredRun,

@@ -16,8 +16,8 @@ from artifacts.layout import MANIFEST, table_file
 from artifacts.records import Span
 from artifacts.reports.timeline import device_times
 from artifacts.store import Store
-from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
+from flows.config.settings_file import kept_config
 from research.ablations.ablation_figures import MeasuredRun
 from research.ablations.ablation_variants import FEWEST_ASKED
 from research.ablations.ideal_steps import Ideal, ideal_of

@@ -12,8 +12,8 @@ from artifacts.fixed_fields import reading_settings
 from flows.commands.command_line import assemble
 from flows.config import earlier_settings
 from flows.config.earlier_settings import REMOVED, RENAMED, with_todays_names
-from flows.config.fields import takes_text_only
 from flows.config.run_config import RunConfig
+from flows.config.sentence import takes_text_only
 
 MOST_SETTINGS = 280
 NAMES = "__annotations__"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
+from flows.config.settings_file import kept_config
 
 KEPT = RunConfig.model_validate({"preset": "tiny-sync"}).model_dump(mode="json")
 

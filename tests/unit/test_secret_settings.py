@@ -14,9 +14,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from artifacts.store import Store
 from artifacts.urls import HIDDEN, hidden, secret_in, without_secrets
 from flows.commands import compare, episodes, runs, worker, workers
-from flows.config.kept_config import kept_config
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
+from flows.config.settings_file import kept_config
 from flows.elastic_worker import ElasticWorkerConfig, elastic_worker
 from flows.train import train
 from tasks.rewards.service import ServiceConfig
