@@ -31,9 +31,8 @@ from artifacts.datasets.rows import Row, question_row
 from artifacts.models.registry import check_model
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
-from flows.commands.options import add_run, run_store
+from flows.commands.options import add_run, command, run_store
 from flows.config.run_config import RunConfig
-from flows.config.sentence import sentence
 from flows.config.settings_file import kept_config
 from tasks.environments.episodes.prompts import render
 from tasks.rewards.judges.reward import JudgeConfig
@@ -62,31 +61,6 @@ class AskLimits:
     prompt_tokens: int  # maximum of a question
     new_tokens: int  # maximum of an answer
     temperature: float  # 0 takes the likeliest token each time
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence on standard error."""
-    options = parser().parse_intermixed_args(argv)  # the question may come behind options
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    try:
-        with ExitStack() as stack:
-            store = run_store(options.run, options.root)
-            config = trained_config(store)
-            limits = limits_of(options, config)
-            first = next_questions(options, config, console)
-            models = [
-                stack.enter_context(opened_model(name, store, config))
-                for name in ("before", "after")
-                if options.before or name == "after"
-            ]
-            for asked in first:
-                ask_models(asked, models, config, limits, console)
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def trained_config(store: Store) -> RunConfig:
@@ -288,5 +262,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@command(parser)
+def main(options: argparse.Namespace) -> int:
+    """Ask every model the questions of the options or of the terminal."""
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    with ExitStack() as stack:
+        store = run_store(options.run, options.root)
+        config = trained_config(store)
+        limits = limits_of(options, config)
+        questions = next_questions(options, config, console)
+        models = [
+            stack.enter_context(opened_model(name, store, config))
+            for name in ("before", "after")
+            if options.before or name == "after"
+        ]
+        for asked in questions:
+            ask_models(asked, models, config, limits, console)
+    return 0

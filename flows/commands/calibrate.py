@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -23,10 +22,9 @@ from rich.table import Table
 
 from artifacts.models.registry import check_model
 from artifacts.reports.command_plots import throughput_plot
-from flows.commands.command_line import assemble
-from flows.commands.options import add_configuration
+from flows.commands.command_line import configuration_of
+from flows.commands.options import add_configuration, command
 from flows.config.run_config import RunConfig
-from flows.config.sentence import sentence
 from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs
@@ -38,26 +36,6 @@ from tasks.tiny_models.models import resolve_model
 
 BATCHES = (1, 8, 32)
 PICTURE = ".png"  # ending of the picture beside the profile
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
-    try:
-        config = RunConfig.model_validate(
-            assemble(options.preset, "", options.set, options.settings)
-        )
-        model = (
-            check_model(Path(options.model))
-            if options.model
-            else resolve_model(config.model, Path(config.keep.model_cache))
-        )
-        orders = tuple(measuring_orders(config, str(model), options))
-        output = prepare_output(Path(options.output))
-        write_profile(asyncio.run(measure_all(config, orders)), output)
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def parser() -> ArgumentParser:
@@ -282,5 +260,16 @@ def write_profile(profile: ThroughputProfile, path: Path) -> None:
     Console().print(table, f"\n{path} and {picture}", highlight=False)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@command(parser, RuntimeError)
+def main(options: Namespace) -> int:
+    """Measure all engines of a configuration and write their profile."""
+    config = configuration_of(options)
+    model = (
+        check_model(Path(options.model))
+        if options.model
+        else resolve_model(config.model, Path(config.keep.model_cache))
+    )
+    orders = tuple(measuring_orders(config, str(model), options))
+    output = prepare_output(Path(options.output))
+    write_profile(asyncio.run(measure_all(config, orders)), output)
+    return 0

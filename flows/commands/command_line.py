@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from flows.commands.options import PRESET
 from flows.config.earlier_settings import new_path, with_todays_names
 from flows.config.overlay import overlay
+from flows.config.run_config import RunConfig
 from flows.config.sentence import takes_text_only
 from flows.config.settings_file import read_settings
 
@@ -33,6 +35,13 @@ def assemble(
             f" --preset, or the preset in {settings}"
         )
     return overlay(with_todays_names(kept), with_todays_names(values) | {"preset": named})
+
+
+def configuration_of(options: Namespace) -> RunConfig:
+    """The configuration that --preset, --settings and --set describe. Raises ValueError for one
+    that is not valid."""
+    values = assemble(options.preset, "", options.set, options.settings)
+    return RunConfig.model_validate(values)
 
 
 def assign(

@@ -11,8 +11,7 @@ read, so the command works on any machine that reaches the tracking server.
 from __future__ import annotations
 
 import re
-import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from artifacts.reports.command_plots import RunCurves, comparison
 from artifacts.reports.device_cost import IDLE, LENT_USES, USES
 from artifacts.reports.mlflow_client import open_client, sqlite_file
 from artifacts.urls import TRACKING
+from flows.commands.options import command
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -292,23 +292,6 @@ def curves(run: RunHistory) -> RunCurves:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence on standard error when a run cannot be compared or
-    drawn."""
-    arguments = parser().parse_args(argv)
-    try:
-        TRACKING.check(arguments.tracking_uri, "--tracking-uri")
-        with answered(arguments.tracking_uri):
-            runs = TrackedRuns(arguments.tracking_uri)
-            first = runs.history(arguments.first)
-            second = runs.history(arguments.second)
-        show(first, second, arguments.plot)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def show(first: RunHistory, second: RunHistory, plot: Path | None) -> None:
     """Print the comparison, and draw the curves into the file `plot` if there is one."""
     console = Console(soft_wrap=True)
@@ -356,5 +339,12 @@ def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
     return f"{mean(before) / mean(after):.2f}x" if before and after and mean(after) > 0 else "-"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@command(parser)
+def main(options: Namespace) -> int:
+    """Compare the two runs of the options."""
+    TRACKING.check(options.tracking_uri, "--tracking-uri")
+    with answered(options.tracking_uri):
+        runs = TrackedRuns(options.tracking_uri)
+        first, second = runs.history(options.first), runs.history(options.second)
+    show(first, second, options.plot)
+    return 0

@@ -9,11 +9,10 @@ The script is complete in itself: a tab starts no Python. Print it anew after an
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from importlib import import_module
 
+from flows.commands.options import command
 from flows.commands.rollflow import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -29,13 +28,13 @@ def parser() -> ArgumentParser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
+@command(parser)
+def main(options: Namespace) -> int:
+    """Print the script for a shell."""
     try:
         import shtab
     except ImportError:
-        print("error: shtab must be installed; 'pip install shtab' does it", file=sys.stderr)
-        return 2
+        raise ValueError("shtab must be installed; 'pip install shtab' does it") from None
     print(shtab.complete(whole_parser(), shell=options.shell))
     return 0
 
@@ -44,13 +43,9 @@ def whole_parser() -> ArgumentParser:
     """Build one parser that has every command as a sub-command."""
     whole = ArgumentParser(prog="rollflow")
     commands = whole.add_subparsers()
-    for command in COMMANDS:
-        options = import_module(f"flows.commands.{command.name}").parser()
+    for each in COMMANDS:
+        options = import_module(f"flows.commands.{each.name}").parser()
         commands.add_parser(
-            command.name, parents=[options], conflict_handler="resolve", help=command.purpose
+            each.name, parents=[options], conflict_handler="resolve", help=each.purpose
         )
     return whole
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from flows.commands.local_stack import (
     stop_on_signals,
     wish_of,
 )
-from flows.commands.options import add_configuration, add_resume, folder
+from flows.commands.options import add_configuration, add_resume, command, folder
 from flows.output import FLOW_LOG
 from flows.stopping import stop_message
 from tasks.cluster.deaths import account
@@ -61,9 +61,10 @@ def parser() -> ArgumentParser:
     return made
 
 
+@command(parser, RuntimeError)
 @private_files()
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
+def main(options: Namespace) -> int:
+    """Start a server and the training beside it; the exit status is the training's."""
     stop_on_signals()
     began_s = time.time()
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"
@@ -95,10 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if begun := flow_log(options.root, began_s):
             run_id = begun.relative_to(options.root).parts[0]
             print(f"'rollflow demo{where} --resume {run_id}' goes on with it", file=sys.stderr)
-        return 130
-    except (ValueError, RuntimeError, TimeoutError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise
 
 
 def announce_server(server: StartingServer, child: Popen[bytes]) -> None:

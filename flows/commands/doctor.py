@@ -8,13 +8,14 @@ import os
 import shutil
 import sys
 import time
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from flows.commands.local_stack import SERVERS
+from flows.commands.options import command
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK, refusal
 from tasks.engines.vllm.worker_patches import attention_path, may_use_tiles
@@ -224,8 +225,9 @@ def parser() -> ArgumentParser:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser().parse_args(argv)
+@command(parser)
+def main(_: Namespace) -> int:
+    """Print all findings; exit status 1 if something must be mended."""
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
         cure = f"  -> {finding.cure}" if finding.cure else ""
@@ -235,7 +237,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         "This machine is fit for a run." if not bad else f"{len(bad)} things must be mended first."
     )
     return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

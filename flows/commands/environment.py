@@ -8,8 +8,7 @@ The exit status is 1 if a rule is broken, 2 if there is no environment to play.
 from __future__ import annotations
 
 import signal
-import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -22,7 +21,7 @@ from rich.table import Table
 
 from artifacts.printable import printable
 from flows.commands.command_line import assign
-from flows.config.sentence import sentence
+from flows.commands.options import command
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.conformance.playing import ConformanceReport
 from tasks.environments.conformance.suite import check_environment
@@ -73,22 +72,19 @@ def parser() -> ArgumentParser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
-    try:
-        if options.seeds < 2:
-            raise ValueError(f"--seeds must be >= 2, got {options.seeds}; raise it")
-        if not 0 < options.timeout <= MAX_TIMEOUT_S:
-            raise ValueError(
-                f"--timeout must be > 0 and at most {MAX_TIMEOUT_S:g}, got {options.timeout:g};"
-                " choose such a number of seconds"
-            )
-        settings = settings_of(options.name, options.set)
-        with time_limit(options.timeout):
-            report = check_environment(settings, actions=options.action, num_seeds=options.seeds)
-    except (ValueError, TimeoutError) as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        return 2
+@command(parser)
+def main(options: Namespace) -> int:
+    """Check an environment; exit status 1 if a rule is broken."""
+    if options.seeds < 2:
+        raise ValueError(f"--seeds must be >= 2, got {options.seeds}; raise it")
+    if not 0 < options.timeout <= MAX_TIMEOUT_S:
+        raise ValueError(
+            f"--timeout must be > 0 and at most {MAX_TIMEOUT_S:g}, got {options.timeout:g};"
+            " choose such a number of seconds"
+        )
+    settings = settings_of(options.name, options.set)
+    with time_limit(options.timeout):
+        report = check_environment(settings, actions=options.action, num_seeds=options.seeds)
     show(report, options.name)
     return 0 if report.passed else 1
 
@@ -161,7 +157,3 @@ def show(report: ConformanceReport, name: str) -> None:
 def times_text(seconds: tuple[float, float]) -> str:
     """Format median and 99th percentile."""
     return f"p50 {1e3 * seconds[0]:.3g} ms, p99 {1e3 * seconds[1]:.3g} ms"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ Episodes are read from the run's Parquet tables and from the journal of a step t
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,23 +34,12 @@ from artifacts.reports.transcript import (
     transcript_of,
 )
 from artifacts.tables import ResponseRow
-from flows.commands.options import add_run, run_store
+from flows.commands.options import add_run, command, run_store
 
 OUTCOMES = (*map(str, Outcome), UNSCORED)
 ENDINGS = (*map(str, Ending), STOPPED)
 Order = Literal["recorded", "longest", "shortest", "best", "worst"]
 STYLES = {Voice.ENVIRONMENT: "", Voice.MODEL: "cyan", Voice.NOTE: "dim"}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence on standard error."""
-    options = parser().parse_args(argv)
-    try:
-        show(options, Console(soft_wrap=True, highlight=False, markup=False, emoji=False))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def show(options: argparse.Namespace, console: Console) -> None:
@@ -258,5 +246,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@command(parser)
+def main(options: argparse.Namespace) -> int:
+    """Show the episodes that the options choose."""
+    show(options, Console(soft_wrap=True, highlight=False, markup=False, emoji=False))
+    return 0

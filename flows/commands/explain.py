@@ -8,8 +8,7 @@ once. A `*` in a path is a key of a mapping or an index of a list.
 from __future__ import annotations
 
 import json
-import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -21,11 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.commands.algebra_rows import algebra_rows
-from flows.commands.command_line import assemble
-from flows.commands.options import add_configuration
+from flows.commands.command_line import configuration_of
+from flows.commands.options import add_configuration, command
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
-from flows.config.sentence import sentence
 from tasks.cluster.devices import worker_specs
 
 COMMON = (  # the settings that --fields lists without --all
@@ -175,8 +173,9 @@ def parser() -> ArgumentParser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
+@command(parser)
+def main(options: Namespace) -> int:
+    """List presets or settings, or describe the configuration of the options."""
     console = Console()
     if options.list:
         for name, preset in PRESETS.items():
@@ -190,19 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.all:
             print("These are what people set; 'rollflow explain --fields --all' lists the rest.")
         return 0
-    try:
-        config = RunConfig.model_validate(
-            assemble(options.preset, "", options.set, options.settings)
-        )
-        if not options.json:
-            show(config, console)
-    except (ValueError, OSError) as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        return 2
+    config = configuration_of(options)
     if options.json:
         print(json.dumps(config.model_dump(mode="json"), indent=2))
+    else:
+        show(config, console)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

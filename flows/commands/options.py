@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 
 from artifacts import layout
@@ -11,6 +14,35 @@ from artifacts.urls import secret_in
 from flows.config.presets import PRESETS
 
 PRESET = "smollm2"  # the default
+INTERRUPTED = 130  # exit status, as shells have it: 128 and the number of the signal
+
+
+def command(
+    parser: Callable[[], ArgumentParser], *also: type[Exception]
+) -> Callable[[Callable[[Namespace], int]], Callable[..., int]]:
+    """Make a function of the parsed options the `main(argv=None)` of a command.
+
+    The exit status is what the function returns, 130 after Ctrl-C, and 2, with one sentence on
+    standard error, for an error that the user can correct: ValueError, OSError and those of `also`.
+    """
+
+    def entry(run: Callable[[Namespace], int]) -> Callable[..., int]:
+        @wraps(run)
+        def main(argv: Sequence[str] | None = None) -> int:
+            options = parser().parse_intermixed_args(argv)  # a question may come behind options
+            try:
+                return run(options)
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            except (ValueError, OSError, *also) as error:
+                from flows.config.sentence import sentence
+
+                print(f"error: {sentence(error)}", file=sys.stderr)
+                return 2
+
+        return main
+
+    return entry
 
 
 def folder(text: str) -> Path:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Column, Table
+
+from flows.commands.options import command
 
 if TYPE_CHECKING:
     from flows.commands.expected import Expected
@@ -94,26 +95,19 @@ def parser() -> ArgumentParser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0; 2 with one sentence if nothing can be recommended, 130 if interrupted."""
+@command(parser)
+def main(options: Namespace) -> int:
+    """Play all candidates and print the table, the best one and its settings."""
     from flows.commands.expected import compare_candidates
     from flows.commands.situation import build_situation
-    from flows.config.sentence import sentence
 
-    options = parser().parse_args(argv)
-    try:
-        situation = build_situation(options)
-        found = compare_candidates(situation, options.seeds, options.off_policy)
-        show(found, situation)
-        if options.json is not None:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps([row(each) for each in found], indent=1))
-        write_best(found[0], options.write)
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        return 2
+    situation = build_situation(options)
+    found = compare_candidates(situation, options.seeds, options.off_policy)
+    show(found, situation)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps([row(each) for each in found], indent=1))
+    write_best(found[0], options.write)
     return 0
 
 
@@ -239,7 +233,3 @@ def _is_close(each: Expected, best: Expected) -> bool:
 def _with_spread(value: float, spread: float) -> str:
     digits = 2 if max(value, spread) < SHORT_S else 1
     return f"{value:.{digits}f}" + (f" +- {spread:.{digits}f}" if spread else "")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

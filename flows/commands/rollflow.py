@@ -1,4 +1,4 @@
-"""The console script: `rollflow COMMAND ...` is `python -m flows.commands.COMMAND ...`.
+"""The console script: `rollflow COMMAND ...` is `python -m flows.commands.rollflow COMMAND ...`.
 
 A new command is a file `flows/commands/NAME.py` and a line in COMMANDS. The file has `parser()`,
 which returns the command's ArgumentParser, and `main(argv)`, which returns the exit status. Only

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from artifacts.commit import read_manifest
 from artifacts.reports.figures import progress_text, read_figures
 from artifacts.status import State, read_status
 from artifacts.store import Store
+from flows.commands.options import command
 
 logger = logging.getLogger(__name__)
 
@@ -140,29 +140,6 @@ def age_text(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence on standard error when the root cannot be read."""
-    options = parser().parse_args(argv)
-    try:
-        lines = list_runs(Store.open(options.root), datetime.now(UTC))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        print(json.dumps([asdict(line) for line in lines], indent=1))
-        return 0
-    console = Console(soft_wrap=True, width=WIDTH)
-    if not lines:
-        print(f"no run under {options.root}; 'make demo' makes one")
-        return 0
-    console.print(table_of(lines), highlight=False)
-    for line in lines:
-        if line.state in ("failed", "interrupted"):
-            reason = f"{line.run_id} {line.state}: {line.why}" if line.why else ""
-            console.print(reason, markup=False, highlight=False, end="\n" if reason else "")
-    return 0
-
-
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="rollflow runs",
@@ -172,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
         "root",
         nargs="?",
         default="runs",
-        help="artifact root: a directory or any fsspec URL (default: %(default)s)",
+        help="artifact root: a directory or any fsspec URL (default: runs)",
     )
     made.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     return made
@@ -189,5 +166,20 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@command(parser)
+def main(options: argparse.Namespace) -> int:
+    """List the runs of a root, as JSON or as a table with the reasons of failures."""
+    lines = list_runs(Store.open(options.root), datetime.now(UTC))
+    if options.json:
+        print(json.dumps([asdict(line) for line in lines], indent=1))
+        return 0
+    if not lines:
+        print(f"no run under {options.root}; 'make demo' makes one")
+        return 0
+    console = Console(soft_wrap=True, width=WIDTH)
+    console.print(table_of(lines), highlight=False)
+    for line in lines:
+        if line.state in ("failed", "interrupted") and line.why:
+            reason = f"{line.run_id} {line.state}: {line.why}"
+            console.print(reason, markup=False, highlight=False)
+    return 0

@@ -9,8 +9,7 @@ set.
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +30,7 @@ from artifacts.reports.tracking import MlflowStatus, RunTracker
 from artifacts.status import RunStatus, State, read_status
 from artifacts.store import Store
 from artifacts.urls import TRACKING
-from flows.commands.options import add_run, run_store
+from flows.commands.options import add_run, command, run_store
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import kept_config
 from flows.evaluate import kept_evaluation
@@ -134,24 +133,6 @@ def _send_report(tracker: RunTracker, store: Store, num_steps: int) -> None:
         tracker.describe(store.read(layout.report_file(SUMMARY)).decode())
 
 
-@private_files()
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 with one sentence on standard error."""
-    options = parser().parse_args(argv)
-    try:
-        TRACKING.check(options.tracking_uri, "--tracking-uri")
-        store = run_store(options.run, options.root)
-        root = store.url.rpartition("/")[0]
-        kept = kept_config(read_manifest(store).config)
-        moved = kept.keep.model_copy(update={"artifact_root": root})
-        config = kept.model_copy(update={"keep": moved})
-        print(track(store, config, options.tracking_uri or config.tracking_uri()))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="rollflow track",
@@ -168,5 +149,15 @@ def parser() -> ArgumentParser:
     return made
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@command(parser)
+@private_files()
+def main(options: Namespace) -> int:
+    """Send MLflow what it lacks of the run, wherever its root lies now."""
+    TRACKING.check(options.tracking_uri, "--tracking-uri")
+    store = run_store(options.run, options.root)
+    root = store.url.rpartition("/")[0]
+    kept = kept_config(read_manifest(store).config)
+    moved = kept.keep.model_copy(update={"artifact_root": root})
+    config = kept.model_copy(update={"keep": moved})
+    print(track(store, config, options.tracking_uri or config.tracking_uri()))
+    return 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sys
-from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from flows.commands.local_stack import (
     wait_until_served,
     wish_of,
 )
-from flows.commands.options import folder
+from flows.commands.options import command, folder
 from tasks.cluster.parent import bound_command
 from tasks.cluster.ports import LOOPBACK, held_port
 
@@ -41,22 +40,17 @@ def parser() -> ArgumentParser:
     return made
 
 
+@command(parser, RuntimeError)
 @private_files()
-def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
+def main(options: Namespace) -> int:
+    """Serve the pages of a root until Ctrl-C."""
     stop_on_signals()
-    try:
-        with ExitStack() as stack:
-            ports = {}
-            for name in SERVERS:
-                wish = wish_of(name, getattr(options, f"{name}_port"))
-                ports[name] = stack.enter_context(held_port(wish, print))
-            serve_pages(options.root.resolve(), ports)
-    except KeyboardInterrupt:
-        return 0
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        ports = {}
+        for name in SERVERS:
+            wish = wish_of(name, getattr(options, f"{name}_port"))
+            ports[name] = stack.enter_context(held_port(wish, print))
+        serve_pages(options.root.resolve(), ports)
     return 0
 
 
@@ -92,7 +86,3 @@ def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
 def local_url(port: int) -> str:
     """The address of a server on this machine."""
     return f"http://{LOOPBACK}:{port}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from artifacts.private_files import private_files
 from artifacts.urls import NETWORK
+from flows.commands.options import command
 from tasks.cluster.certificate import TlsFiles
 from tasks.cluster.ports import LOOPBACK, address_towards, interface_of
 from tasks.elastic.worker_card import DRAIN_S, GRACE_S, LEASE_S, PRICE_CLASS
@@ -145,24 +146,19 @@ def _seconds(parser: ArgumentParser, option: str, default: float, what: str) -> 
     )
 
 
+@command(parser)
 @private_files()
-def main(argv: Sequence[str] | None = None) -> int:
-    """Become the worker, or print its command. Exit status 2, with one sentence, for wrong
-    options."""
-    options = parser().parse_args(argv)
-    try:
-        check_elastic_worker(options)
-        command = dask_command(options, () if options.host else listening_words(options.address))
-        added = environment_of(options.cores)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def main(options: Namespace) -> int:
+    """Become the worker, or print its command."""
+    check_elastic_worker(options)
+    words = dask_command(options, () if options.host else listening_words(options.address))
+    added = environment_of(options.cores)
     if not options.print:
         from tasks.cluster.process_environment import python_path
 
         environment = os.environ | python_path() | added
-        os.execve(sys.executable, (sys.executable, "-m", *command), environment)
-    print(shell_command(command, added))
+        os.execve(sys.executable, (sys.executable, "-m", *words), environment)
+    print(shell_command(words, added))
     return 0
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 from artifacts.private_files import private_files
+from flows.commands.options import command
 from flows.commands.worker import (
     CERTIFICATES,
     add_elastic_worker_options,
@@ -113,17 +114,12 @@ def parser() -> ArgumentParser:
     return made
 
 
+@command(parser)
 @private_files()
-def main(argv: Sequence[str] | None = None) -> int:
-    """Follow the schedule until Ctrl-C; exit status 2, with a sentence on standard error, for wrong
-    options or when the run refuses a worker."""
-    options = parser().parse_args(argv)
-    try:
-        check_elastic_worker(options)
-        changes = changes_of(options)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def main(options: Namespace) -> int:
+    """Follow the schedule until Ctrl-C; exit status 2 when the run refuses a worker, too."""
+    check_elastic_worker(options)
+    changes = changes_of(options)
     if options.plan:
         for move in islice(moves(changes), PLANNED_MOVES):
             print(move_line(move))
@@ -322,7 +318,3 @@ def follow(planned: Iterable[WorkerMove], workers: WorkerProcesses, retire: sign
 def move_line(move: WorkerMove) -> str:
     """Format a move as one line of output."""
     return f"{move.at_s:8.0f} s  {move.kind:<7}worker {move.slot}, {move.present} there"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

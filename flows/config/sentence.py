@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from artifacts.urls import hidden, without_secrets
-from flows.config.run_config import RunConfig
 
 Node = dict[str, Any]  # Any: JSON schema
 
@@ -42,6 +41,8 @@ def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object)
 
 @cache
 def _schema() -> Node:
+    from flows.config.run_config import RunConfig  # seconds, which most errors need not
+
     return RunConfig.model_json_schema()
 
 
