@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from distributed import Client, get_client
@@ -152,34 +151,20 @@ class RunReporter:
         return self
 
     async def _point_to_mlflow(self) -> None:
-        tracker, about = (
-            self._run.tracker,
-            f"Parameters, metrics and plots of {self._run.context.run_id}",
+        tracker, key = self._run.tracker, f"mlflow-{self._key}"
+        about = f"Parameters, metrics and plots of {self._run.context.run_id}"
+        text = (
+            f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an"
+            " artifact root."
         )
-        if tracker.page:
-            artifact = acreate_link_artifact(
-                link=tracker.page,
-                link_text="the run in MLflow",
-                key=f"mlflow-{self._key}",
-                description=about,
-            )
-            await publish_artifact(artifact)
-        else:
-            text = (
-                f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an"
-                " artifact root."
-            )
-            await publish_artifact(
-                acreate_markdown_artifact(text, key=f"mlflow-{self._key}", description=about)
-            )
+        await publish_artifact(
+            acreate_link_artifact(tracker.page, "the run in MLflow", key=key, description=about)
+            if tracker.page
+            else acreate_markdown_artifact(text, key=key, description=about)
+        )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._view.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._view.__aexit__(*error)
         await self._folder.wait_until_drawn()
 
     @property

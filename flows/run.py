@@ -26,8 +26,7 @@ from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.elastic_rules import weight_server_of, wish_of_weights
 from flows.config.keep import KeepConfig
-from flows.config.pinning import pinned
-from flows.config.run_config import RunConfig
+from flows.config.run_config import RunConfig, pinned
 from flows.output import print_line
 from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning

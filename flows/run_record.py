@@ -8,20 +8,14 @@ Leaves out the reports of a run's steps (`reporter`)."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from prefect import runtime
 
-from artifacts.commit import (
-    RunManifest,
-    git_sha,
-    package_versions,
-    read_manifest,
-    write_manifest,
-)
+from artifacts.commit import RunManifest, git_sha, package_versions, read_manifest, write_manifest
 from artifacts.models.registry import PathConfig, files_digest
 from artifacts.reports.mlflow_client import TrackedData
 from artifacts.reports.tracking import RunTracker
@@ -59,79 +53,64 @@ def record_beginning(
     start.
     """
     tracker = RunTracker(config.tracking_uri())
-    with tracker.ending():
-        _record(tracker, config, run_id, store, step, left_out)
-    return tracker
-
-
-def _record(
-    tracker: RunTracker,
-    config: RunConfig,
-    run_id: str,
-    store: Store,
-    step: int,
-    left_out: Mapping[str, int],
-) -> None:
-    """Write manifest and MLflow run, with a tracker that was not started yet."""
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
-    earlier = read_manifest(store) if config.resume else None
-    data = _tracked_data(config)
-    models = {field: files_digest(Path(path)) for field, path in _models_at_paths(config).items()}
-    if earlier:
-        _check_rows(earlier, data.digest)
-        _check_models(earlier, config, models)
-    sha = git_sha(REPOSITORY)
-    mlflow_run = tracker.start(
-        experiment=config.keep.experiment,
-        run_name=run_id,
-        params=kept,
-        tags=tags_of(config, links_of(run_id)),
-        # a copy of a run has another name, and is another run in MLflow
-        run_id=earlier.mlflow_run_id if earlier and earlier.run_id == run_id else None,
-        data=data,
-        git_sha=sha,
-    )
-    changes = _logged_changes(config, run_id, step, earlier)
-    flow_run = str(runtime.flow_run.id or "")
-    manifest = RunManifest(
-        run_id=run_id,
-        created=earlier.created if earlier else datetime.now(UTC).isoformat(timespec="seconds"),
-        config=kept,
-        packages=package_versions(PACKAGES),
-        git_sha=sha,
-        mlflow_run_id=mlflow_run,
-        prefect_flow_run_ids=(*(earlier.prefect_flow_run_ids if earlier else ()), flow_run),
-        links=links_of(run_id),
-        changes=(*(earlier.changes if earlier else ()), *changes),
-        data_digest=data.digest,
-        left_out=left_out,
-        has_digests=earlier.has_digests if earlier else True,
-        model_digests=models,
-    )
-    write_manifest(store, manifest)
+    flow_runs: tuple[str, ...] = (str(runtime.flow_run.id or ""),)
+    with tracker.ending():
+        earlier = read_manifest(store) if config.resume else None
+        dataset = task_dataset(config.task, config.seed)
+        paths = _models_at_paths(config).items()
+        models = {field: files_digest(Path(path)) for field, path in paths}
+        if earlier:
+            _check_rows(earlier, dataset.digest)
+            _check_models(earlier, config, models)
+            flow_runs = (*earlier.prefect_flow_run_ids, *flow_runs)
+        sha = git_sha(REPOSITORY)
+        data = TrackedData(
+            name=dataset.name,
+            digest=dataset.digest,
+            source=config.task.model_dump_json(),
+            num_rows=len(dataset.rows),
+            num_heldout=len(dataset.heldout),
+        )
+        mlflow_run = tracker.start(
+            experiment=config.keep.experiment,
+            run_name=run_id,
+            params=kept,
+            tags=tags_of(config, links_of(run_id)),
+            # a copy of a run has another name, and is another run in MLflow
+            run_id=earlier.mlflow_run_id if earlier and earlier.run_id == run_id else None,
+            data=data,
+            git_sha=sha,
+        )
+        changes = changes_of(earlier.config, config, step) if earlier else ()
+        for change in changes:
+            logger.info(
+                "run=%s after_step=%d %s=%s, before: %s",
+                *(run_id, step, change["field"], change["after"], change["before"]),
+            )
+        manifest = RunManifest(
+            run_id=run_id,
+            created=earlier.created if earlier else datetime.now(UTC).isoformat(timespec="seconds"),
+            config=kept,
+            packages=package_versions(PACKAGES),
+            git_sha=sha,
+            mlflow_run_id=mlflow_run,
+            prefect_flow_run_ids=flow_runs,
+            links=links_of(run_id),
+            changes=(*(earlier.changes if earlier else ()), *changes),
+            data_digest=dataset.digest,
+            left_out=left_out,
+            has_digests=earlier.has_digests if earlier else True,
+            model_digests=models,
+        )
+        write_manifest(store, manifest)
+    return tracker
 
 
 def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
     """Tags of a run in MLflow: its links, its policy and its preset."""
     policy = {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset}
     return {**links, **policy}
-
-
-def _logged_changes(
-    config: RunConfig, run_id: str, step: int, earlier: RunManifest | None
-) -> Sequence[Mapping[str, object]]:
-    """Log and return the changes that a resume makes to the configuration; none for a new run."""
-    changes = changes_of(earlier.config, config, step) if earlier else ()
-    for change in changes:
-        logger.info(
-            "run=%s after_step=%d %s=%s, before: %s",
-            run_id,
-            step,
-            change["field"],
-            change["after"],
-            change["before"],
-        )
-    return changes
 
 
 def _check_rows(earlier: RunManifest, digest: str) -> None:
@@ -168,17 +147,6 @@ def _models_at_paths(config: RunConfig) -> dict[str, str]:
         for field, model in models.items()
         if isinstance(model, PathConfig)
     }
-
-
-def _tracked_data(config: RunConfig) -> TrackedData:
-    dataset = task_dataset(config.task, config.seed)
-    return TrackedData(
-        name=dataset.name,
-        digest=dataset.digest,
-        source=config.task.model_dump_json(),
-        num_rows=len(dataset.rows),
-        num_heldout=len(dataset.heldout),
-    )
 
 
 def links_of(run_id: str) -> dict[str, str]:

@@ -118,53 +118,23 @@ class StartedEvaluation:
 
 
 class StepOps(Protocol):
-    """Operations on the steps of a run that `Steps` puts in order."""
+    """Operations on the steps of a run that `Steps` puts in order: those of `StepController`."""
 
     max_recoveries: int  # in a row, without a commit in between
     recoverable: tuple[type[BaseException], ...]  # failures that are recovered from
 
-    def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
-        """Plan the round of a step from the prompt queue `state`, with these weights in all
-        engines; None if the run is over."""
-        ...
-
-    def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-        """Return the prompt queue after a round."""
-        ...
-
-    def is_barrier(self, step: int) -> bool:
-        """Return True if no later round may begin before this step is committed."""
-        ...
-
-    def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
-        """Plan the evaluation of this step's weights that goes on beside later steps; None if none
-        is due."""
-        ...
-
-    async def evaluate(self, plan: StepPlan) -> None:
-        """Evaluate the held-out prompts and report their scores."""
-        ...
-
-    async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
-        """Open the round of a step or of an evaluation, beside the rounds that are open."""
-        ...
-
-    async def play(self, plan: StepPlan, ordering: StepOrdering) -> Played:
-        """Run the part of a step that needs workers: rollout to publication, and the checkpoint."""
-        ...
-
-    async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
-        """Commit the step. `state`: the prompt queue after the step."""
-        ...
-
-    async def abort(self, reason: str) -> None:
-        """End every open round in all processes that work on it."""
-        ...
-
-    async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
-        """Replace lost actors, and bring learners and engines back to this step, which committed
-        these weights; returns the weights to continue with."""
-        ...
+    def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None: ...
+    def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState: ...
+    def is_barrier(self, step: int) -> bool: ...
+    def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None: ...
+    async def evaluate(self, plan: StepPlan) -> None: ...
+    async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None: ...
+    async def play(self, plan: StepPlan, ordering: StepOrdering) -> Played: ...
+    async def commit(
+        self, report: StepReport, state: QueueState, checkpoint: str | None
+    ) -> None: ...
+    async def abort(self, reason: str) -> None: ...
+    async def recover(self, step: int, committed: WeightsRef) -> WeightsRef: ...
 
 
 class Steps:
@@ -197,8 +167,7 @@ class Steps:
         return self.step > first
 
     async def _failure(self, playing: Awaitable[None]) -> BaseException | None:
-        """Await the steps. If they fail, end all steps and evaluations that are under way, and
-        return the cause; None on success."""
+        """Await the steps; if they fail, end all that is under way and return the cause."""
         try:
             await playing
         except BaseException as error:
@@ -220,7 +189,9 @@ class Steps:
             if not waits:
                 return
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            self._end_evaluation()
+            if self._evaluating is not None and self._evaluating.task.done():
+                self._evaluating.task.result()
+                self._due = self._evaluating = None
             if self._under_way and self._under_way[-1].ordering.closed.done():
                 self._under_way[-1].ordering.closed.result()  # raises why its round has failed
             if self._under_way and self._under_way[0].task.done():
@@ -229,8 +200,7 @@ class Steps:
                     return
 
     def _waits(self) -> set[asyncio.Future[Any]]:  # Any: of reports
-        """The futures of which one must be done before the next decision; empty if the run is
-        over."""
+        """Futures of which one must be done before the next decision; none if the run is over."""
         waits: set[asyncio.Future[Any]] = set()
         if self._under_way:
             waits.add(self._under_way[0].task)
@@ -250,14 +220,8 @@ class Steps:
         task = asyncio.create_task(self._ops.evaluate(plan))
         self._evaluating = StartedEvaluation(plan=plan, task=task)
 
-    def _end_evaluation(self) -> None:
-        if self._evaluating is not None and self._evaluating.task.done():
-            self._evaluating.task.result()
-            self._due = self._evaluating = None
-
     async def _begin(self) -> None:
-        """Begin the next step, unless the last round is still open, a barrier is not committed, or
-        the run is over."""
+        """Begin the next step if the last round is closed and no barrier stands before it."""
         state, step = self._state, self.step
         adopted: tuple[InFlight, ...] = ()
         if self._under_way:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -92,12 +91,7 @@ class TerminalView:
             self._ticker = asyncio.create_task(self._tick())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -110,15 +104,12 @@ class TerminalView:
             self._live.transient = False
             self._live.stop()
 
-    def note(self, text: str) -> None:
-        """Show a remark on a line of its own."""
-        self._add_note(text, "dim")
-
     def warn(self, text: str) -> None:
         """Show a warning on a line of its own."""
-        self._add_note(f"warning: {text}", "yellow")
+        self.note(f"warning: {text}", "yellow")
 
-    def _add_note(self, text: str, style: str) -> None:
+    def note(self, text: str, style: str = "dim") -> None:
+        """Show a remark on a line of its own."""
         self._notes.append(Text(text, style=style))
         if self._live is None:
             print_line(text)

@@ -54,15 +54,6 @@ class AskedQuestion:
     number: int | None  # its number among the held-out questions; None for a typed one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskLimits:
-    """Bounds on the lengths of question and answer, and the sampling temperature."""
-
-    prompt_tokens: int  # maximum of a question
-    new_tokens: int  # maximum of an answer
-    temperature: float  # 0 takes the likeliest token each time
-
-
 def trained_config(store: Store) -> RunConfig:
     """The configuration of a run. ValueError if the run has no trained model yet."""
     manifest = read_manifest(store)
@@ -84,9 +75,9 @@ def _resume_command(url: str) -> str:
     return f"rollflow demo --root {shlex.quote(root)} --resume {run_id}"
 
 
-def limits_of(options: argparse.Namespace, config: RunConfig) -> AskLimits:
-    """The bounds of the options, or those of the run. ValueError if no room is left for a
-    question."""
+def answer_bound(options: argparse.Namespace, config: RunConfig) -> int:
+    """Maximum tokens of an answer, by the options or as in the run. ValueError if it leaves no room
+    for a question, or for an impossible temperature."""
     new_tokens = options.max_tokens
     if new_tokens is None:
         new_tokens = config.sampling.max_response_tokens
@@ -100,11 +91,7 @@ def limits_of(options: argparse.Namespace, config: RunConfig) -> AskLimits:
         raise ValueError(
             f"--temperature must be >= 0, got {options.temperature:g}; 0 takes the likeliest token"
         )
-    return AskLimits(
-        prompt_tokens=context - new_tokens,
-        new_tokens=new_tokens,
-        temperature=options.temperature,
-    )
+    return int(new_tokens)
 
 
 def next_questions(
@@ -146,7 +133,8 @@ def ask_models(
     asked: AskedQuestion,
     models: Sequence[PlainModel],
     config: RunConfig,
-    limits: AskLimits,
+    new_tokens: int,
+    temperature: float,
     console: Console,
 ) -> None:
     """Print the answer of every model, with its score if the question is the task's."""
@@ -157,8 +145,9 @@ def ask_models(
         if len(models) > 1:
             console.print(f"--- {model.name}", style="bold")
         name = "question" if asked.number is None else f"heldout/{asked.number}"
-        prompt = render(asked.row, model.tokenizer, name, limits.prompt_tokens)
-        generated = model.answer(prompt, limits.new_tokens, limits.temperature, _print_on)
+        room = config.engine.max_model_len - new_tokens
+        prompt = render(asked.row, model.tokenizer, name, room)
+        generated = model.answer(prompt, new_tokens, temperature, _print_on)
         print(flush=True)
         console.print(answer_text(asked, prompt, generated, config), style="dim")
 
@@ -269,7 +258,7 @@ def main(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         store = run_store(options.run, options.root)
         config = trained_config(store)
-        limits = limits_of(options, config)
+        new_tokens = answer_bound(options, config)
         questions = next_questions(options, config, console)
         models = [
             stack.enter_context(opened_model(name, store, config))
@@ -277,5 +266,5 @@ def main(options: argparse.Namespace) -> int:
             if options.before or name == "after"
         ]
         for asked in questions:
-            ask_models(asked, models, config, limits, console)
+            ask_models(asked, models, config, new_tokens, options.temperature, console)
     return 0

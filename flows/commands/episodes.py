@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -38,7 +36,6 @@ from flows.commands.options import add_run, command, run_store
 
 OUTCOMES = (*map(str, Outcome), UNSCORED)
 ENDINGS = (*map(str, Ending), STOPPED)
-Order = Literal["recorded", "longest", "shortest", "best", "worst"]
 STYLES = {Voice.ENVIRONMENT: "", Voice.MODEL: "cyan", Voice.NOTE: "dim"}
 
 
@@ -52,7 +49,7 @@ def show(options: argparse.Namespace, console: Console) -> None:
     step = step_of(journal, options, run_id)
     rows = recorded(journal, step)
     where = f"the evaluation after step {step}" if options.heldout else f"step {step}"
-    found = matching(rows, choice_of(options), f"{where} of {run_id}")
+    found = matching(rows, options, f"{where} of {run_id}")
     for row in found[: options.count]:
         transcript = transcript_of(row)
         assert transcript is not None, "only episodes are chosen"
@@ -92,56 +89,39 @@ def recorded(journal: Journal, step: int) -> list[ResponseRow]:
         return journal.read(step)
 
 
-def matching(rows: Sequence[ResponseRow], choice: EpisodeChoice, where: str) -> list[ResponseRow]:
-    """The chosen episodes, at least one. ValueError, with counts of those that exist, if none
-    matches."""
-    if not played(rows):
+def matching(
+    rows: Sequence[ResponseRow], options: argparse.Namespace, where: str
+) -> list[ResponseRow]:
+    """The episodes that the options choose, in their order, at least one. ValueError, with counts
+    of those that exist, if none matches."""
+    episodes = played(rows)
+    if not episodes:
         raise ValueError(
             f"the responses must be episodes to be shown, those in {where} are not"
             f" ({len(rows)} of one turn); choose a run whose domain has an environment"
         )
-    found = choice.chosen(rows)
+    found = [episode for episode in episodes if is_chosen(episode, options)]
     if not found:
         raise ValueError(
-            f"an episode must match, none in {where} does; there are {outcome_counts(rows)}:"
+            f"an episode must match, none in {where} does; there are {outcome_counts(episodes)}:"
             " ask for less"
         )
-    return found
+    order = next((name for name in SORT_KEYS if vars(options)[name]), None)
+    key = SORT_KEYS[order] if order else lambda _: ()
+    return [episode.row for episode in sorted(found, key=key)]
 
 
-def choice_of(options: argparse.Namespace) -> EpisodeChoice:
-    order: Order = next(
-        (name for name in get_args(Order) if getattr(options, name, False)), "recorded"
-    )
-    return EpisodeChoice(
-        outcome=options.outcome,
-        ending=options.ending,
-        least_reward=options.least_reward,
-        order=order,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeChoice:
-    """Conditions on episodes and their order; an empty text or None sets no condition."""
-
-    outcome: str = ""  # as `outcome_of` names it
-    ending: str = ""  # as `ending_of` names it
-    least_reward: float | None = None  # excludes episodes without a verdict
-    order: Order = "recorded"
-
-    def chosen(self, rows: Iterable[ResponseRow]) -> list[ResponseRow]:
-        """The episodes among these responses that match, in order."""
-        found = [episode for episode in played(rows) if self._matches(episode)]
-        return [episode.row for episode in sorted(found, key=SORT_KEYS[self.order])]
-
-    def _matches(self, found: PlayedResponse) -> bool:
-        reward = reward_of(found)
-        return (
-            self.outcome in ("", outcome_of(found.row))
-            and self.ending in ("", ending_of(found.episode))
-            and (self.least_reward is None or (reward is not None and reward >= self.least_reward))
+def is_chosen(found: PlayedResponse, options: argparse.Namespace) -> bool:
+    """True for an episode with the outcome, the ending and the reward that the options ask for; one
+    without a verdict has no reward."""
+    reward = reward_of(found)
+    return (
+        options.outcome in ("", outcome_of(found.row))
+        and options.ending in ("", ending_of(found.episode))
+        and (
+            options.least_reward is None or (reward is not None and reward >= options.least_reward)
         )
+    )
 
 
 def reward_of(found: PlayedResponse) -> float | None:
@@ -150,9 +130,8 @@ def reward_of(found: PlayedResponse) -> float | None:
     return None if score is None else score.reward
 
 
-def outcome_counts(rows: Sequence[ResponseRow]) -> str:
+def outcome_counts(episodes: Sequence[PlayedResponse]) -> str:
     """Numbers of episodes by outcome and by ending, as text."""
-    episodes = played(rows)
     outcomes = Counter(outcome_of(found.row) for found in episodes)
     endings = Counter(ending_of(found.episode) for found in episodes)
     return f"{_counts(outcomes)}; ended {_counts(endings)}"
@@ -178,8 +157,7 @@ def _by_reward(sign: int) -> Callable[[PlayedResponse], tuple[bool, float]]:
 
 
 # the episode with the smallest key comes first
-SORT_KEYS: dict[Order, Callable[[PlayedResponse], tuple[float, ...]]] = {
-    "recorded": lambda found: (),
+SORT_KEYS: dict[str, Callable[[PlayedResponse], tuple[float, ...]]] = {
     "longest": lambda found: tuple(-length for length in _length(found)),
     "shortest": _length,
     "best": _by_reward(-1),

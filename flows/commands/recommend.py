@@ -17,17 +17,19 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from artifacts.commit import seconds_added
+from flows.commands.expected import Expected, compare_candidates, expect
 from flows.commands.options import command
-
-if TYPE_CHECKING:
-    from flows.commands.expected import Expected
-    from flows.commands.situation import Situation
-    from flows.config.overlay import Values
+from flows.commands.situation import Situation, build_situation
+from flows.config.overlay import Values, overlay
+from flows.config.run_config import RunConfig
+from flows.config.settings_file import settings_of, write_settings
+from tasks.simulation.calibration import counted
+from tasks.simulation.workloads import WORKLOADS
 
 DESCRIPTION = """\
 Play a model on simulated devices with policies and placements that keep it on
@@ -41,8 +43,6 @@ COLUMNS = ("step s", "loses s", "rollout", "tokens/s")
 
 
 def parser() -> ArgumentParser:
-    from tasks.simulation.workloads import WORKLOADS
-
     made = ArgumentParser(
         prog="rollflow recommend",
         description=DESCRIPTION,
@@ -98,9 +98,6 @@ def parser() -> ArgumentParser:
 @command(parser)
 def main(options: Namespace) -> int:
     """Play all candidates and print the table, the best one and its settings."""
-    from flows.commands.expected import compare_candidates
-    from flows.commands.situation import build_situation
-
     situation = build_situation(options)
     found = compare_candidates(situation, options.seeds, options.off_policy)
     show(found, situation)
@@ -114,9 +111,6 @@ def main(options: Namespace) -> int:
 def settings(expected: Expected) -> Values:
     """Settings for a run with this candidate: all differences from the preset and all chosen
     values."""
-    from flows.config.overlay import overlay
-    from flows.config.settings_file import settings_of
-
     config, candidate = expected.config, expected.candidate
     assert candidate is not None, "only candidates are recommended"
     chosen = candidate.values(config.cluster.num_devices)
@@ -189,11 +183,6 @@ def explanation(found: tuple[Expected, ...]) -> Iterator[str]:
 def calibration_check(situation: Situation, num_draws: int) -> Iterator[str]:
     """Compare the recorded run's simulated step time with the measured one, if there is such a
     run."""
-    from artifacts.commit import seconds_added
-    from flows.commands.expected import expect
-    from flows.config.run_config import RunConfig
-    from tasks.simulation.calibration import counted
-
     if situation.recorder is None:
         return
     seconds = seconds_added([step.commit for step in situation.recorder.steps])
@@ -211,8 +200,6 @@ def calibration_check(situation: Situation, num_draws: int) -> Iterator[str]:
 
 def write_best(best: Expected, path: Path | None) -> None:
     """Print the command that trains with the best candidate; its settings go to `path` if given."""
-    from flows.config.settings_file import write_settings
-
     values = settings(best)
     if path is not None:
         write_settings(path, values)

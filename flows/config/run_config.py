@@ -24,7 +24,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.fixed_fields import reading_settings
+from artifacts.models.registry import HubModelConfig
 from artifacts.reports.mlflow_client import sqlite_uri
 from artifacts.urls import hidden, without_secrets
 from flows.config.consistency import check_parts
@@ -146,3 +148,27 @@ def mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: par
         below, value = getattr(model, name), given.get(name, {})
         if isinstance(below, BaseModel) and isinstance(value, Mapping):
             mark_as_set(below, value)
+
+
+def pinned(config: RunConfig) -> RunConfig:
+    """Return the configuration with every hub model and data set, at any depth, at its present
+    commit instead of a branch or a tag, which may move: all processes, resumes and repetitions of a
+    run read the same files. Raises ValueError for one that cannot be fetched."""
+    found: RunConfig = _pinned(config)
+    return found
+
+
+def _pinned(value: Any) -> Any:  # Any: configurations and values of their fields
+    match value:
+        case HubModelConfig() | HubRowsConfig():
+            return value.pinned()
+        case BaseModel():
+            fields = {name: getattr(value, name) for name in type(value).model_fields}
+            found = {name: _pinned(item) for name, item in fields.items()}
+            changed = {name: item for name, item in found.items() if item != fields[name]}
+            return value.model_copy(update=changed) if changed else value
+        case Mapping():
+            return {key: _pinned(item) for key, item in value.items()}
+        case tuple():
+            return tuple(map(_pinned, value))
+    return value

@@ -21,8 +21,7 @@ from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.registry import MixtureConfig, PartConfig, load_dataset
 from artifacts.datasets.rows import Dataset
 from artifacts.models.registry import HubModelConfig
-from flows.config.pinning import pinned
-from flows.config.run_config import RunConfig
+from flows.config.run_config import RunConfig, pinned
 from tasks.tiny_models.models import resolve_model
 
 MODEL = {
