@@ -63,8 +63,7 @@ class Output:
             self.log.unlink()
 
     def _move(self) -> None:
-        """Append new text of the first, temporary log to the present log: processes that were
-        forked before the run had a folder still write to the first one."""
+        """Append what processes that were forked earlier write to the first, temporary log."""
         with self.log.open("ab") as log:
             log.write(self._first.read())
 
@@ -102,7 +101,6 @@ def _duplicate(stream: TextIO, number: int) -> TextIO:
 
 
 def _point(number: int) -> None:
-    """Point streams 1 and 2 to this file."""
     _flush()
     for stream in STREAMS:
         os.dup2(number, stream)

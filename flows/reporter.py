@@ -225,8 +225,7 @@ class RunReporter:
         )
 
     def _warn(self, commit: StepCommit) -> None:
-        """Show and log the warnings of this step, and tag the MLflow run with all warnings of the
-        run."""
+        """Show and log this step's warnings, and tag the MLflow run with all of the run."""
         config = self._run.config.monitors
         raised = run_warnings(self._commits, config, self._journal, since=commit.step)
         for warning in raised:
@@ -277,8 +276,7 @@ class RunReporter:
         return summary
 
     async def _log_model(self, commits: Sequence[StepCommit]) -> None:
-        """Log the trained model to MLflow if `keep.log_model` is set. A refusal is only a warning,
-        because the model is in the run's folder."""
+        """Log the model to MLflow if wanted. A refusal is a warning: the run has the model."""
         run, keep = self._run, self._run.config.keep
         if not keep.log_model or not commits:
             return

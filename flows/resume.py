@@ -120,8 +120,7 @@ def resumed_config(given: RunConfig, started: Json) -> RunConfig:
 
 
 def _whole_lists(asked: Json, dumped: Json) -> Json:
-    """Replace lists in the asked values by whole ones from `dumped`: `asked` lacks default fields
-    of their elements, and an overlay cannot fill these in."""
+    """Replace lists by those of `dumped`, whose elements have their default fields, too."""
     return {
         name: _whole_lists(value, dumped[name]) if isinstance(value, Mapping) else dumped[name]
         for name, value in asked.items()
@@ -133,7 +132,6 @@ def _is_among(field: str, names: Sequence[str]) -> bool:
 
 
 def _placeless(config: Json) -> Json:
-    """Return the configuration without the fields that only locate files."""
     return {
         part: _without(value, PLACES[part]) if part in PLACES else value
         for part, value in config.items()

@@ -198,8 +198,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
 
 
 def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
-    """Open the run's folder. Every record in it must have a digest, unless an earlier version began
-    the run. Raises ValueError if the folder belongs to another run."""
+    """Open the run's folder. Raises ValueError if it belongs to another run."""
     store = root.child(run_id)
     if store.exists("manifest.json") and not config.resume:
         raise ValueError(
@@ -222,8 +221,7 @@ def _check_environments(config: RunConfig) -> None:
 
 @contextmanager
 def _tracked(run: OpenRun) -> Iterator[None]:
-    """After the block, set the end status of the MLflow run, and tell the user of entries that
-    MLflow lacks."""
+    """After the block, end the MLflow run, and name the command that sends what MLflow lacks."""
     status: MlflowStatus = "FINISHED"
     try:
         yield
@@ -236,8 +234,7 @@ def _tracked(run: OpenRun) -> Iterator[None]:
 
 
 def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
-    """Raise ValueError if the task has a malformed row, or fewer usable rows than a round or an
-    evaluation asks."""
+    """Raise ValueError for a malformed row, or too few rows for a round or an evaluation."""
     dataset, asked = task_dataset(config.task, config.seed), config.evaluation.num_prompts
     if len(dataset.heldout) < asked:
         raise ValueError(
@@ -299,8 +296,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
 
 
 def _weight_server(config: RunConfig) -> ElasticWeightsConfig | None:
-    """Settings of the weight server for elastic workers; None if the run needs none. The port is 0
-    (any free port) if the configured one is taken."""
+    """Settings of the weight server, if any; its port is 0 (any) if the configured one is taken."""
     server = weight_server_of(config.elastic, config.cluster)
     if server is None or not (server.port and refusal(server.port, server.host)):
         return server
@@ -316,8 +312,7 @@ def state_of(commits: Sequence[StepCommit]) -> QueueState:
 def _without_unfit(
     config: RunConfig, context: RunContext, commits: Sequence[StepCommit], rewards: Rewards
 ) -> RunContext:
-    """Add the unfit prompts, which the run skips, to the context. Raises ValueError if the
-    configuration refuses unfit prompts, or if too few prompts are left."""
+    """Add the unfit prompts to the context. Raises ValueError if they are refused or too many."""
     algebra = config.scheduling.algebra(config.batch)
     # a step that gives prompts up asks new ones, at most as many as may be under way
     under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_prompts)
@@ -346,7 +341,6 @@ def _without_unfit(
 
 
 def _left_out(config: RunConfig, context: RunContext) -> dict[str, int]:
-    """Count rows that are neither trained nor evaluated, by reason, and print the counts."""
     num_unfit = len(context.unfit) + len(context.unfit_heldout)
     counted = {**task_dataset(config.task, config.seed).left_out, "unfit": num_unfit}
     found = {reason: num for reason, num in counted.items() if num}
@@ -357,8 +351,7 @@ def _left_out(config: RunConfig, context: RunContext) -> dict[str, int]:
 
 
 def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
-    """Add the probes of the weight check to the context: the last tokens of the first held-out
-    prompts, because prompts differ most at their ends."""
+    """Add the weight check's probes: the ends of held-out prompts, which differ most there."""
     if not config.weight_check.enabled:
         return context
     prompts = prompts_of(context, heldout_refs(context, config.weight_check.num_probes))

@@ -114,7 +114,6 @@ def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_rows(earlier: RunManifest, digest: str) -> None:
-    """Raise ValueError if the task's rows differ from those at the start; paths may differ."""
     if earlier.data_digest not in ("", digest):
         raise ValueError(
             f"the task must have the rows that run {earlier.run_id} was begun with, it has others:"
@@ -124,8 +123,7 @@ def _check_rows(earlier: RunManifest, digest: str) -> None:
 
 
 def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """Raise ValueError if a model differs from the one at the start; its path may differ. If an
-    earlier version stored no digest of the model, the path must be the same."""
+    """Raise ValueError if a model, or its path where no digest is known, differs from the start."""
     now, before = _models_at_paths(config), _models_at_paths(kept_config(earlier.config))
     for field, path in now.items():
         known = earlier.model_digests.get(field)
@@ -138,8 +136,7 @@ def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str,
 
 
 def _models_at_paths(config: RunConfig) -> dict[str, str]:
-    """Directories of the models that the configuration names by path, by field. Models of other
-    kinds are identified by their names."""
+    """Directories of the models that are named by path, by field."""
     judge = judge_engine_of(config.rewards)
     models = {"model.path": config.model, "engine.model.path of judges": judge and judge.model}
     return {

@@ -69,8 +69,7 @@ class SeedingWindows:
         return replace(record, metrics={**record.metrics, **figures}, seeding=kept)
 
     def _learn(self, present: Collection[AdmittedWorker], kind: str, times: SeedingTimes) -> None:
-        """Update the window from a step's times, and store the windows by number of elastic workers
-        for later runs."""
+        """Update the window, and store the windows by number of elastic workers for later runs."""
         before = self._known(present, kind)
         after = after_step(before, times, self._config)
         self._seedings[kind] = replace(after, memory_s={})
@@ -81,8 +80,7 @@ class SeedingWindows:
             logger.info("elastic_workers=%s seeding_windows_s=%s", alike, dict(after.memory_s))
 
     def _known(self, present: Collection[AdmittedWorker], kind: str) -> Seeding:
-        """Return the seeding state of rounds of this kind, with the remembered windows for this
-        class of elastic workers."""
+        """Seeding state of this kind of rounds, with the windows remembered for such workers."""
         alike = _alike(present, kind)
         if present and alike not in self._memory_s and self._config.remembers:
             self._memory_s[alike] = read_windows(self._root, self._model, alike)
@@ -113,7 +111,7 @@ def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
 
 
 def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
-    """Return the key under which windows are stored: class of workers and kind of round."""
+    """The key under which windows are stored."""
     return f"{class_of(present)}, {kind} rounds"
 
 

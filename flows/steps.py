@@ -59,8 +59,7 @@ class StepOrdering:
         self._closing: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle as None: Prefect sends a flow's parameters to its tasks, and no task uses this
-        object."""
+        """Pickle as None: Prefect sends a flow's parameters to tasks, which do not use this."""
         return type(None), ()
 
     async def may_train(self, rollout: Any) -> bool:  # Any: a Prefect future of the round's report
@@ -264,14 +263,12 @@ class Steps:
             self._give_turn(self._under_way[0])
 
     def _give_turn(self, begun: StartedStep) -> None:
-        """Let a step train; its update waits for the evaluation that is under way, if any."""
         if self._evaluating is not None:
             begun.ordering.evaluation = self._evaluating.task
         begun.ordering.turn.set_result(True)
 
     async def _give_up(self, error: BaseException) -> BaseException:
-        """End all steps and evaluations that are under way; returns the failure that caused the
-        others."""
+        """End all that is under way; returns the failure that caused the others."""
         under_way, self._under_way = self._under_way, deque()
         evaluating, self._evaluating = self._evaluating, None
         work: list[asyncio.Task[Any]] = [begun.task for begun in under_way]  # Any: of reports

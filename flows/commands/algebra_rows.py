@@ -54,7 +54,6 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _launch_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
-    """Prompts and responses that are launched in a step."""
     rounds = algebra.rounds
     yield (
         "prompts launched per step",
@@ -90,7 +89,6 @@ def _episode_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
-    """Groups that are trained, lost or replaced in a step."""
     ordinary = algebra.ordinary
     kept, launched = ordinary.accept_per_prompt, ordinary.launch_per_prompt
     yield (
@@ -116,7 +114,6 @@ def _group_rows(algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
 
 
 def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, str]]:
-    """Load of an engine and of a rank of the learner."""
     engines = len(engine_members(config.cluster, config.engine.tensor_parallel_size))
     ranks = sum(spec.role == "learner" for spec in worker_specs(config.cluster))
     share = algebra.under_way * (1 + algebra.mean_lag)
@@ -159,7 +156,6 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _updates(config: RunConfig) -> str:
-    """Number and size of the optimizer updates in a step."""
     learner = config.learner
     updates = "1 (gradients summed over micro-batches and ranks, divided once)"
     if learner.num_updates > 1:
@@ -237,7 +233,6 @@ def _staleness(algebra: BatchAlgebra) -> str:
 
 
 def _pace(algebra: BatchAlgebra) -> str:
-    """Frequency of each kind of round, and the steps after the last one."""
     rarest = min(algebra.rounds, key=lambda shape: shape.frequency)
     others = [
         f"{shape.frequency:g} {shape.kind} rounds"
@@ -251,8 +246,7 @@ def _pace(algebra: BatchAlgebra) -> str:
 
 
 def _memory_rows(config: RunConfig, num_ranks: int) -> Iterator[tuple[str, str]]:
-    """Memory of a rank for sharded and for replicated parameters; in bytes too if the model is on
-    this machine."""
+    """Memory of a rank, sharded and replicated; in bytes too if the model is on this machine."""
     found = present_model(config.model, Path(config.keep.model_cache))
     size = None if found is None else model_size(found)
     learner = config.learner

@@ -68,7 +68,6 @@ def trained_config(store: Store) -> RunConfig:
 
 
 def _resume_command(url: str) -> str:
-    """The command that resumes the run at this URL."""
     root, _, run_id = url.rpartition("/")
     if "://" in root:
         return f"rollflow train --set keep.artifact_root={shlex.quote(root)} --resume {run_id}"

@@ -188,8 +188,7 @@ def check_environment_hosts() -> Iterator[Finding]:
 
 
 async def _try_environments(isolation: Isolation) -> tuple[str, tuple[float, float]]:
-    """Why this machine cannot run environments (empty if it can), and two times in seconds: the
-    start of the fork server, and a process with its first reset."""
+    """Why no environment runs here (or empty); seconds to start a fork server and a process."""
     game = GuessConfig()
     pool = EnvironmentPool(EnvironmentProcessConfig(num_hosts=1, isolation=isolation.value), [game])
     began_s = time.perf_counter()

@@ -78,7 +78,6 @@ def simulate_all(pool: ProcessPoolExecutor, what: str, draws: Sequence[Draw]) ->
 
 
 def _show_progress(what: str, futures: Sequence[Future[DrawResult]]) -> None:
-    """Show a progress bar until all futures are done, if standard error is a terminal."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(
@@ -98,8 +97,7 @@ def _initialize(situation: Situation, parent: int) -> None:
 
 
 def _simulate(draw: Draw) -> DrawResult:
-    """Simulate one draw, without the steps that fill the pipeline and those that drain the
-    queue."""
+    """Simulate one draw, without the steps that fill the pipeline or drain the queue."""
     run = simulated_run(*draw, _situations[-1])
     is_off_policy = run.policy.algebra(run.batch).is_off_policy
     played = play(run).planned.after(is_off_policy * WARM_UP_STEPS)
@@ -184,8 +182,7 @@ def expect(config: RunConfig, situation: Situation, num_draws: int) -> Expected:
 def _accepted(
     candidates: Iterable[Candidate], situation: Situation, known: Sequence[RunConfig] = ()
 ) -> list[tuple[Candidate, RunConfig]]:
-    """Candidates that make a valid configuration, one of each kind of steps; the errors of others
-    go to standard error."""
+    """Candidates with a valid configuration, one of each kind of steps; others are printed."""
     seen = [_kind_of_steps(config) for config in known]
     found: list[tuple[Candidate, RunConfig]] = []
     for candidate in candidates:
@@ -208,7 +205,6 @@ def _simulated(
     configs: Sequence[tuple[Candidate | None, RunConfig]],
     num_draws: int,
 ) -> list[Expected]:
-    """Simulate each configuration with the same draws."""
     draws = range(num_draws)
     results = iter(
         simulate_all(pool, what, [(config, draw) for _, config in configs for draw in draws])

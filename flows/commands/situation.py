@@ -92,7 +92,6 @@ def build_situation(options: Namespace) -> Situation:
 
 
 def _completed(options: Namespace, run: RecordedRun | None) -> Namespace:
-    """Complete the options from the run, or from DEFAULTS without one."""
     known = DEFAULTS if run is None else _options_of(run.config)
     given = {name: value for name, value in vars(options).items() if value is not None}
     asked = Namespace(**{**vars(options), **known, **given})
@@ -120,7 +119,6 @@ def _is_as_recorded(asked: Namespace, run: RecordedRun) -> bool:
 
 
 def _lengths(asked: Namespace, run: RecordedRun | None) -> tuple[Callable[[int], RunWork], str]:
-    """The work by draw, and a description of its lengths."""
     if run is None:
         made = workload(asked.workload, asked.cap)
         return lambda draw: made, f"lengths of the workload {asked.workload!r} by a law"
@@ -130,7 +128,6 @@ def _lengths(asked: Namespace, run: RecordedRun | None) -> tuple[Callable[[int],
 
 
 def _calibrated(run: RecordedRun, asked: Namespace) -> PlainMachine:
-    """The machine that recorded the run, with `asked.devices` devices."""
     if asked.model:
         raise ValueError(
             "--model must be left out on the machine that recorded --run, which knows nothing of"
@@ -141,8 +138,7 @@ def _calibrated(run: RecordedRun, asked: Namespace) -> PlainMachine:
 
 
 def _roofline(asked: Namespace, store: Store | None) -> Machine:
-    """A roofline of the devices with the model. The training cost is RollPacker's where it has this
-    model."""
+    """A roofline of the devices with the model; the training cost is RollPacker's where known."""
     if asked.device not in DEVICES:
         known = ", ".join(DEVICES)
         raise ValueError(f"--device must be one of {known}, got {asked.device!r}; choose one")
@@ -197,8 +193,7 @@ def _sizes(machine: Machine) -> tuple[int, ...]:
 
 
 def _base(asked: Namespace, run: RecordedRun | None) -> Values:
-    """The configuration of the run or of a preset, with the batch and the response bound of the
-    options; the room for prompts stays."""
+    """The configuration to change, with batch and response bound of the options."""
     if run is not None and asked.preset:
         raise ValueError(
             f"--preset must be left out beside --run, whose settings are changed, got"

@@ -108,7 +108,6 @@ def _tracker_of(store: Store, manifest: RunManifest, config: RunConfig, uri: str
 def _send_steps(
     tracker: RunTracker, store: Store, commits: Sequence[StepCommit], config: RunConfig
 ) -> None:
-    """Send the metrics of every step and evaluation, and the warnings of the monitors."""
     for commit in commits:
         tracker.log_step(commit.step, commit.metrics)
     for step in sorted(evaluated_steps(store)):
@@ -121,8 +120,6 @@ def _send_steps(
 
 
 def _send_report(tracker: RunTracker, store: Store, num_steps: int) -> None:
-    """Send the figures for lists of runs, the pages of the report, and the summary as the
-    description of the run."""
     figures = read_figures(store)
     if figures is not None:
         tracker.log_state(num_steps, figures.columns)

@@ -47,7 +47,6 @@ def check_parts(config: Parts) -> None:
 
 
 def _check_held_out(config: Parts) -> None:
-    """Raise ValueError for a task without held-out questions, since every run evaluates."""
     if field := _nothing_held_out(config.task):
         raise ValueError(
             f"task.{field} must be > 0, got 0: a run asks {config.evaluation.num_prompts} held-out"
@@ -56,8 +55,7 @@ def _check_held_out(config: Parts) -> None:
 
 
 def _nothing_held_out(task: TaskConfig) -> str:
-    """The name of the field because of which a task holds out no question; empty if it holds out
-    some."""
+    """The field because of which a task holds out no question; empty if it holds out some."""
     if isinstance(task, CurriculumConfig):
         below = _nothing_held_out(task.task)
         return below and f"task.{below}"
@@ -68,11 +66,8 @@ def _nothing_held_out(task: TaskConfig) -> str:
 
 
 def _check_warm_ups(config: Parts) -> None:
-    """Raise ValueError for a warm-up that is longer than the run.
-
-    The preset's own learning-rate warm-up may be longer, because the user did not choose it: a
-    trial of two steps keeps it, and trains as the first two steps of the whole run do.
-    """
+    """A warm-up must end within the run. A preset's own may be longer: a trial of two steps trains
+    as the first two steps of the whole run do."""
     learner, last = config.learner, config.num_steps
     warm_ups = {"learner.optimizer.warmup_steps": learner.optimizer.warmup_steps}
     if learner.has_critic:
@@ -92,8 +87,7 @@ def _check_warm_ups(config: Parts) -> None:
 
 
 def _check_lengths(config: Parts) -> None:
-    """The longest response leaves room for a prompt, and is long enough for the whole penalty of an
-    overlong response."""
+    """The longest response leaves room for a prompt, and can lose the whole overlong penalty."""
     longest = config.sampling.max_response_tokens
     if longest >= config.engine.max_model_len:
         raise ValueError(
@@ -127,8 +121,7 @@ def _check_distribution(config: Parts) -> None:
 
 
 def _check_sleep(config: Parts) -> None:
-    """Engines sleep only on GPUs that rollout and learner share: sleeping frees memory for that
-    learner."""
+    """Engines sleep to free memory for a learner: only on GPUs that both share."""
     placed, kind = device_map(config.cluster), config.cluster.device_kind
     is_shared = set(placed["rollout"]) & set(placed["learner"])
     if config.engine.sleeps and not (kind == "cuda" and is_shared):
@@ -234,8 +227,6 @@ def _check_shards(config: Parts) -> None:
 
 
 def _check_planner(config: Parts) -> None:
-    """The planner's rule `lengths` needs a measured throughput profile, and the largest size must
-    not be below the first."""
     planner = config.planner
     if planner.enabled and planner.rule == "lengths" and not planner.profile:
         raise ValueError(
@@ -262,8 +253,7 @@ def _check_loss(config: Parts) -> None:
 
 
 def _check_overlap(config: Parts) -> None:
-    """If steps overlap, engines are never idle: the planner cannot rebuild them, and they cannot
-    sleep."""
+    """If steps overlap, engines are never idle: they can neither be rebuilt nor sleep."""
     if not config.scheduling.algebra(config.batch).overlaps:
         return
     if config.planner.enabled:
@@ -281,8 +271,7 @@ def _check_overlap(config: Parts) -> None:
 
 
 def _check_freeing(config: Parts) -> None:
-    """If steps overlap, limits of the stream trainer must be the defaults: no device is freed, so
-    that other limits would have no effect."""
+    """If steps overlap, no device is freed: the stream trainer's limits have no effect."""
     limits = config.stream_trainer.changed_limits if config.stream_trainer.enabled else {}
     if limits and config.scheduling.algebra(config.batch).overlaps:
         told = ", ".join(f"stream_trainer.{name} {value}" for name, value in limits.items())
@@ -295,7 +284,6 @@ def _check_freeing(config: Parts) -> None:
 
 
 def _check_timeouts(config: Parts) -> None:
-    """The floor of a test case's time limit is at most its ceiling."""
     for domain, reward in config.rewards.items():
         timeout = reward.timeout if isinstance(reward, CodeTestsConfig) else None
         if timeout and timeout.floor_s > timeout.ceiling_s:
@@ -307,8 +295,7 @@ def _check_timeouts(config: Parts) -> None:
 
 
 def _check_judge(config: Parts) -> None:
-    """A judge reward and the role judge need each other. The judge must run on the device kind, and
-    fit beside an engine on the same GPU."""
+    """Reward and role judge need each other; the judge must fit its device."""
     judge, placed = judge_engine_of(config.rewards), device_map(config.cluster)
     roles = config.cluster.roles
     if judge is None:

@@ -140,7 +140,6 @@ def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _found(values: Any, pattern: Sequence[str]) -> Iterator[list[str]]:  # Any: JSON values
-    """Yield every path in the values that matches the pattern."""
     if not pattern:
         yield []
     elif isinstance(values, Mapping):
@@ -150,8 +149,7 @@ def _found(values: Any, pattern: Sequence[str]) -> Iterator[list[str]]:  # Any: 
 
 
 def _move(values: Values, old: Sequence[str], new: Sequence[str]) -> None:
-    """Move the value at the old path to the new one; mappings are merged. Raises ValueError if both
-    paths have a value."""
+    """Move a value to its new path; mappings are merged. ValueError if both paths have a value."""
     before, after = ".".join(old), ".".join(new)
     moved = _parent(values, old).pop(old[-1])
     parent = _parent(values, new)

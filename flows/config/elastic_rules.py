@@ -65,8 +65,7 @@ def wish_of_weights(elastic: ElasticConfig, server: ElasticWeightsConfig) -> Wis
 
 
 def _is_wanted(elastic: ElasticConfig, cluster: ClusterConfig) -> bool:
-    """True if elastic workers pull weights from a server: as configured, or by default if other
-    machines can reach the scheduler's address."""
+    """As configured; by default, if other machines can reach the scheduler's address."""
     if elastic.weights.enabled is not None:
         return elastic.weights.enabled
     host = cluster.scheduler_host

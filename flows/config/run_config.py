@@ -51,8 +51,7 @@ class RunConfig(Parts):
         given: Any,  # Any: whatever the caller gave
         handler: ModelWrapValidatorHandler[Self],
     ) -> Self:
-        """Lay the given values over the preset's. Fields that the preset filled in do not count as
-        set, so that a resumed run changes only fields that were given beside `resume`."""
+        """Lay the given values over the preset's; only given fields count as set."""
         if not isinstance(given, Mapping):
             return handler(given)
         try:
@@ -112,8 +111,7 @@ def _over_its_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: par
 
 
 def _without_secrets(error: ValueError, given: object) -> ValidationError:
-    """Return the same validation errors with secrets removed from messages, locations and inputs,
-    because errors are shown in many places: Prefect logs those of a deployment."""
+    """The same errors with secrets removed: Prefect logs those of a deployment."""
     if not isinstance(error, ValidationError):
         fault = PydanticCustomError("value_error", without_secrets(str(error)))
         return ValidationError.from_exception_data(
@@ -131,8 +129,7 @@ def _without_secrets(error: ValueError, given: object) -> ValidationError:
 
 
 def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: values of fields
-    """Raise ValueError for an infinity or not-a-number: a manifest is JSON, which has neither, so
-    that the value could not be read back."""
+    """Raise ValueError for an infinity or not-a-number, which a manifest of JSON cannot hold."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             _check_finite(value, f"{place}{name}.")

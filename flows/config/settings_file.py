@@ -64,8 +64,7 @@ def write_settings(path: Path, values: Values) -> None:
 
 
 def _beyond(values: Mapping[str, Any], plain: Mapping[str, Any]) -> Values:  # Any: parsed JSON
-    """The values that differ from `plain`. A mapping of another `kind` is kept whole, because
-    `overlay` replaces it whole."""
+    """The values that differ from `plain`; a mapping of another `kind` is kept whole."""
     found: Values = {}
     for key, value in values.items():
         below: Any = plain.get(key)  # Any: parsed JSON
