@@ -50,8 +50,7 @@ class EngineLayouts:
         )
 
     async def arrange(self, fleet: Fleet, layout: str) -> tuple[Span, ...]:
-        """Bring the engines into the layout of a round; returns a span of the rebuild for every
-        device, none if nothing changed."""
+        """Bring the engines into a round's layout; returns spans of the rebuild, if any."""
         if not self._config.planner.enabled or not layout:
             return ()
         self.state = self._planner.begun(self.state, layout, demand_of(self._config, layout))

@@ -1,10 +1,7 @@
 """Held-out evaluation: the engines answer the same prompts each time, the rewards score the
-answers, and nothing is trained.
-
-All tokens of an evaluation come from one weight version: no version is published while the
-evaluation goes on, and a response with a token of another version is refused. Where steps overlap,
-rounds generate beside the evaluation on the same engines (`flows.steps`). Leaves out the display of
-answers (`flows.results`, `flows.reporter`)."""
+answers, and nothing is trained. All tokens come from one weight version: none is published
+meanwhile, and a response with a token of another version is refused. Where steps overlap, rounds
+generate beside the evaluation on the same engines (`flows.steps`)."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ FLOW_LOG = "flow.log"
 
 
 class Output:
-    """The diverted output of this process: two streams to the terminal, and the log file to which
-    the process's standard streams point."""
+    """The diverted output of this process: streams to the terminal, and the log file."""
 
     def __init__(self) -> None:
         self.screen = _duplicate(sys.stdout, 1)
@@ -47,8 +46,7 @@ class Output:
         self._is_kept = True
 
     def print_error(self, sentence: str) -> None:
-        """Print an error without secrets on the terminal, and the path of the log if there is
-        one."""
+        """Print an error without secrets on the terminal, and the path of the log if any."""
         print(f"error: {without_secrets(sentence)}", file=self._errors)
         _flush()
         if self._is_kept or self.log.stat().st_size:
@@ -72,8 +70,7 @@ _diverted: Output | None = None
 
 
 def divert() -> Output:
-    """Send the output of this process to a log until the process ends, because libraries write even
-    after Rollflow's last line."""
+    """Send this process's output to a log until it ends: libraries write at the very end, too."""
     global _diverted
     _diverted = Output()
     return _diverted

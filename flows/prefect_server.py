@@ -7,8 +7,7 @@ server is lost.
     flow runs, states ─▶ no answer ─▶ PrefectLost, in one sentence
 
 A run goes on without artifacts, but not without the states of its flow runs; Prefect's own client
-retries for about a minute. Leaves out a round's progress bar, which workers draw
-(`tasks.progress`), and the loggers of workers, whose lines are in the logs of their processes."""
+retries for about a minute."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ async def publish_artifact(artifact: Awaitable[object]) -> None:
 
 @contextmanager
 def prefect_loss_explained() -> Iterator[None]:
-    """Turn errors of the block into PrefectLost if Prefect does not answer or does not know the run
-    any more."""
+    """Turn errors into PrefectLost if Prefect does not answer or does not know the run."""
     try:
         yield
     except HTTPError as error:
@@ -83,8 +81,7 @@ class SecretFilter(logging.Filter):
 
 
 def hide_refused_secrets() -> None:
-    """Remove secrets from Prefect's log of refused parameters, which quotes the values that a
-    deployment was given."""
+    """Remove secrets from Prefect's log of refused parameters, which quotes them."""
     logging.getLogger(VALIDATION).addFilter(SecretFilter(VALIDATION))
 
 

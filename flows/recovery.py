@@ -4,9 +4,8 @@
     plan_round ──▶ plans/00007.json ──▶ half played, killed ──▶ resumed ──▶ the same round
 
 If one learner is lost, all ranks are restored from the last checkpoint and replay the committed
-steps. Responses that an attempt recorded are not generated again. A resumed run plays a begun round
-by its stored plan, even if the resume changes settings of later rounds. Plans of evaluations are
-not stored: every attempt plans its evaluation again."""
+steps. Recorded responses are not generated again, and a begun round is played by its stored plan,
+even if a resume changes settings. Evaluations are planned again."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ async def retry(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: 
 
 
 async def start_at(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
-    """Start the actors, and load the weights after this step into every engine; returns a reference
-    to these weights."""
+    """Start the actors, and load the weights after this step into every engine; returns these."""
 
     async def start(attempt: int) -> WeightsRef:
         await (fleet.start() if attempt == 1 else fleet.replace_lost())

@@ -1,10 +1,6 @@
 """Writes the report folder of a run: its page, drawn while steps go on and once more at the end,
-with plots and a summary. The final files go to MLflow, too. Without `keep.report` no page and no
-plots are drawn.
-
-Drawing a page takes a core a second or more, which is long beside short steps. So the first page is
-drawn FIRST_AFTER_S after the start, and later ones so that drawing takes a small share of the time.
-"""
+with plots and a summary; the final files go to MLflow, too. Drawing takes a core a second or more:
+the first page is drawn FIRST_AFTER_S after the start, later ones take a small share of the time."""
 
 from __future__ import annotations
 
@@ -66,8 +62,7 @@ class ReportFolder:
         answers: HeldoutAnswers,
         model: str,
     ) -> RunSummary:
-        """Write all report files at the end of a run; returns its summary. model: path or URL to
-        which the weights were exported."""
+        """Write all report files at the end. model: where the weights were exported."""
         await self.wait_until_drawn()
         summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
         files = {"summary.md": markdown(summary).encode()}

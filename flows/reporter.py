@@ -1,9 +1,6 @@
-"""Reports a run to MLflow, Prefect artifacts, the terminal and the report folder, while the run
-goes on and at its end. Reports include environment processes and elastic workers.
-
-The page of the report folder is drawn after a checkpoint while steps go on, but not in the first
-seconds nor shortly after the last page, and at the end. A run does not depend on these reports: all
-are made from the commits, the recorded rounds and the evaluations."""
+"""Reports a run, with its environment processes and elastic workers, to MLflow, Prefect artifacts,
+the terminal and the report folder. A run does not depend on these reports: all are made from the
+commits, the recorded rounds and the evaluations."""
 
 from __future__ import annotations
 
@@ -253,8 +250,7 @@ class RunReporter:
         return figures_of(self._run.config.num_steps, self._commits, heldout)
 
     async def finish(self, model: str) -> RunSummary:
-        """Write page, plots and summary to the report folder, MLflow and Prefect, and print and
-        return the summary. `model`: path or URL to which the weights were exported."""
+        """Write and print the final report. `model`: where the weights were exported."""
         commits = read_commits(self._run.store)
         await self._participants.record(self.figures)
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)

@@ -1,9 +1,7 @@
-"""Gathers the results of a run from its records: summary, warnings, pictures and the page.
+"""Gathers the results of a run: summary, warnings, pictures and the page. All come from records, so
+that a resumed run also shows the steps of earlier attempts.
 
-    commits, recorded rounds, evaluations ─▶ RunResults ─▶ RunSummary, figures, index.html
-
-All results come from records, so that a resumed run also shows the steps of earlier attempts.
-Leaves out when and where results are shown (`reporter`)."""
+    commits, recorded rounds, evaluations ─▶ RunResults ─▶ RunSummary, figures, index.html"""
 
 from __future__ import annotations
 

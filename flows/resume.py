@@ -1,12 +1,7 @@
 """The configuration of a resumed run: the one that the run was started with, and those changes
-given beside `resume` that are allowed.
-
-Settings must not change if a replay would then give other weights, or the stream of prompts other
-questions: model, seed, task, rewards, batch, scheduling, learner, devices. Over-provisioning of
-prompts and the number of levels may change, because a begun round is played as it was planned, and
-replays read what was recorded. The paths of rows, models and code may change: `run_record` checks
-that rows and models there are the same.
-"""
+given beside `resume` that are allowed: none after which a replay would give other weights, or the
+stream of prompts other questions. A begun round is played as it was planned, and replays read what
+was recorded. Paths of rows, models and code may change: `run_record` checks what is there."""
 
 from __future__ import annotations
 
@@ -149,8 +144,7 @@ def _without(value: Any, names: Sequence[str]) -> Any:  # Any: JSON in, JSON out
 
 
 def nothing_left(given: RunConfig) -> str:
-    """A sentence for the user if the run to resume is finished and `given` asks for nothing new;
-    empty otherwise."""
+    """A sentence if the run is finished and `given` asks for nothing new; else empty."""
     if not given.resume:
         return ""
     started = config_at_start(given.keep.artifact_root, given.resume)
@@ -187,8 +181,7 @@ def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str
 
 
 def differences(before: Json, after: Json) -> dict[str, tuple[str, str]]:
-    """List differing values as (before, after) texts by dotted field; empty text for a field that
-    is missing on one side."""
+    """Differing values as (before, after) texts by dotted field; "" where one is missing."""
     old, new = dict(flatten(before)), dict(flatten(after))
     names = [*old, *(name for name in new if name not in old)]
     values = {name: (old.get(name, ""), new.get(name, "")) for name in names}

@@ -81,8 +81,7 @@ async def update_and_publish(
     gradients: Any,  # Any: a Prefect future
     ordering: StepOrdering | None = None,
 ) -> tuple[GradientReport, PolicyReport, PublishReport]:
-    """Update the policy once the gradients are summed and no evaluation needs the old weights, then
-    publish the new weights."""
+    """Update once gradients are summed and old weights needed no more, then publish."""
     accumulated: GradientReport = await result_of(gradients)
     if ordering is not None:
         await ordering.may_update()

@@ -88,8 +88,7 @@ class OpenRun:
 
     @property
     def untracked(self) -> str:
-        """A sentence on the entries that MLflow lacks and the command that sends them; empty if
-        MLflow lacks none."""
+        """A sentence on what MLflow lacks, with the command that sends it; empty if nothing."""
         if not (waiting := self.tracker.outbox.waiting):
             return ""
         return (
@@ -121,8 +120,7 @@ class OpenRun:
         return self.store.local_path(CERTIFICATE) if kept else scratch / CERTIFICATE
 
     def local_report(self, name: str) -> Path | None:
-        """Path of a file in the report folder, which is created if missing; None if the artifact
-        root is remote."""
+        """Path of a report file, whose folder is made; None if the artifact root is remote."""
         if not self.store.is_local:
             return None
         path = self.store.local_path(report_file(name))
@@ -136,8 +134,7 @@ def evaluated_steps(store: Store) -> set[int]:
 
 
 def effective_config(config: RunConfig) -> RunConfig:
-    """Return the given configuration; for a resumed run, the configuration of its start with the
-    given changes."""
+    """The given configuration; for a resume, that of the start with the given changes."""
     if not config.resume:
         return config
     return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
@@ -152,8 +149,7 @@ def check_ports(config: RunConfig) -> None:
 
 
 def new_run_id(preset: str) -> str:
-    """Make a run's name from preset, time and a random part. The random part keeps runs apart that
-    deployments begin in the same second on several machines."""
+    """A name of preset, time and a random part: several machines may begin in one second."""
     return f"{preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 

@@ -4,8 +4,7 @@
     seeding.json at the artifact root ◀─ windows by (model, class of elastic workers, kind of round,
     number)                                                                         ─▶ later runs
 
-Each kind of round has its own windows, because long rounds have other responses than short ones.
-The last window is stored in the step's commit, so that a resumed run continues with it. Elastic
+Long rounds have other responses than short ones, so that each kind has its own windows. Elastic
 workers are of one class if they have the same price class and equally many devices of each kind."""
 
 from __future__ import annotations

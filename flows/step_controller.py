@@ -1,8 +1,5 @@
-"""The operations of a run on its steps: plan a step, open its round, play it, commit it, and
-recover from losses. `flows.steps` puts them in order.
-
-If the policy says so, steps overlap, and evaluations go on beside them. Otherwise steps are played
-one at a time: every step is a barrier."""
+"""The operations of a run on its steps, which `flows.steps` puts in order. If the policy says so,
+steps overlap, and evaluations go on beside them; otherwise every step is a barrier."""
 
 from __future__ import annotations
 
@@ -140,8 +137,7 @@ class StepController:
         return not self._overlaps or step >= self._run.config.num_steps
 
     def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
-        """Plan the evaluation of this step's weights that goes on beside later steps; None if none
-        is due."""
+        """Plan the evaluation that goes on beside later steps; None if none is due."""
         run = self._run
         if self.is_barrier(step) or not is_due(step, run.config.evaluation.every_steps):
             return None
@@ -235,6 +231,5 @@ def state_after(before: QueueState, plan: StepPlan, rollout: RolloutReport) -> Q
 
 
 def is_due(step: int, every: int) -> bool:
-    """Return True if an action that is repeated every `every` steps is due after this step; an
-    `every` of 0 means never."""
+    """True if an action is due after this step; an `every` of 0 means never."""
     return every > 0 and step % every == 0

@@ -5,14 +5,12 @@ flow is cancelled when it next awaits something.
                 └─ Ctrl-C again: this process ends, with all processes that it started
 
 An exception that a signal handler raises at an arbitrary place may be taken for a failure of the
-code there: Prefect's TerminationSignal within a serializer becomes an error of the serializer. So
-Prefect's own handler is replaced here. A flow that does not reach an await within a second is
-cancelled at the place where it is, and any failure that follows counts as the stop.
+code there, so that Prefect's own handler is replaced here. A flow that does not reach an await
+within a second is cancelled where it is, and any failure that follows counts as the stop.
 
-This relies on two properties of Prefect 3.7, which `tests/unit/test_stopping.py` checks: every flow
-run looks up `_prefect_sigterm_handler` in `prefect.utilities.engine` whenever it installs or
-compares the handler; and a cancelled flow ends in the state Crashed, or Cancelled if Prefect's
-worker asked for that."""
+Two properties of Prefect 3.7, which `tests/unit/test_stopping.py` checks: every flow run looks up
+`_prefect_sigterm_handler` in `prefect.utilities.engine` whenever it installs or compares the
+handler; and a cancelled flow ends in the state Crashed, or Cancelled if Prefect's worker asked."""
 
 from __future__ import annotations
 
@@ -58,8 +56,7 @@ class Stop:
 
     @contextmanager
     def watched(self, store: Store) -> Iterator[None]:
-        """During the block, count this store's committed steps in the stop message, and apply
-        `failures_as_stop`."""
+        """Count this store's steps in the stop message, and apply `failures_as_stop`."""
         self._committed = lambda: len(store.list(STEPS))
         with self.failures_as_stop():
             yield

@@ -3,13 +3,10 @@
     flow ──on_cluster──▶ flow with tasks on this cluster ──submit──▶ Dask ──result_of──▶ result
 
 In Prefect 3.7 and prefect-dask 0.3, `Flow.with_options` derives the schema of the flow's parameters
-again, which takes a core 0.3 s; and a submission is named by a digest of all its arguments, the
-flow included, which takes most of its time. Together they took a sixth of the CPU time of the
-flow's process in a run of two steps.
-
-A separate thread pool waits for results. asyncio's default pool has four threads more than there
-are cores, and a wait occupies a thread for a whole round: on two cores a step and an evaluation
-beside it occupied all threads, so that no lost worker was replaced and no picture was drawn."""
+again (0.3 s of a core), and a submission is named by a digest of all its arguments: together a
+sixth of the CPU time of the flow's process in a run of two steps. A thread pool of its own waits
+for results: asyncio's has four threads more than there are cores, and a wait takes one for a round.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ THREADS = ThreadPoolExecutor(64, thread_name_prefix="results")
 
 
 class ClusterTaskRunner(DaskTaskRunner):  # type: ignore[misc]  # it has no types
-    """Task runner that submits every task as a separate Dask computation: equal submissions are
-    not merged."""
+    """Task runner that submits every task as a Dask computation of its own."""
 
     def submit(
         self,
@@ -38,8 +34,7 @@ class ClusterTaskRunner(DaskTaskRunner):  # type: ignore[misc]  # it has no type
         wait_for: Iterable[Any] | None = None,
         dependencies: dict[str, set[Any]] | None = None,
     ) -> PrefectDaskFuture[Any]:
-        """Submit a task to Dask, as `DaskTaskRunner.submit` does. Raises RuntimeError outside of a
-        flow."""
+        """Submit a task as `DaskTaskRunner` does. Raises RuntimeError outside of a flow."""
         if not self._started:
             raise RuntimeError("a task runner must be started before work is submitted")
         future = self.client.submit(

@@ -125,8 +125,7 @@ def prepare_workers(config: RunConfig) -> None:
 async def train_steps(
     run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: ClusterTaskRunner
 ) -> RunSummary:
-    """Play all remaining steps and evaluations, export the model, and report; returns the run's
-    summary."""
+    """Play all remaining steps and evaluations, export the model, and report."""
     step_flow = on_cluster(rl_step, task_runner)
     evaluation_flow = on_cluster(evaluate, task_runner)
     step = len(run.commits)
@@ -217,8 +216,7 @@ async def check_machines(client: Client, run: OpenRun) -> None:
 
 
 def shared_files(context: RunContext, root: Path | None) -> list[SharedFile]:
-    """List one file in every folder that workers must share. `root`: the artifact root, or None if
-    it is a URL."""
+    """One file in every folder that workers share. `root`: None if it is a URL."""
     files = [
         SharedFile(
             path=f"{context.weights_dir}/{OWNER}",

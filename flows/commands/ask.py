@@ -4,9 +4,8 @@
     RUN --task         a held-out question of the run's own task, and what the answer is worth
     RUN                a question a line, from the terminal or a pipe, until its end
 
-Every question stands alone: the model sees no earlier question. A typed question is given to the
-model as it is; a question of the task comes with the task's own system prompt and template.
-"""
+Every question stands alone. A typed one is given to the model as it is, one of the task with the
+task's own system prompt and template."""
 
 from __future__ import annotations
 
@@ -181,8 +180,7 @@ def score_text(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
 
 @contextmanager
 def opened_model(name: str, store: Store, config: RunConfig) -> Iterator[PlainModel]:
-    """Load the trained model, or the one that the run started from (`name` "before"). A remote
-    model is copied for the length of the block."""
+    """Load the trained model, or for "before" the one that the run started from."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from tasks.engines.plain import PlainModel  # seconds: only when the options are sound
 

@@ -1,9 +1,5 @@
 """rollflow calibrate: measure the throughput of a model's engines at every size, batch and length,
-for the parallelism planner.
-
-each size in a fresh process on the devices of a run's replica -> prefill, decode tokens/s ->
-profile.json + profile.png -> planner.profile
-"""
+for the parallelism planner, each size in a fresh process on the devices of a run's replica."""
 
 from __future__ import annotations
 
@@ -211,8 +207,7 @@ async def measurements(
 
 
 def prepare_output(path: Path) -> Path:
-    """Make the folder of the output before minutes of measuring, and return the path. ValueError or
-    OSError if no file can be written there."""
+    """Make the folder of the output before minutes of measuring. ValueError for a wrong path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise ValueError(f"--output must be a file, got the folder {path}; name a file in it")

@@ -1,11 +1,8 @@
 """The candidates of `rollflow recommend`: the settings that each changes of a configuration. Pure.
 
-    engine sizes, plain ─▶ best size ─▶ learner on devices of its own
-                                     └▶ tail batching, rounds of more levels, stream trainer, both;
-                                        if asked asynchronous, apart and in turn
-
-Leaves out the rules that refuse a candidate (`RunConfig`) and their step times (`expected`).
-"""
+engine sizes, plain ─▶ best size ─▶ learner on devices of its own
+                                 └▶ tail batching, rounds of more levels, stream trainer, both;
+                                    if asked asynchronous, apart and in turn"""
 
 from __future__ import annotations
 

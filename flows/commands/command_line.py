@@ -38,8 +38,7 @@ def assemble(
 
 
 def configuration_of(options: Namespace) -> RunConfig:
-    """The configuration that --preset, --settings and --set describe. Raises ValueError for one
-    that is not valid."""
+    """The configuration that --preset, --settings and --set describe; ValueError if not valid."""
     values = assemble(options.preset, "", options.set, options.settings)
     return RunConfig.model_validate(values)
 
@@ -49,8 +48,7 @@ def assign(
     assignments: Sequence[str],
     is_text: Callable[[Sequence[str]], bool] = lambda path: False,
 ) -> None:
-    """Apply assignments to a mapping. is_text: true for the path of a field whose value is text,
-    even if it looks like JSON."""
+    """Apply assignments to a mapping. is_text: true for the path of a field whose value is text."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:

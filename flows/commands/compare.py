@@ -1,12 +1,6 @@
-"""rollflow compare: two training runs side by side, from the metrics that MLflow has of both.
-
-Prints the time per stage, the speed-up, the rewards and the cost; draws curves on request.
-
-    rollflow compare sync-20260101 rollpacker-20260101 --plot compare.png
-
-RUN is an MLflow run id or a run name; of several runs of one name the latest counts. Only MLflow is
-read, so the command works on any machine that reaches the tracking server.
-"""
+"""rollflow compare: two training runs side by side, from the metrics that MLflow has of both: time,
+speed-up, rewards and cost; curves on request. It reads nothing else, so that it works on any
+machine that reaches the tracking server."""
 
 from __future__ import annotations
 
@@ -75,8 +69,7 @@ class TrackedRuns:
         self._client = open_client(uri)
 
     def history(self, run: str) -> RunHistory:
-        """Return all metrics of the run with this id or name. ValueError if there is no such run
-        or no step in it."""
+        """All metrics of the run with this id or name. ValueError if there is none, or no step."""
         found = self._find(run)
         names = found.data.metrics
         metrics = {
@@ -120,8 +113,7 @@ class TrackedRuns:
 
 @contextmanager
 def answered(uri: str) -> Iterator[None]:
-    """Turn a server that does not answer, or a file that is no MLflow database, into a
-    ValueError."""
+    """Turn a server that does not answer, or a file without MLflow's tables, into a ValueError."""
     from mlflow.exceptions import MlflowException  # MLflow takes seconds to import
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -135,8 +127,7 @@ def answered(uri: str) -> Iterator[None]:
 
 
 def stages(first: RunHistory, second: RunHistory) -> list[str]:
-    """Names of the timed stages of either run, the slowest of the first run on top; the whole step
-    is last."""
+    """Timed stages of either run, the slowest of the first run on top, the whole step last."""
     names = {
         name
         for run in (first, second)
@@ -221,8 +212,7 @@ class CostTotals:
 
 
 def cost_totals(name: str, metrics: Mapping[str, Mapping[int, float]]) -> CostTotals:
-    """Sum dollars, seconds and trained tokens over the steps with a cost. metrics: name -> step ->
-    value."""
+    """Sums over the steps with a cost. metrics: name -> step -> value."""
     steps = metrics.get(DOLLARS, {}).keys()
 
     def total(metric: str) -> float:
@@ -234,8 +224,7 @@ def cost_totals(name: str, metrics: Mapping[str, Mapping[int, float]]) -> CostTo
 
 
 def cost_verdict(first: CostTotals, second: CostTotals) -> list[str]:
-    """Sentences on the cost of a trained token in both runs, and on the gain of the second run;
-    empty if neither has prices."""
+    """Sentences on the cost of a trained token and the gain of the second run, given prices."""
     known = [run for run in (first, second) if run.is_known]
     lines = [
         f"{run.name}: {1e6 * run.dollars / run.trained_tokens:.4g} dollars a million trained"

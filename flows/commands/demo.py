@@ -1,10 +1,7 @@
 """rollflow demo: train from nothing to a report in one command, as `make demo` does.
 
-    Prefect server up    -> rollflow train (progress in this terminal) -> Prefect server down
-    its imports meanwhile -'
-
-The training runs in a child process, so that Prefect's settings are in place before it is imported.
-"""
+Prefect server up    -> rollflow train (progress in this terminal) -> Prefect server down
+its imports meanwhile -'"""
 
 from __future__ import annotations
 
@@ -100,8 +97,7 @@ def main(options: Namespace) -> int:
 
 
 def announce_server(server: StartingServer, child: Popen[bytes]) -> None:
-    """Wait for the server and print its address; stop waiting when the run has ended, for example
-    because of a wrong setting."""
+    """Print the server's address once it answers; stop waiting when the run has ended."""
     server.wait(lambda: child.poll() is not None)
     if child.poll() is None:
         print(f"Prefect: {server.url}", flush=True)

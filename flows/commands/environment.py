@@ -1,8 +1,6 @@
 """rollflow environment check NAME: check an environment against the protocol by playing episodes.
 
-    a kind, or the import path of a class -> episodes by players of every sort -> one line per rule
-
-The exit status is 1 if a rule is broken, 2 if there is no environment to play.
+a kind, or the import path of a class -> episodes by players of every sort -> one line per rule
 """
 
 from __future__ import annotations
@@ -90,8 +88,7 @@ def main(options: Namespace) -> int:
 
 
 def settings_of(name: str, assignments: Sequence[str]) -> EnvironmentSettings:
-    """The configuration of a kind, or of a class by its import path. ValueError for any other
-    name."""
+    """The configuration of a kind, or of a class by its import path; else ValueError."""
     adapter: TypeAdapter[EnvironmentConfig] = TypeAdapter(EnvironmentConfig)
     kinds = list(adapter.json_schema()["discriminator"]["mapping"])
     if ":" not in name and name not in kinds:
@@ -106,8 +103,7 @@ def settings_of(name: str, assignments: Sequence[str]) -> EnvironmentSettings:
 
 
 class PlayTimeout(BaseException):
-    """Raised when the time is up. Not an Exception, so that no environment catches it by
-    mistake."""
+    """Raised when the time is up; no Exception, so that no environment catches it."""
 
 
 @contextmanager

@@ -1,10 +1,9 @@
-"""rollflow episodes: show the messages of a run's episodes, turn by turn.
+"""rollflow episodes: show the messages of a run's episodes, turn by turn, from the run's tables and
+from the journal of a step that still runs.
 
     RUN                     the first few of the last step with recorded responses
     RUN --step 3 --longest  those of a step, the longest first
     RUN --heldout --best    those of the last evaluation; with --step 0 of the one before training
-
-Episodes are read from the run's Parquet tables and from the journal of a step that still runs.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ def show(options: argparse.Namespace, console: Console) -> None:
 
 
 def step_of(journal: Journal, options: argparse.Namespace, run_id: str) -> int:
-    """The step of --step, or the last recorded one. ValueError if nothing is recorded of that
-    step."""
+    """The step of --step, or the last recorded one. ValueError if nothing is recorded of it."""
     steps = journal.steps()
     what = "evaluation" if options.heldout else "step"
     if not steps:
@@ -81,8 +79,7 @@ def step_of(journal: Journal, options: argparse.Namespace, run_id: str) -> int:
 
 
 def recorded(journal: Journal, step: int) -> list[ResponseRow]:
-    """Read the recorded responses of a step. If the step closes meanwhile, its parts vanish and the
-    second attempt reads its table."""
+    """Read a step's responses; if it closes meanwhile, parts vanish and its table is read."""
     try:
         return journal.read(step)
     except FileNotFoundError:

@@ -2,11 +2,8 @@
 
     situation + candidate ─▶ RunConfig ─▶ a period of steps for each draw ─▶ Expected
 
-All candidates see the same draws of lengths, in as many processes as there are cores, so that two
-candidates are compared draw by draw. Policy, batch, stream trainer and placement come from the very
-configuration that is written. Leaves out the engines' limits (batch, memory), which belong to the
-machine, and a judge's share of a device.
-"""
+All candidates see the same draws of lengths, so that they are compared draw by draw. Leaves out the
+engines' limits (batch, memory), which belong to the machine, and a judge's share of a device."""
 
 from __future__ import annotations
 
@@ -55,8 +52,7 @@ class DrawResult:
 
 @contextmanager
 def simulation_pool(situation: Situation) -> Iterator[ProcessPoolExecutor]:
-    """Start processes that simulate draws in a situation. They are forked, because the functions of
-    a situation cannot be pickled."""
+    """Start processes that simulate draws; forked, as a situation cannot be pickled."""
     pool = ProcessPoolExecutor(
         os.cpu_count() or 1,
         get_context("fork"),
@@ -144,8 +140,7 @@ class Expected:
         return _spread(self.step_s)
 
     def lost_s(self, best: Expected) -> tuple[float, float]:
-        """Seconds of a step beyond the best candidate's: mean and standard deviation over the
-        draws, which both share."""
+        """Seconds of a step beyond the best candidate's: mean and deviation over shared draws."""
         lost = [own - other for own, other in zip(self.step_s, best.step_s, strict=True)]
         return fmean(lost), _spread(lost)
 
@@ -153,8 +148,7 @@ class Expected:
 def compare_candidates(
     situation: Situation, num_draws: int, is_off_policy: bool = False
 ) -> tuple[Expected, ...]:
-    """Simulate all candidates and sort them, the shortest step first. ValueError if none can be
-    simulated."""
+    """Simulate all candidates, the shortest step first. ValueError if none can be simulated."""
     with simulation_pool(situation) as pool:
         sizes = _simulated(
             pool, "sizes of engines", _accepted(plain(situation.sizes), situation), num_draws

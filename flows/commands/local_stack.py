@@ -1,9 +1,5 @@
 """Start servers on this machine for the length of a block: Prefect on SQLite, and any other process
-that answers a URL.
-
-No process stays behind, and no user profile is touched: Prefect's home is inside the artifact root.
-Leaves out the choice of servers (`flows.commands.demo`, `flows.commands.ui`).
-"""
+that answers a URL. No process stays behind, and Prefect's home is inside the artifact root."""
 
 from __future__ import annotations
 
@@ -117,8 +113,7 @@ class StartingServer:
 
 @contextmanager
 def prefect_server(root: Path, port: int) -> Iterator[dict[str, str]]:
-    """Run a Prefect server with its home under `root` for the length of the block. `port` must be
-    free. Yields the environment of its clients."""
+    """Run a Prefect server with its home under `root`; yields the environment of its clients."""
     with starting_prefect_server(root, port) as server:
         server.wait(lambda: False)
         yield server.environment
@@ -224,8 +219,7 @@ def check_running(process: subprocess.Popen[bytes], what: str, log: Path) -> Non
 
 
 def stop_on_signals() -> None:
-    """Make SIGTERM, and SIGHUP of a closed terminal, act like Ctrl-C. Otherwise servers and runs,
-    which have sessions of their own, would stay behind."""
+    """Make SIGTERM, and SIGHUP of a closed terminal, act like Ctrl-C: nothing stays behind."""
     signal.signal(signal.SIGTERM, interrupt)
     when_hung_up(interrupt)
 

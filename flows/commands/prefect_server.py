@@ -1,21 +1,16 @@
 """Prefect's server with two changes: SQLite transactions take the write lock when they begin, and
 servers that share a home create or upgrade its tables one after the other.
 
-Prefect itself takes the write lock at the first write of a transaction. If another transaction has
-written by then, SQLite gives up at once, whatever its timeout ("database is locked"), the server
-answers 503 and the client sleeps for two seconds; this hit nearly every short step. A transaction
-that takes the lock first waits a few milliseconds instead.
-
     python -m flows.commands.prefect_server server start ...    # as python -m prefect
 
-Two servers that start without tables, as in two first demos at once, would both create them, and
-one would end with "duplicate column". So one waits for the other.
+Prefect itself takes the lock at the first write of a transaction. If another transaction has
+written by then, SQLite gives up at once ("database is locked"), the server answers 503 and the
+client sleeps for two seconds; this hit nearly every short step. Two servers that start without
+tables would both create them, and one would end with "duplicate column".
 
-Three facts of Prefect 3.7 are relied on and guarded by `tests/unit/test_prefect_server.py`: every
-transaction of the server begins by `AioSqliteConfiguration.begin_transaction`, which knows both
-ways to begin, the tables are made by `PrefectDBInterface.create_db`, and `server start` in the
-foreground serves in its own process.
-"""
+Relied on of Prefect 3.7, and guarded by `tests/unit/test_prefect_server.py`: every transaction
+begins by `AioSqliteConfiguration.begin_transaction`, which knows both ways to begin, tables are
+made by `PrefectDBInterface.create_db`, and `server start` serves in its own process."""
 
 from __future__ import annotations
 
@@ -47,8 +42,7 @@ def lock_at_begin() -> None:
 
 
 def upgrade_in_turn() -> None:
-    """Make this process create or upgrade tables only while no other process with the same home
-    does."""
+    """Make this process create or upgrade tables while no other one with its home does."""
     create = PrefectDBInterface.create_db
 
     async def create_in_turn(self: PrefectDBInterface) -> None:

@@ -3,11 +3,8 @@ simulating the steps of all candidates.
 
     situation ─▶ engine sizes, plain ─▶ best size ─▶ policies and placements ─▶ table, settings
 
-The real driver and policies play every candidate on the machine of `tasks.simulation`, with the
-same draws of lengths. Leaves out a judge's devices, the learner's own settings and, unless
---off-policy is given, off-policy candidates: the seconds of a step do not show the cost of
-staleness.
-"""
+Leaves out a judge's devices, the learner's own settings and, unless --off-policy is given,
+off-policy candidates: the seconds of a step do not show the cost of staleness."""
 
 from __future__ import annotations
 
@@ -109,8 +106,7 @@ def main(options: Namespace) -> int:
 
 
 def settings(expected: Expected) -> Values:
-    """Settings for a run with this candidate: all differences from the preset and all chosen
-    values."""
+    """Settings for a run with this candidate: what differs from the preset, and what is chosen."""
     config, candidate = expected.config, expected.candidate
     assert candidate is not None, "only candidates are recommended"
     chosen = candidate.values(config.cluster.num_devices)
@@ -181,8 +177,7 @@ def explanation(found: tuple[Expected, ...]) -> Iterator[str]:
 
 
 def calibration_check(situation: Situation, num_draws: int) -> Iterator[str]:
-    """Compare the recorded run's simulated step time with the measured one, if there is such a
-    run."""
+    """Compare the recorded run's simulated step time with the measured one, if there is one."""
     if situation.recorder is None:
         return
     seconds = seconds_added([step.commit for step in situation.recorder.steps])

@@ -1,9 +1,7 @@
 """The console script: `rollflow COMMAND ...` is `python -m flows.commands.rollflow COMMAND ...`.
 
-A new command is a file `flows/commands/NAME.py` and a line in COMMANDS. The file has `parser()`,
-which returns the command's ArgumentParser, and `main(argv)`, which returns the exit status. Only
-the module of the chosen command is imported, so that the help page appears at once.
-"""
+A new command is a line in COMMANDS and a file `flows/commands/NAME.py` with `parser()` and
+`main(argv)`. Only the module of the chosen command is imported: help appears at once."""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
     manifest.json + status.json + report/figures.json + names in steps/ -> a line per run
 
-Only a few small files of every run are read, so that any fsspec URL is listed in seconds. A run
-counts as running only while its process renews its status (`artifacts.status`).
-"""
+Only a few small files of every run are read, so that any fsspec URL is listed in seconds."""
 
 from __future__ import annotations
 
@@ -103,8 +101,7 @@ def _read_line(store: Store, run_id: str, now: datetime) -> RunLine:
 
 
 def state_of(store: Store) -> tuple[State, str]:
-    """State of a run and the reason for it. A run without a status file counts as finished if its
-    model is there."""
+    """State and reason. Without a status file a run with a model counts as finished."""
     status = read_status(store)
     if status is not None:
         return status.state, status.why

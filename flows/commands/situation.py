@@ -1,9 +1,7 @@
 """The situation in which `rollflow recommend` compares candidates: machine, lengths, configuration.
 
-    names of a model and a device ─▶ roofline, law of lengths, preset for such devices ┐
-    a recorded run ─▶ its lengths and its configuration; calibrated on it, or roofline ┴▶ Situation
-
-Leaves out the candidates (`candidates`) and the simulation of their steps (`expected`).
+names of a model and a device ─▶ roofline, law of lengths, preset for such devices ┐
+a recorded run ─▶ its lengths and its configuration; calibrated on it, or roofline ┴▶ Situation
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
     manifest, commits, evaluations, report, status ─▶ MLflow: missing entries, and the run's end
 
-For a run that ended while MLflow was away, or that was killed. Entries that MLflow has stay; a
-second call sends nothing twice but the pages of the report. Leaves out the description of the data
-set.
-"""
+For a run that ended while MLflow was away, or that was killed. A second call sends nothing twice
+but the pages of the report. Leaves out the description of the data set."""
 
 from __future__ import annotations
 

@@ -81,15 +81,13 @@ def restart_with_workers_environment() -> None:
 
 
 def stop_when_hung_up() -> None:
-    """Make a closed terminal stop the run like SIGTERM, so that Prefect and MLflow record the
-    stop."""
+    """Make a closed terminal stop the run like SIGTERM, so that Prefect and MLflow record it."""
     when_hung_up(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
 @private_files()
 def run_training(options: Namespace, output: Output) -> int:
-    """Run the flow and return the exit status; 2, with one sentence on the terminal, for an error
-    that the user can correct."""
+    """Run the flow; exit status 2, with one sentence, for an error that the user can correct."""
     from flows.commands.command_line import assemble
     from flows.config.run_config import RunConfig
     from flows.config.sentence import sentence

@@ -55,8 +55,7 @@ def main(options: Namespace) -> int:
 
 
 def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
-    """Serve Prefect, MLflow and the reports (each with its Dask page) until interrupted. ports:
-    name of the server -> port."""
+    """Serve Prefect, MLflow and the reports until interrupted. ports: server -> port."""
     database = root / "mlflow.db"
     if not database.exists():
         raise ValueError(

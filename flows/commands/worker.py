@@ -163,8 +163,7 @@ def main(options: Namespace) -> int:
 
 
 def dask_command(options: Namespace, listening: Sequence[str] = ()) -> tuple[str, ...]:
-    """The plain Dask command. listening: options for the address to listen on, if no host was
-    given."""
+    """The plain Dask command. listening: options for an address if no host was given."""
     if options.certificate:
         vars(options).update(dict.fromkeys(TLS, options.certificate))
     name = options.name or unique_name()
@@ -219,8 +218,7 @@ def check_certificates(options: Namespace) -> None:
 
 
 def listening_words(address: str) -> tuple[str, ...]:
-    """Options that make a worker listen where this machine reaches `address`; none if the address
-    cannot be resolved here."""
+    """Options to listen where this machine reaches `address`; none if it cannot be resolved."""
     own = address_towards(address)
     if own is None:
         return ()
@@ -238,8 +236,7 @@ def given_words(options: Namespace, *names: str) -> tuple[str, ...]:
 
 
 def environment_of(cores: str) -> dict[str, str]:
-    """Environment variables that the worker needs at its start, which a nanny would set
-    otherwise."""
+    """Environment variables that a nanny would set otherwise."""
     from tasks.cluster.dask_cluster import SETTINGS
     from tasks.cluster.devices import WorkerSpec, parse_ranges
     from tasks.cluster.process_environment import first_environment

@@ -7,9 +7,7 @@
     trace            changes from a CSV file: seconds, +1 or -1
 
 A start takes the lowest free slot; a retirement takes the oldest worker. `step` is the schedule of
-PolyRL's launch script: the workers grow to the maximum; from then on the oldest is retired and its
-place is taken again an interval later.
-"""
+PolyRL's launch script."""
 
 from __future__ import annotations
 
@@ -139,8 +137,7 @@ def main(options: Namespace) -> int:
 
 
 def changes_of(options: Namespace) -> Iterable[WorkerCountChange]:
-    """The changes of the schedule that the options choose. ValueError for options that do not fit
-    together."""
+    """The changes of the chosen schedule. ValueError for options that do not fit together."""
     if min(options.cores_each, options.gpus_each) < 0:
         raise ValueError(
             "--cores-each and --gpus-each must be >= 0, got"
@@ -194,8 +191,7 @@ class WorkerMove:
 
 
 def step_changes(interval_s: float, max_workers: int) -> Iterator[WorkerCountChange]:
-    """Add a worker every interval up to `max_workers`, then remove one and add one in turn, for
-    ever."""
+    """Add a worker every interval up to `max_workers`, then remove and add one, for ever."""
     turns: cycle[Literal[1, -1]] = cycle((-1, 1))
     for number in count():
         by = 1 if number < max_workers else next(turns)

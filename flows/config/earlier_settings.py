@@ -1,10 +1,6 @@
 """Settings of earlier versions. Old names of renamed settings are accepted for one more version;
-removed settings are refused with a sentence that says what to do instead.
-
-    values as given ─▶ `with_todays_names` ─▶ values of `RunConfig`
-
-A path is dotted; `*` stands for any key of a mapping, such as the domain of a reward.
-"""
+removed settings are refused with a sentence that says what to do instead. A path is dotted; `*`
+stands for any key of a mapping, such as the domain of a reward."""
 
 from __future__ import annotations
 

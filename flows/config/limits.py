@@ -1,8 +1,5 @@
-"""Derives the time limits of a run's parts from its table `deadlines`.
-
-Every part has its limits as fields (`DerivedSeconds`) that no user sets. A limit is a fixed
-multiple of a value in the table: the ratio of the part's default to the table's default.
-"""
+"""Derives the time limits of a run's parts, which no user sets (`DerivedSeconds`), from its table
+`deadlines`: a limit is a fixed multiple of a value there."""
 
 from __future__ import annotations
 

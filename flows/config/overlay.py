@@ -9,8 +9,7 @@ Values = dict[str, Any]  # Any: JSON values, checked by RunConfig
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
-    """Lay `over` on `base`: mappings merge at every depth, but a mapping of another `kind` replaces
-    the whole mapping below."""
+    """Lay `over` on `base`: mappings merge at every depth unless they differ in `kind`."""
     merged = dict(base)
     for key, value in over.items():
         below: Any = merged.get(key)  # Any: parsed JSON

@@ -38,8 +38,7 @@ def preset_values(name: str) -> Values:
 
 
 def preset(over: str = "") -> Callable[[Preset], Preset]:
-    """Register a function as the preset of its name: its values are laid over those of the preset
-    `over`."""
+    """Register a function as the preset of its name, laid over the preset `over`."""
 
     def register(changes: Preset) -> Preset:
         name = changes.__name__.replace("_", "-")

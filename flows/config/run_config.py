@@ -1,10 +1,8 @@
-"""RunConfig: the only parameter of the training flow, composed of the configs that are defined
-beside the classes that they configure.
+"""RunConfig: the only parameter of the training flow.
 
 `preset` names a complete configuration of `flows.config.presets`; every other given field overrides
-that preset's value, at any depth. Without `preset`, the environment variable ROLLFLOW_PRESET names
-the preset: a deployment sets it, so that its runs may give only the fields that they change.
-"""
+that preset's value, at any depth. Without it, the environment variable ROLLFLOW_PRESET names the
+preset: a deployment sets it, so that its runs may give only the fields that they change."""
 
 from __future__ import annotations
 
@@ -81,8 +79,7 @@ class RunConfig(Parts):
         return self
 
     def local_root(self) -> Path | None:
-        """The artifact root as an absolute local path, the same that `Store.open` uses; None if the
-        root is a URL."""
+        """The artifact root as an absolute local path, as `Store.open` has it; None if a URL."""
         root = self.keep.artifact_root
         return None if "://" in root else Path(root).expanduser().resolve()
 

@@ -17,8 +17,7 @@ Node = dict[str, Any]  # Any: JSON schema
 
 
 def sentence(error: object) -> str:
-    """An error as one line without secrets. For a validation error, the line lists every fault with
-    its field."""
+    """An error as one line without secrets; of a validation error every fault with its field."""
     if isinstance(error, ValidationError):
         return "; ".join(
             _fault(fault["loc"], fault["msg"], fault["type"], fault.get("input"))
@@ -47,8 +46,7 @@ def _schema() -> Node:
 
 
 def takes_text_only(path: Sequence[str]) -> bool:
-    """True if the field of this path accepts only a string (or null); False for a field that does
-    not exist."""
+    """True if the field of this path accepts only a string (or null); False if it is none."""
     nodes = [_schema()]
     for name in path:
         nodes = list(_below(nodes, name))

@@ -1,9 +1,5 @@
 """Reads and writes settings files: JSON with any fields of `RunConfig`, which are laid over the
-preset that the file names. Reads the configuration in a run's manifest, too.
-
-rollflow recommend --write best.json ─▶ rollflow train --settings best.json
-                                     └▶ prefect deployment run ... -p config="$(cat best.json)"
-"""
+preset that the file names. Reads the configuration in a run's manifest, too."""
 
 from __future__ import annotations
 
@@ -46,8 +42,7 @@ def read_settings(path: Path) -> Values:
 
 
 def settings_of(config: RunConfig) -> Values:
-    """The shortest settings for a configuration: its preset, and the values that differ from the
-    preset's."""
+    """The shortest settings for a configuration: its preset, and what differs from it."""
     preset = {"preset": config.preset}
     whole = config.model_dump(mode="json", exclude=set(OF_ONE_RUN))
     plain = RunConfig.model_validate(preset).model_dump(mode="json")
