@@ -149,7 +149,10 @@ def nothing_left(given: RunConfig) -> str:
         return ""
     started = config_at_start(given.keep.artifact_root, given.resume)
     store = Store.open(given.keep.artifact_root).child(given.resume)
-    if not _is_finished(store):
+    status = None
+    with suppress(ValueError):  # of a damaged file
+        status = read_status(store)
+    if status is None or status.state != "finished":
         return ""
     before, now = kept_config(started), resumed_config(given, started)
     changed = differences(before.model_dump(mode="json"), now.model_dump(mode="json"))
@@ -159,14 +162,6 @@ def nothing_left(given: RunConfig) -> str:
         f"{given.resume} is finished: {progress_text(len(read_commits(store)), before.num_steps)}"
         f" steps; beside --resume, '--set num_steps=N' with N above {before.num_steps} adds some"
     )
-
-
-def _is_finished(store: Store) -> bool:
-    """True if the run's status file says that it is finished; False if that file is damaged."""
-    with suppress(ValueError):
-        status = read_status(store)
-        return status is not None and status.state == "finished"
-    return False
 
 
 def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:

@@ -161,7 +161,10 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root.check_writable()
     config = pinned(effective_config(given))
     check_ports(config)
-    _check_environments(config)
+    if config.environments and not config.cluster.scheduler_address:
+        # workers of a joined cluster may be on other machines, with other files
+        sources = [settings.source for settings in config.environments.values()]
+        check_seen(config.episodes.hosts, own(), filter(None, sources))
     run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = _store_of(config, root, run_id)
     await_end(store, print_line)
@@ -205,14 +208,6 @@ def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
         return store.requiring_digests()
     print_line(f"{run_id} was begun by a version that kept no digests: damage to its files passes")
     return store
-
-
-def _check_environments(config: RunConfig) -> None:
-    """Raise ValueError if environments need files that their processes cannot read. A joined
-    cluster is not checked, because its workers may be on other machines."""
-    if config.environments and not config.cluster.scheduler_address:
-        sources = [settings.source for settings in config.environments.values()]
-        check_seen(config.episodes.hosts, own(), filter(None, sources))
 
 
 @contextmanager

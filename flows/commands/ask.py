@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,13 +140,14 @@ def ask_models(
     if asked.number is not None:
         console.print(f"heldout/{asked.number} ({asked.row.domain})", style="dim")
         console.print(asked.row.conversation)
+    print_on = partial(print, end="", flush=True)
     for model in models:
         if len(models) > 1:
             console.print(f"--- {model.name}", style="bold")
         name = "question" if asked.number is None else f"heldout/{asked.number}"
         room = config.engine.max_model_len - new_tokens
         prompt = render(asked.row, model.tokenizer, name, room)
-        generated = model.answer(prompt, new_tokens, temperature, _print_on)
+        generated = model.answer(prompt, new_tokens, temperature, print_on)
         print(flush=True)
         console.print(answer_text(asked, prompt, generated, config), style="dim")
 
@@ -208,10 +210,6 @@ def _typed_questions(console: Console) -> Iterator[AskedQuestion]:
             return
         if line.strip():
             yield own_question(line.rstrip("\n"))
-
-
-def _print_on(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 def parser() -> argparse.ArgumentParser:

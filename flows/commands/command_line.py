@@ -69,19 +69,12 @@ def assign(
             )
         if takes_text and isinstance(value, bool | int | float | list | dict):
             value = text  # run_name=2026 is a name
-        _mapping_at(values, parents, assignment)[last] = value
-
-
-def _mapping_at(
-    values: dict[str, Any], parents: Sequence[str], assignment: str
-) -> dict[str, Any]:  # Any: parsed JSON
-    below: Any = values  # Any: parsed JSON
-    for parent in parents:
-        below = below.setdefault(parent, {})
-        if not isinstance(below, dict):
-            raise ValueError(
-                f"--set {assignment} must name a field of a mapping, {parent} is {below!r}; drop"
-                " one of the two assignments"
-            )
-    mapping: dict[str, Any] = below
-    return mapping
+        below: Any = values  # Any: parsed JSON
+        for parent in parents:
+            below = below.setdefault(parent, {})
+            if not isinstance(below, dict):
+                raise ValueError(
+                    f"--set {assignment} must name a field of a mapping, {parent} is {below!r};"
+                    " drop one of the two assignments"
+                )
+        below[last] = value

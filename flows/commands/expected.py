@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -69,11 +69,6 @@ def simulate_all(pool: ProcessPoolExecutor, what: str, draws: Sequence[Draw]) ->
     """Simulate all draws and return their results in order. what: label of the progress bar.
     ValueError for a configuration that cannot be simulated."""
     futures = [pool.submit(_simulate, draw) for draw in draws]
-    _show_progress(what, futures)
-    return [future.result() for future in futures]
-
-
-def _show_progress(what: str, futures: Sequence[Future[DrawResult]]) -> None:
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(
@@ -81,6 +76,7 @@ def _show_progress(what: str, futures: Sequence[Future[DrawResult]]) -> None:
     ) as progress:
         for _ in progress.track(as_completed(futures), total=len(futures), description=what):
             pass
+    return [future.result() for future in futures]
 
 
 _situations: list[Situation] = []  # one in a process of the pool, none elsewhere

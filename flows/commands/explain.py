@@ -14,7 +14,6 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
@@ -61,23 +60,12 @@ def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
 
 def show(config: RunConfig, console: Console) -> None:
     """Print the step in numbers and the placement of the processes."""
-    algebra = Table(
-        title=f"{config.preset}: a step in numbers",
-        box=None,
-        show_header=False,
-        title_justify="left",
-    )
+    title = f"{config.preset}: a step in numbers"
+    algebra = Table(title=title, box=None, show_header=False, title_justify="left")
     for quantity, value in algebra_rows(config):
         algebra.add_row(quantity, value)
-    placement = Table(
-        "worker",
-        "device",
-        "cores",
-        "slots",
-        title="Who works where",
-        box=None,
-        title_justify="left",
-    )
+    columns = ("worker", "device", "cores", "slots")
+    placement = Table(*columns, title="Who works where", box=None, title_justify="left")
     for row in placement_rows(config):
         placement.add_row(*row)
     console.print(algebra, "", placement)
@@ -106,19 +94,22 @@ def _rows(part: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
             continue
         path = f"{prefix}{name}"
         below = list(_parts(field.annotation, f"{path}."))
-        kinds = [kind for inner, _ in below if (kind := _kind(inner))]
-        yield FieldRow(path, _type(field, below), _default(field, below), field.description or "")
+        kinds = [
+            str(get_args(inner.model_fields["kind"].annotation)[0])
+            for inner, _ in below
+            if "kind" in inner.model_fields
+        ]
+        words = "a part" if below else " | ".join(dict.fromkeys(_names(field.annotation)))
+        default = ""
+        if not below and not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            default = json.dumps(to_jsonable_python(value), ensure_ascii=False)
+        yield FieldRow(path, words, default, field.description or "")
         if kinds:
             described = "The kind, which decides on the fields beside it."
             yield FieldRow(f"{below[0][1]}kind", " | ".join(kinds), "", described)
         for inner, at in below:
             yield from _rows(inner, at)
-
-
-def _kind(part: type[BaseModel]) -> str:
-    """The kind of an alternative of a union; empty for another class."""
-    field = part.model_fields.get("kind")
-    return str(get_args(field.annotation)[0]) if field else ""
 
 
 def _parts(annotation: Any, prefix: str) -> Iterator[tuple[type[BaseModel], str]]:  # Any: types
@@ -129,10 +120,6 @@ def _parts(annotation: Any, prefix: str) -> Iterator[tuple[type[BaseModel], str]
     is_many = isinstance(inside, type) and issubclass(inside, Mapping | Sequence)
     for inner in get_args(annotation):
         yield from _parts(inner, f"{prefix}*." if is_many else prefix)
-
-
-def _type(field: FieldInfo, below: Sequence[tuple[type[BaseModel], str]]) -> str:
-    return "a part" if below else " | ".join(dict.fromkeys(_names(field.annotation)))
 
 
 def _names(annotation: Any) -> Iterator[str]:  # Any: types
@@ -148,13 +135,6 @@ def _names(annotation: Any) -> Iterator[str]:  # Any: types
     else:
         for each in inner:
             yield from _names(each)
-
-
-def _default(field: FieldInfo, below: Sequence[object]) -> str:
-    if below or field.is_required():
-        return ""
-    value = field.get_default(call_default_factory=True)
-    return json.dumps(to_jsonable_python(value), ensure_ascii=False)
 
 
 def parser() -> ArgumentParser:

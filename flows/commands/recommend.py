@@ -164,9 +164,13 @@ def explanation(found: tuple[Expected, ...]) -> Iterator[str]:
     draws = range(len(best.step_s))
     wins = sum(all(best.step_s[draw] <= each.step_s[draw] for each in rest) for draw in draws)
     yield f"it is the shortest in {wins} of {len(draws)} draws; +- is a standard deviation of them"
-    close = [each.candidate for each in rest if _is_close(each, best)]
+    close = []
+    for each in rest:
+        lost_s, spread_s = each.lost_s(best)
+        if each.candidate and lost_s <= spread_s:  # of equal ones both are 0
+            close.append(each.candidate.label)
     if close:
-        yield f"not to be told from it: {'; '.join(each.label for each in close if each)}"
+        yield f"not to be told from it: {'; '.join(close)}"
     if best.candidate.response_eta > 1:
         yield (
             "eta on responses keeps those that finish first: trained answers are shorter than"
@@ -205,11 +209,6 @@ def write_best(best: Expected, path: Path | None) -> None:
         f"--set {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in values.items()
     )
     print(f"rollflow train --preset {preset} {' '.join(words)}")
-
-
-def _is_close(each: Expected, best: Expected) -> bool:
-    lost_s, spread_s = each.lost_s(best)
-    return lost_s <= spread_s  # of equal ones both are 0
 
 
 def _with_spread(value: float, spread: float) -> str:

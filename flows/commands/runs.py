@@ -70,34 +70,30 @@ def read_line(store: Store, run_id: str, now: datetime) -> RunLine | None:
     try:
         if not store.exists(layout.MANIFEST):
             return None
-        return _read_line(store, run_id, now)
+        manifest = read_manifest(store)
+        num_commits = len(layout.steps_of(store.list(layout.STEPS)))
+        figures = read_figures(store)
+        columns = figures.columns if figures else {}
+        state, why = state_of(store)
+        return RunLine(
+            run_id=run_id,
+            preset=str(manifest.config.get("preset", "")),
+            state=state,
+            why=why,
+            steps=num_commits,
+            num_steps=int(manifest.config.get("num_steps", 0)),
+            created=manifest.created,
+            age_s=(now - datetime.fromisoformat(manifest.created)).total_seconds(),
+            reward_before=columns.get("reward_before"),
+            reward_after=columns.get("reward_after"),
+            reward_training=columns.get("reward_training"),
+            step_s=columns.get("step_s"),
+            trained_tokens_per_s=columns.get("trained_tokens_per_s"),
+        )
     # damaged, of another version, or another user's
     except (ValueError, TypeError, AttributeError, PermissionError) as error:
         logger.warning("run=%s left out reason=%s", run_id, error)
         return None
-
-
-def _read_line(store: Store, run_id: str, now: datetime) -> RunLine:
-    manifest = read_manifest(store)
-    num_commits = len(layout.steps_of(store.list(layout.STEPS)))
-    figures = read_figures(store)
-    columns = figures.columns if figures else {}
-    state, why = state_of(store)
-    return RunLine(
-        run_id=run_id,
-        preset=str(manifest.config.get("preset", "")),
-        state=state,
-        why=why,
-        steps=num_commits,
-        num_steps=int(manifest.config.get("num_steps", 0)),
-        created=manifest.created,
-        age_s=(now - datetime.fromisoformat(manifest.created)).total_seconds(),
-        reward_before=columns.get("reward_before"),
-        reward_after=columns.get("reward_after"),
-        reward_training=columns.get("reward_training"),
-        step_s=columns.get("step_s"),
-        trained_tokens_per_s=columns.get("trained_tokens_per_s"),
-    )
 
 
 def state_of(store: Store) -> tuple[State, str]:

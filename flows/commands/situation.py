@@ -67,6 +67,8 @@ def build_situation(options: Namespace) -> Situation:
     asked = _completed(options, run)
     work, lengths = _lengths(asked, run)
     if run is not None and asked.device == RECORDED:
+        known = _options_of(run.config)
+        is_as_recorded = all(getattr(asked, name) == known[name] for name in ("devices", "cap"))
         return Situation(
             machine=_calibrated(run, asked),
             base=_base(asked, run),
@@ -75,7 +77,7 @@ def build_situation(options: Namespace) -> Situation:
             work=work,
             about=f"{asked.devices} devices as the run measured them (seconds of a response are"
             f" off by {pace_of(run).residual:.0%} on average), {lengths}",
-            recorder=run if _is_as_recorded(asked, run) else None,
+            recorder=run if is_as_recorded else None,
         )
     machine = _roofline(asked, store)
     return Situation(
@@ -109,11 +111,6 @@ def _options_of(config: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON va
         "responses": config["batch"]["responses_per_prompt"],
         "cap": config["sampling"]["max_response_tokens"],
     }
-
-
-def _is_as_recorded(asked: Namespace, run: RecordedRun) -> bool:
-    known = _options_of(run.config)
-    return all(getattr(asked, name) == known[name] for name in ("devices", "cap"))
 
 
 def _lengths(asked: Namespace, run: RecordedRun | None) -> tuple[Callable[[int], RunWork], str]:
