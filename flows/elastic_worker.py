@@ -82,9 +82,7 @@ async def elastic_worker(config: ElasticWorkerConfig) -> None:
 
 async def run_worker(command: Sequence[str], log: Callable[[str], None], drain_s: float) -> None:
     """Run the command and log each line of its error stream; drain the process when cancelled.
-
-    Raises RuntimeError with the last logged line if the exit status is not 0.
-    """
+    Raises RuntimeError with the last logged line if the exit status is not 0."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.DEVNULL,

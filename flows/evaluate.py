@@ -112,10 +112,8 @@ def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
 
 
 def kept_evaluation(store: Store, step: int, version: int) -> EvaluationReport | None:
-    """Read the scores of the evaluation after a step; None if it is not recorded.
-
-    store: the folder of the run's evaluations. version: the weight version that answered.
-    """
+    """Read the scores of the evaluation after a step; None if it is not recorded. store: the folder
+    of the run's evaluations. version: the weight version that answered."""
     rollout = read_round(store, step)
     if rollout is None:
         return None

@@ -63,20 +63,16 @@ async def start_at(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
 
 
 async def recover(run: OpenRun, fleet: Fleet, committed: int) -> WeightsRef:
-    """Replace lost actors and restore the weights after the step `committed`; returns the weights
-    that all engines then hold (see `restore`). Engines drop the requests of a lost coordinator.
-
-    Weights are restored even if no learner was lost in this attempt: an earlier attempt may have
-    started new learners and died before their replay.
-    """
+    """Replace lost actors and restore the weights after the step `committed`; returns those that
+    all engines then hold (see `restore`). It restores even if no learner was lost: an earlier
+    attempt may have started new learners and died before their replay."""
     await fleet.replace_lost()
     return await restore(run, fleet, committed)
 
 
 async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
-    """Bring learners and engines to the state after this step; returns the weights that they then
-    hold: those of the next step, if its update was made before the loss.
-    """
+    """Bring learners and engines to the state after this step; returns the weights that they hold:
+    those of the next step, if its update was made before the loss."""
     kept, committed = run.config.keep.checkpoints, run.weights_of(step)
     report = await restore_policy(fleet.run, step, kept, committed)
     await fleet.elastic.publish(report)
@@ -107,11 +103,9 @@ def partial_round(
     num_steps: int,
     unfit: Collection[int],
 ) -> PartialRound | None:
-    """Read the stored plan of a step's round; None if there is none that can be followed.
-
-    The plan of a round that is not closed cannot be followed if it asks unfit rows, or new prompts
-    after the last step. Raises ValueError for another schema version.
-    """
+    """Read the stored plan of a step's round; None if there is none that can be followed: one that
+    is not closed and asks unfit rows, or new prompts after the last step. Raises ValueError for
+    another schema version."""
     name = layout.step_file(layout.PLANS, step)
     if not store.exists(name):
         return None

@@ -67,12 +67,9 @@ def config_at_start(artifact_root: str, run_id: str) -> Json:
 
 
 def beside_resume(given: Json) -> Json:
-    """Complete a user's values for RunConfig from the run that they resume, if they resume one.
-
-    Every changed part gets that run's `kind`, and a part with paths (PLACES) all of its values. So
-    a change of a scheduling setting need not repeat the scheduling's kind, nor a change of the
-    held-out path the path of the other questions.
-    """
+    """Complete a user's values for RunConfig from the run that they resume, if they resume one:
+    every changed part gets that run's `kind`, and a part with paths (PLACES) all of its values, so
+    that a change need not repeat them."""
     run_id, keep = given.get("resume"), given.get("keep", {})
     if not (run_id and isinstance(run_id, str) and isinstance(keep, Mapping)):
         return given
@@ -165,8 +162,7 @@ def nothing_left(given: RunConfig) -> str:
 
 
 def changes_of(started: Json, config: RunConfig, step: int) -> tuple[Mapping[str, str | int], ...]:
-    """List every field in which `config` differs from the configuration at the start, as records
-    for the manifest; the changes apply to the steps after `step`."""
+    """Fields in which `config` differs from the start after `step`, as records for the manifest."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     now = config.model_dump(mode="json", exclude={"resume"})
     return tuple(

@@ -44,11 +44,8 @@ SLOT = {"coordinator": 1}
     validate_parameters=False,
 )
 async def rl_step(plan: StepPlan, ordering: StepOrdering | None = None) -> StepReport:
-    """Roll out, score, train, update, publish. The caller commits the step.
-
-    ordering: signals for a step that overlaps others, which waits for its turn to train; None for
-    other steps. Raises RoundAborted if an overlapping step failed.
-    """
+    """Roll out, score, train, update, publish. The caller commits the step. ordering: signals for a
+    step that overlaps others; None for one that does not. Raises RoundAborted if another failed."""
     started_s = time.time()
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)  # prompts become responses, scored ones become groups
@@ -90,8 +87,7 @@ async def update_and_publish(
 
 
 async def all_results(*work: Awaitable[Any]) -> list[Any]:  # Any: of any result
-    """Wait until all concurrent work has ended, and return the results. If any work failed, raise
-    the failure that caused the others."""
+    """Wait for all concurrent work; raises the failure that caused the others, if any."""
     results = await asyncio.gather(*work, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]

@@ -111,11 +111,8 @@ class OpenRun:
         return Path(tempfile.gettempdir()) / f"rollflow-{os.getuid()}" / self.context.run_id / LOGS
 
     def certificate(self, scratch: Path) -> Path:
-        """Path for the certificate of the run's own cluster.
-
-        It is in the run's folder if elastic workers need it, so that it stays the same after a
-        resume; in `scratch` if the run takes no elastic workers or the artifact root is remote.
-        """
+        """Path for the certificate of the run's own cluster: in the run's folder if elastic workers
+        need the same one after a resume, and the root is local; else in `scratch`."""
         kept = self.config.elastic.enabled and self.store.is_local
         return self.store.local_path(CERTIFICATE) if kept else scratch / CERTIFICATE
 

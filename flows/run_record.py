@@ -46,12 +46,9 @@ REPOSITORY = Path(__file__).parents[1]
 def record_beginning(
     config: RunConfig, run_id: str, store: Store, step: int, left_out: Mapping[str, int] = {}
 ) -> RunTracker:
-    """Begin the MLflow run, or continue it after this step, and write the manifest with the changes
-    of the configuration. left_out: number of rows left out, by reason.
-
-    Raises ValueError if the task's rows, or a model at a path, differ from those at the run's
-    start.
-    """
+    """Begin the MLflow run, or continue it after this step, and write the manifest. left_out:
+    number of rows left out, by reason. Raises ValueError if the task's rows, or a model at a path,
+    differ from those at the run's start."""
     tracker = RunTracker(config.tracking_uri())
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     flow_runs: tuple[str, ...] = (str(runtime.flow_run.id or ""),)

@@ -42,8 +42,7 @@ class SeedingWindows:
         self._memory_s: dict[str, Mapping[int, float]] = {}  # read when first needed
 
     def plan(self, elastic_workers: Collection[AdmittedWorker], kind: str) -> PlannedWindow | None:
-        """Plan the window of a step that begins with these elastic workers; None if seeding is off.
-        kind: kind of the step's round."""
+        """Plan the window of a step with these workers; None if off. kind: of the step's round."""
         if not self._config.enabled:
             return None
         present = present_of(elastic_workers)
@@ -53,8 +52,7 @@ class SeedingWindows:
     def enter(
         self, record: StepCommit, report: StepReport, elastic_workers: Collection[AdmittedWorker]
     ) -> StepCommit:
-        """Learn from a step's times; returns the step's commit with the metrics of its window and
-        the seeding state added."""
+        """Learn from a step's times; returns its commit with the window's metrics and state."""
         window = report.rollout.window
         if not self._config.enabled or window is None:
             return record
@@ -99,8 +97,7 @@ def names_of(elastic_workers: Collection[AdmittedWorker]) -> frozenset[str]:
 
 
 def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
-    """Describe the class of elastic workers: price class, and number of devices of each kind. Mixed
-    classes are joined by " + "; without workers the text is empty."""
+    """Price class and number of devices of each kind, several joined by " + "; empty for none."""
     classes = set[str]()
     for elastic_worker in elastic_workers:
         kinds = Counter(device.partition(":")[0] for device in elastic_worker.devices)

@@ -57,8 +57,8 @@ class StepCommitter:
         checkpoint: str | None,
         before: StepCommit | None,
     ) -> StepCommit:
-        """Make the commit of a step. state: the prompt queue after it. before: the commit of the
-        step before; None for the first step."""
+        """Make the commit of a step. state: the prompt queue after it. before: the commit
+        before."""
         rows = self._journal.read(report.plan.step)
         # Unix time up to which device time is charged to earlier steps: the end of the last one,
         # or the beginning of this attempt if that is later
@@ -169,10 +169,8 @@ class StepController:
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
         """Write the commit file, then the reports that may be lost without harm. Needs no worker.
-
-        Raises GradientsNotFinite if too many steps in a row made no update because of gradients
-        that are not finite. The step is committed by then, so that a resume continues after it.
-        """
+        Raises GradientsNotFinite, after the commit, if too many steps in a row had gradients that
+        are not finite."""
         run, reporter = self._run, self._reporter
         planner = self._layouts.observe(report)
         record = self._records.record(report, state, planner, checkpoint, reporter.last)
@@ -188,21 +186,16 @@ class StepController:
         await self._fleet.abort_rounds(reason)
 
     async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
-        """Replace lost actors and restore the weights; returns the weights to continue with.
-
-        If steps do not overlap, these are the committed weights, even if engines already hold the
-        weights of the step after: the round of that step is then over, and is read back.
-        """
+        """Replace lost actors and restore the weights; returns the weights to continue with. If
+        steps do not overlap, these are the committed ones, even if engines hold those of the step
+        after: the round of that step is then over, and is read back."""
         held = await recover(self._run, self._fleet, step)
         return held if self._overlaps else committed
 
 
 def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> PartialRound | None:
-    """Read the plan of the round that an earlier attempt began for this step, or else plan a round
-    and store its plan. Returns None if the run is over.
-
-    published: the weight version in all engines.
-    """
+    """Read the plan of the round that an earlier attempt began for this step, or plan and store
+    one; None if the run is over. published: the weight version in all engines."""
     config = run.config
     begun = partial_round(run.store, step, config.num_steps, run.context.unfit)
     if begun is not None:

@@ -110,10 +110,8 @@ class Stop:
 
 @contextmanager
 def stoppable(report: Callable[[str], None]) -> Iterator[Stop]:
-    """Let signals stop the flow whose body is the block. `report` shows a line to the user.
-
-    Does nothing outside the main thread, nor for signals that the process ignores (nohup).
-    """
+    """Let signals stop the flow whose body is the block; `report` shows a line to the user. Does
+    nothing outside the main thread, nor for signals that the process ignores (nohup)."""
     stop = Stop(report)
     if threading.current_thread() is not threading.main_thread():
         yield stop

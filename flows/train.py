@@ -158,12 +158,9 @@ def evaluations_until(run: OpenRun, step: int) -> list[int]:
 async def evaluate_after(
     flow_with_runner: EvaluationFlow, run: OpenRun, fleet: Fleet, step: int, weights: WeightsRef
 ) -> EvaluationReport:
-    """Evaluate the weights after this step while no step is under way; if the evaluation is
-    recorded, read its scores back.
-
-    The evaluation is repeated if workers die. Afterwards the engines load their weights again,
-    which resets their statistics, so that those of the next round leave the evaluation out.
-    """
+    """Evaluate the weights after this step while no step is under way, again if workers die; read a
+    recorded evaluation back. Afterwards the engines load their weights again, which resets their
+    statistics, so that those of the next round leave the evaluation out."""
     plan = evaluation_plan(run, step, weights)
 
     async def try_once(attempt: int) -> EvaluationReport:
@@ -183,10 +180,8 @@ async def evaluate_after(
 
 @contextmanager
 def dask_page(client: Client, page: Path) -> Iterator[None]:
-    """Write Dask's own page on the workers' tasks during the block, also if the block fails.
-
-    No run depends on this page: if the scheduler does not answer, a warning is logged.
-    """
+    """Write Dask's own page on the workers' tasks after the block, also if it fails. No run depends
+    on this page: if the scheduler does not answer, a warning is logged."""
     report = performance_report(filename=str(page))
     client.sync(report.__aenter__)
     try:
@@ -201,11 +196,8 @@ def dask_page(client: Client, page: Path) -> Iterator[None]:
 
 
 async def check_machines(client: Client, run: OpenRun) -> None:
-    """Check the machines of a joined cluster before any actor is built.
-
-    Raises ValueError if a worker cannot read a file of the run, or if a device's number belongs to
-    another machine.
-    """
+    """Check the machines of a joined cluster before any actor is built. Raises ValueError if a
+    worker cannot read a file of the run, or if a device's number belongs to another machine."""
     config, cluster = run.config, run.config.cluster
     if cluster.scheduler_address is None:
         return

@@ -75,8 +75,7 @@ def _resume_command(url: str) -> str:
 
 
 def answer_bound(options: argparse.Namespace, config: RunConfig) -> int:
-    """Maximum tokens of an answer, by the options or as in the run. ValueError if it leaves no room
-    for a question, or for an impossible temperature."""
+    """Maximum tokens of an answer. ValueError if no question has room, or for a temperature < 0."""
     new_tokens = options.max_tokens
     if new_tokens is None:
         new_tokens = config.sampling.max_response_tokens
@@ -96,8 +95,7 @@ def answer_bound(options: argparse.Namespace, config: RunConfig) -> int:
 def next_questions(
     options: argparse.Namespace, config: RunConfig, console: Console
 ) -> Iterator[AskedQuestion]:
-    """The questions of the options or of the terminal. ValueError, before any model is loaded, for
-    a row that the task does not have."""
+    """The questions to ask. ValueError, before any model is loaded, for a row that is not there."""
     if options.task is not None:
         return iter([heldout_question(config, options.task)])
     if options.question:
@@ -106,8 +104,7 @@ def next_questions(
 
 
 def heldout_question(config: RunConfig, number: int) -> AskedQuestion:
-    """The held-out question with this number, or a random one for ANY_ROW. ValueError for a number
-    that the task does not have, and for episodes."""
+    """The held-out question with this number, or any. ValueError for none, or an episode."""
     heldout = load_dataset(config.task, config.seed).heldout
     chosen = random.randrange(len(heldout)) if number == ANY_ROW else number
     if not 0 <= chosen < len(heldout):

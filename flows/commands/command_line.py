@@ -21,8 +21,7 @@ def assemble(
 ) -> dict[str, Any]:  # Any: parsed JSON
     """Merge the options of a command into the values for RunConfig. An assignment like
     "learner.lr=1e-5" sets a nested field to JSON, or to text where the field holds text or the
-    value is no JSON. settings: a file of values below the assignments; its preset counts, and
-    ValueError if `preset` names another one. Empty texts stand for options that are not given."""
+    value is no JSON. settings: a file below the assignments; ValueError if `preset` is not its."""
     given = {"preset": preset, "resume": resume}
     values: dict[str, Any] = {field: text for field, text in given.items() if text}
     assign(values, assignments, takes_text_only)

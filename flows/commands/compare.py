@@ -138,8 +138,7 @@ def stages(first: RunHistory, second: RunHistory) -> list[str]:
 
 
 def stage_table(first: RunHistory, second: RunHistory) -> Table:
-    """Median and mean seconds per stage. Speed-ups are ratios of means: a median would hide the
-    long rounds, which pay for the short ones."""
+    """Seconds per stage. Speed-ups are ratios of means: a median would hide the long rounds."""
     title = "\n".join(
         f"{letter} = {escape(run.name)} ({len(run.steps)} steps)"
         for letter, run in (("A", first), ("B", second))

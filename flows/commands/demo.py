@@ -151,9 +151,8 @@ def attended(
     and `check` again and again meanwhile; if one raises, the child and its descendants are killed.
 
     Ctrl-C, or SIGTERM where `interrupt` handles it, reaches the child as SIGTERM, prints the line
-    of `stopping` and is raised as KeyboardInterrupt. The child is killed if it has not stopped
-    after `stop_s` seconds, or at another Ctrl-C; another SIGTERM is ignored, as it is often sent to
-    every process."""
+    of `stopping` and is raised. The child is killed after `stop_s` seconds, or at another Ctrl-C;
+    another SIGTERM is ignored, as it is often sent to every process."""
     try:
         prepare()
         while child.poll() is None:

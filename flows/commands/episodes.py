@@ -89,8 +89,7 @@ def recorded(journal: Journal, step: int) -> list[ResponseRow]:
 def matching(
     rows: Sequence[ResponseRow], options: argparse.Namespace, where: str
 ) -> list[ResponseRow]:
-    """The episodes that the options choose, in their order, at least one. ValueError, with counts
-    of those that exist, if none matches."""
+    """The chosen episodes in order. ValueError, with counts of those that exist, for none."""
     episodes = played(rows)
     if not episodes:
         raise ValueError(
@@ -109,8 +108,7 @@ def matching(
 
 
 def is_chosen(found: PlayedResponse, options: argparse.Namespace) -> bool:
-    """True for an episode with the outcome, the ending and the reward that the options ask for; one
-    without a verdict has no reward."""
+    """True for an episode of the wanted outcome, ending and reward; no verdict is no reward."""
     reward = reward_of(found)
     return (
         options.outcome in ("", outcome_of(found.row))

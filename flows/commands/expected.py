@@ -66,8 +66,7 @@ def simulation_pool(situation: Situation) -> Iterator[ProcessPoolExecutor]:
 
 
 def simulate_all(pool: ProcessPoolExecutor, what: str, draws: Sequence[Draw]) -> list[DrawResult]:
-    """Simulate all draws and return their results in order. what: label of the progress bar.
-    ValueError for a configuration that cannot be simulated."""
+    """Simulate all draws, in order. ValueError for a configuration that cannot be simulated."""
     futures = [pool.submit(_simulate, draw) for draw in draws]
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

@@ -41,8 +41,7 @@ START_TIMEOUT_S = 90.0  # for the first answer of a server
 
 def prefect_environment(home: Path, port: int) -> dict[str, str]:
     """Environment of server and clients: one home, no telemetry, the task-run recorder in batches
-    (otherwise SQLite answers 503), and no CSRF or TLS work in the clients of this plain-HTTP
-    server."""
+    (otherwise SQLite answers 503), and no CSRF or TLS work for a plain-HTTP server."""
     # imported here, so that the help of a command needs no pydantic
     from artifacts.reports.mlflow_client import sqlite_uri
 
@@ -70,9 +69,8 @@ def prefect_environment(home: Path, port: int) -> dict[str, str]:
 
 
 def keep_one_authority(home: Path) -> None:
-    """Write a file with a single certificate for the clients of a plain-HTTP server. Each client
-    parses its file of authorities first, which takes 20 ms for the full file, and every task run
-    through Dask makes two clients."""
+    """Write a file with a single certificate for the clients of a plain-HTTP server: each parses
+    its file of authorities first, which takes 20 ms for the full one, twice in every task run."""
     home.mkdir(parents=True, exist_ok=True)
     text = Path(certifi.where()).read_text()
     begin, end = text.index(CERTIFICATE_BEGINS), text.index(CERTIFICATE_ENDS)
@@ -166,9 +164,8 @@ class KeptServer:
 def server_process(
     command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a child in a session of its own, which Ctrl-C does not reach; at the end of the block it
-    gets SIGTERM, then SIGKILL. The command must come from `bound_command`, so that the child ends
-    with this process."""
+    """Run a child in a session of its own, which Ctrl-C does not reach, until the end of the block.
+    The command must come from `bound_command`, so that the child ends with this process."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -56,8 +56,7 @@ INTERRUPTED, PIPE_CLOSED = 130, 141  # as shells have them: 128 and the number o
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status; 130 after Ctrl-C, 141 if the reader of its output
-    has gone (`| head`)."""
+    """Run the command; exit status 130 after Ctrl-C, 141 if the reader of its output has gone."""
     import_ours_first()
     try:
         status = run_command(list(sys.argv[1:] if argv is None else argv))
@@ -72,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def import_ours_first() -> None:
-    """Put this checkout before PYTHONPATH and take the working directory off the import path, in
-    this process and in all processes that this one starts."""
+    """Import from this checkout first, not from the working directory, here and in children."""
     sources = str(Path(__file__).parents[2])
     if sources not in sys.path[:1]:
         sys.path.insert(0, sources)

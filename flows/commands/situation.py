@@ -58,8 +58,7 @@ class Situation:
 
 
 def build_situation(options: Namespace) -> Situation:
-    """Build the situation that the options describe. ValueError for an unknown model, device or
-    run, and for numbers that do not fit together."""
+    """Build the situation. ValueError for names that are unknown or numbers that do not fit."""
     store = run_store(options.run, options.root) if options.run else None
     run = read_run(store) if store is not None else None
     if run is not None:

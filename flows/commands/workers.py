@@ -199,9 +199,8 @@ def step_changes(interval_s: float, max_workers: int) -> Iterator[WorkerCountCha
 
 
 def trace_changes(lines: Iterable[str]) -> tuple[WorkerCountChange, ...]:
-    """Read the changes of a CSV file with the columns seconds and +1 or -1; a heading and lines
-    that begin with # are skipped. ValueError for a line that has another form, is out of order, or
-    retires a worker when none is left."""
+    """Read the changes of a CSV file with the columns seconds and +1 or -1. ValueError for a line
+    that has another form, is out of order, or retires a worker when none is left."""
     changes: list[WorkerCountChange] = []
     present = 0
     rows = csv.reader(line for line in lines if line.strip() and not line.startswith("#"))

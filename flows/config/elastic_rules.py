@@ -11,8 +11,7 @@ from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 
 
 def check_elastic_workers(config: Parts) -> None:
-    """Raise ValueError if elastic workers are enabled without the weight check, beside
-    environments, or without an address from which they can pull weights."""
+    """Raise ValueError for a run that elastic workers could not join, or not soundly."""
     if not config.elastic.enabled:
         return
     if not config.weight_check.enabled:

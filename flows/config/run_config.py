@@ -84,8 +84,8 @@ class RunConfig(Parts):
         return None if "://" in root else Path(root).expanduser().resolve()
 
     def tracking_uri(self) -> str:
-        """MLflow's tracking URI: the configured one, or a SQLite file in a local artifact root.
-        Raises ValueError if neither is possible."""
+        """MLflow's tracking URI, by default SQLite in a local root; ValueError if there is
+        neither."""
         root = self.local_root()
         if self.keep.tracking_uri:
             return self.keep.tracking_uri
@@ -145,9 +145,8 @@ def mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: par
 
 
 def pinned(config: RunConfig) -> RunConfig:
-    """Return the configuration with every hub model and data set, at any depth, at its present
-    commit instead of a branch or a tag, which may move: all processes, resumes and repetitions of a
-    run read the same files. Raises ValueError for one that cannot be fetched."""
+    """Return the configuration with every hub model and data set at its present commit: branches
+    and tags may move between a run and its resumes. Raises ValueError for one that is not there."""
     found: RunConfig = _pinned(config)
     return found
 

@@ -18,8 +18,7 @@ OF_ONE_RUN = ("run_name", "resume")  # fields that a settings file for further r
 
 
 def read_settings(path: Path) -> Values:
-    """Read the settings of a file. Raises ValueError for a file that cannot be read or is no JSON
-    object. Unknown fields are not checked here, but by RunConfig."""
+    """Read a file's settings, unchecked. ValueError if it cannot be read or is no JSON object."""
     try:
         values = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -79,8 +78,8 @@ def kept_config(
     version: str = "the version that wrote it",
 ) -> RunConfig:
     """Validate the configuration of a manifest. Raises ValueError, with the version to use instead,
-    if another version wrote settings that this version does not know: the user who reads the run
-    has not given these fields and cannot correct them."""
+    if another one wrote settings that are not known: the reader has not given and cannot mend
+    them."""
     try:
         return RunConfig.model_validate(kept)
     except ValidationError as error:
