@@ -137,10 +137,11 @@ class RunResults:
     ) -> bytes:
         """Render the report as one page of HTML, with these `pictures`."""
         config = self._run.config
-        drawn = {
-            name: Picture(title=title_of(figure), svg=canvas.svg(figure))
-            for name, figure in pictures.items()
-        }
+        drawn = {}
+        for name, figure in pictures.items():
+            titles = [axes.get_title(loc="left") for axes in figure.axes]
+            title = figure.get_suptitle() or next(filter(None, titles), "plot")
+            drawn[name] = Picture(title=title, svg=canvas.svg(figure))
         so_far = f"{len(commits)} of {config.num_steps} steps"
         page = RunPage(
             summary=summary,
@@ -241,12 +242,6 @@ def config_label(part: Mapping[str, object]) -> str:
     """Name a part of the configuration by its kind, path, repository and revision."""
     named = [str(part[name]) for name in ("path", "repository", "revision") if part.get(name)]
     return " ".join([str(part["kind"]), *named])
-
-
-def title_of(figure: Figure) -> str:
-    """Title of a figure: the figure's own title, or else the first title among its panels."""
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    return figure.get_suptitle() or next((title for title in titles if title), "plot")
 
 
 def _ledger(commits: Sequence[StepCommit], evaluations: Evaluations) -> dict[str, int]:

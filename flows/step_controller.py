@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from artifacts.checkpoint import Checkpoints
@@ -93,39 +93,31 @@ class StepCommitter:
         )
 
 
+@dataclass
 class StepController:
     """The operations of one run on its steps (`flows.steps.StepOps`)."""
 
+    run: OpenRun
+    fleet: Fleet
+    layouts: EngineLayouts
+    step_flow: StepFlow
+    evaluation_flow: EvaluationFlow
+    reporter: RunReporter
+    records: StepCommitter
     recoverable: tuple[type[BaseException], ...] = RECOVERABLE
 
-    def __init__(
-        self,
-        run: OpenRun,
-        fleet: Fleet,
-        layouts: EngineLayouts,
-        step_flow: StepFlow,
-        evaluation_flow: EvaluationFlow,
-        reporter: RunReporter,
-        records: StepCommitter,
-    ) -> None:
-        self.max_recoveries = run.config.max_recoveries
-        self._run = run
-        self._fleet = fleet
-        self._layouts = layouts
-        self._step_flow = step_flow
-        self._evaluation_flow = evaluation_flow
-        self._reporter = reporter
-        self._records = records
-        self._overlaps = run.config.scheduling.algebra(run.config.batch).overlaps
-        self._windows = SeedingWindows(run)
+    def __post_init__(self) -> None:
+        self.max_recoveries = self.run.config.max_recoveries
+        self._overlaps = self.run.config.scheduling.algebra(self.run.config.batch).overlaps
+        self._windows = SeedingWindows(self.run)
         self._relayout: tuple[Span, ...] = ()  # of the last change of the engines' layout
 
     def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
         """Plan a step from the prompt queue `state`; None if the run is over."""
-        begun = next_round(self._run, state, step, weights.version)
+        begun = next_round(self.run, state, step, weights.version)
         if begun is None:
             return None
-        plan = StepPlan(run=self._run.context, round=begun.plan, weights=weights, attempt=1)
+        plan = StepPlan(run=self.run.context, round=begun.plan, weights=weights, attempt=1)
         return Planned(before=begun.before, plan=plan)
 
     def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
@@ -134,47 +126,47 @@ class StepController:
 
     def is_barrier(self, step: int) -> bool:
         """Return True if no later round may begin before this step is committed."""
-        return not self._overlaps or step >= self._run.config.num_steps
+        return not self._overlaps or step >= self.run.config.num_steps
 
     def evaluation(self, step: int, weights: WeightsRef) -> StepPlan | None:
         """Plan the evaluation that goes on beside later steps; None if none is due."""
-        run = self._run
+        run = self.run
         if self.is_barrier(step) or not is_due(step, run.config.evaluation.every_steps):
             return None
         return evaluation_plan(run, step, weights)
 
     async def evaluate(self, plan: StepPlan) -> None:
         """Evaluate the held-out prompts and report their scores."""
-        report = await self._evaluation_flow(replace(plan, run=self._fleet.run))
-        self._reporter.report_evaluation(plan.step, report)
+        report = await self.evaluation_flow(replace(plan, run=self.fleet.run))
+        self.reporter.report_evaluation(plan.step, report)
 
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
         """Bring the engines into the round's layout and open the round."""
-        self._relayout = await self._layouts.arrange(self._fleet, plan.round.layout)
+        self._relayout = await self.layouts.arrange(self.fleet, plan.round.layout)
         if plan.overlaps and not any(other.overlaps for other in beside):
-            await self._fleet.announce(plan.weights.version)
-        await self._fleet.open_round(round_key(plan), [*map(round_key, beside)])
+            await self.fleet.announce(plan.weights.version)
+        await self.fleet.open_round(round_key(plan), [*map(round_key, beside)])
 
     async def play(self, plan: StepPlan, ordering: StepOrdering) -> Played:
         """Run the step's flow, and save its checkpoint if one is due."""
-        relayout, keep = self._relayout, self._run.config.keep
-        window = self._windows.plan(self._fleet.elastic.workers, plan.round.kind)
-        placed = replace(plan, run=self._fleet.run, window=window)
-        report = await self._step_flow(placed, ordering if plan.overlaps else None)
-        await self._fleet.elastic.publish(report.published, plan.round.at_update)
+        relayout, keep = self._relayout, self.run.config.keep
+        window = self._windows.plan(self.fleet.elastic.workers, plan.round.kind)
+        placed = replace(plan, run=self.fleet.run, window=window)
+        report = await self.step_flow(placed, ordering if plan.overlaps else None)
+        await self.fleet.published(report.published, plan.round.at_update)
         checkpoint = None
         if is_due(plan.step, keep.checkpoint_every_steps):
-            checkpoint = await save_checkpoint(self._run.context, plan.step, keep.checkpoints)
+            checkpoint = await save_checkpoint(self.run.context, plan.step, keep.checkpoints)
         return with_relayout(report, relayout), checkpoint
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
         """Write the commit file, then the reports that may be lost without harm. Needs no worker.
         Raises GradientsNotFinite, after the commit, if too many steps in a row had gradients that
         are not finite."""
-        run, reporter = self._run, self._reporter
-        planner = self._layouts.observe(report)
-        record = self._records.record(report, state, planner, checkpoint, reporter.last)
-        record = self._windows.enter(record, report, self._fleet.elastic.workers)
+        run, reporter = self.run, self.reporter
+        planner = self.layouts.observe(report)
+        record = self.records.record(report, state, planner, checkpoint, reporter.last)
+        record = self._windows.enter(record, report, self.fleet.elastic.workers)
         check_place(run.store, run.context.manifest_digest, reporter.last)
         commit_step(run.store, record)
         Checkpoints(run.store, run.config.keep.checkpoints).prune(report.plan.step)
@@ -183,13 +175,13 @@ class StepController:
 
     async def abort(self, reason: str) -> None:
         """End every open round."""
-        await self._fleet.abort_rounds(reason)
+        await self.fleet.abort_rounds(reason)
 
     async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:
         """Replace lost actors and restore the weights; returns the weights to continue with. If
         steps do not overlap, these are the committed ones, even if engines hold those of the step
         after: the round of that step is then over, and is read back."""
-        held = await recover(self._run, self._fleet, step)
+        held = await recover(self.run, self.fleet, step)
         return held if self._overlaps else committed
 
 

@@ -132,19 +132,19 @@ async def train_steps(
     weights = await start_at(run, fleet, step)
     records = StepCommitter(run, fleet.elastic.history)
     async with RunReporter(run, fleet.elastic.history) as reporter:
+
+        async def evaluate_and_report(step: int, weights: WeightsRef) -> None:
+            scores = await evaluate_after(evaluation_flow, run, fleet, step, weights)
+            reporter.report_evaluation(step, scores)
+
         for past in evaluations_until(run, step):
-            scores = await evaluate_after(evaluation_flow, run, fleet, past, weights)
-            reporter.report_evaluation(past, scores)
+            await evaluate_and_report(past, weights)
         ops = StepController(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
         steps = Steps(ops, run.state, step, weights)
         while await steps.play():
             if is_due(steps.step, run.config.evaluation.every_steps):
-                scores = await evaluate_after(
-                    evaluation_flow, run, fleet, steps.step, steps.weights
-                )
-                reporter.report_evaluation(steps.step, scores)
-        scores = await evaluate_after(evaluation_flow, run, fleet, steps.step, steps.weights)
-        reporter.report_evaluation(steps.step, scores)
+                await evaluate_and_report(steps.step, steps.weights)
+        await evaluate_and_report(steps.step, steps.weights)
         model = await asyncio.to_thread(export_model, run.context, steps.weights)
         return await reporter.finish(model)
 

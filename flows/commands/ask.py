@@ -146,20 +146,13 @@ def ask_models(
         prompt = render(asked.row, model.tokenizer, name, room)
         generated = model.answer(prompt, new_tokens, temperature, print_on)
         print(flush=True)
-        console.print(answer_text(asked, prompt, generated, config), style="dim")
-
-
-def answer_text(
-    asked: AskedQuestion, prompt: Prompt, generated: Generated, config: RunConfig
-) -> str:
-    """The line below an answer: score and expected answer of a task's question, length and time."""
-    seconds = generated.finished_s - generated.submitted_s
-    cut = ", cut at the bound" if generated.finish_reason == "length" else ""
-    length = f"{generated.num_sampled} tokens in {seconds:.1f} s{cut}"
-    if asked.number is None:
-        return length
-    expected = f"expected {asked.row.gold[:200]}"
-    return f"{score_text(prompt, generated, config)}, {expected}; {length}"
+        seconds = generated.finished_s - generated.submitted_s
+        cut = ", cut at the bound" if generated.finish_reason == "length" else ""
+        told = f"{generated.num_sampled} tokens in {seconds:.1f} s{cut}"
+        if asked.number is not None:
+            score = score_text(prompt, generated, config)
+            told = f"{score}, expected {asked.row.gold[:200]}; {told}"
+        console.print(told, style="dim")
 
 
 def score_text(prompt: Prompt, generated: Generated, config: RunConfig) -> str:

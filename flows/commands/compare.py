@@ -26,6 +26,7 @@ from artifacts.urls import TRACKING
 from flows.commands.options import command
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 STEP_TIME = "time/step_s"
@@ -55,60 +56,48 @@ class RunHistory:
         return [value for _, value in sorted(self.metrics.get(metric, {}).items())]
 
 
-class TrackedRuns:
-    """The training runs of one MLflow tracking URI."""
-
-    def __init__(self, uri: str) -> None:
-        database = sqlite_file(uri)
-        if database is not None and not database.is_file():
-            raise ValueError(
-                f"--tracking-uri must name a database that is there, got {uri}; give the one the"
-                " runs were logged to"
-            )
-        self._uri = uri
-        self._client = open_client(uri)
-
-    def history(self, run: str) -> RunHistory:
-        """All metrics of the run with this id or name. ValueError if there is none, or no step."""
-        found = self._find(run)
-        names = found.data.metrics
-        metrics = {
-            name: {
-                p.step: p.value for p in self._client.get_metric_history(found.info.run_id, name)
-            }
-            for name in names
-        }
-        history = RunHistory(
-            name=found.info.run_name or found.info.run_id, run_id=found.info.run_id, metrics=metrics
-        )
-        if not history.steps:
-            raise ValueError(
-                f"run {run!r} must have at least one step ({STEP_TIME}), it has none; wait for its"
-                " first step"
-            )
-        return history
-
-    def _find(self, run: str) -> Run:
-        quotable = "'" not in run  # MLflow's filters cannot express the others
-        for attribute in ("run_id", "run_name"):
-            if quotable and (runs := self._matching(f"attributes.{attribute} = '{run}'")):
-                return runs[0]
-        known = (
-            ", ".join(str(other.info.run_name) for other in self._matching("")[:8])
-            or "no run at all"
-        )
+def tracked(uri: str) -> MlflowClient:
+    """Open a tracking URI. ValueError for a database that is not there."""
+    database = sqlite_file(uri)
+    if database is not None and not database.is_file():
         raise ValueError(
-            f"RUN must be an MLflow run id or run name at {self._uri}, got {run!r}; the latest"
-            f" there: {known}"
+            f"--tracking-uri must name a database that is there, got {uri}; give the one the"
+            " runs were logged to"
         )
+    return open_client(uri)
 
-    def _matching(self, condition: str) -> list[Run]:
-        experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
-        return list(
-            self._client.search_runs(
-                experiments, condition, order_by=["attributes.start_time DESC"], max_results=50
-            )
+
+def history(client: MlflowClient, run: str, uri: str) -> RunHistory:
+    """All metrics of the run with this id or name. ValueError if there is none, or no step."""
+    found = None
+    if "'" not in run:  # MLflow's filters cannot express the others
+        attributes = ("run_id", "run_name")
+        conditions = (f"attributes.{attribute} = '{run}'" for attribute in attributes)
+        found = next((runs[0] for each in conditions if (runs := _latest(client, each))), None)
+    if found is None:
+        names = [str(other.info.run_name) for other in _latest(client, "")[:8]]
+        raise ValueError(
+            f"RUN must be an MLflow run id or run name at {uri}, got {run!r}; the latest"
+            f" there: {', '.join(names) or 'no run at all'}"
         )
+    run_id = found.info.run_id
+    metrics = {
+        name: {point.step: point.value for point in client.get_metric_history(run_id, name)}
+        for name in found.data.metrics
+    }
+    made = RunHistory(name=found.info.run_name or run_id, run_id=run_id, metrics=metrics)
+    if not made.steps:
+        raise ValueError(
+            f"run {run!r} must have at least one step ({STEP_TIME}), it has none; wait for its"
+            " first step"
+        )
+    return made
+
+
+def _latest(client: MlflowClient, condition: str) -> list[Run]:
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    order = ["attributes.start_time DESC"]
+    return list(client.search_runs(experiments, condition, order_by=order, max_results=50))
 
 
 @contextmanager
@@ -332,7 +321,8 @@ def main(options: Namespace) -> int:
     """Compare the two runs of the options."""
     TRACKING.check(options.tracking_uri, "--tracking-uri")
     with answered(options.tracking_uri):
-        runs = TrackedRuns(options.tracking_uri)
-        first, second = runs.history(options.first), runs.history(options.second)
+        client = tracked(options.tracking_uri)
+        first = history(client, options.first, options.tracking_uri)
+        second = history(client, options.second, options.tracking_uri)
     show(first, second, options.plot)
     return 0

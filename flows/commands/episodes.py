@@ -98,8 +98,10 @@ def matching(
         )
     found = [episode for episode in episodes if is_chosen(episode, options)]
     if not found:
+        outcomes = _counts(Counter(outcome_of(each.row) for each in episodes))
+        endings = _counts(Counter(ending_of(each.episode) for each in episodes))
         raise ValueError(
-            f"an episode must match, none in {where} does; there are {outcome_counts(episodes)}:"
+            f"an episode must match, none in {where} does; there are {outcomes}; ended {endings}:"
             " ask for less"
         )
     order = next((name for name in SORT_KEYS if vars(options)[name]), None)
@@ -123,13 +125,6 @@ def reward_of(found: PlayedResponse) -> float | None:
     """The reward of an episode; None without a verdict."""
     score = found.row.response.score
     return None if score is None else score.reward
-
-
-def outcome_counts(episodes: Sequence[PlayedResponse]) -> str:
-    """Numbers of episodes by outcome and by ending, as text."""
-    outcomes = Counter(outcome_of(found.row) for found in episodes)
-    endings = Counter(ending_of(found.episode) for found in episodes)
-    return f"{_counts(outcomes)}; ended {_counts(endings)}"
 
 
 def _counts(counted: Counter[str]) -> str:

@@ -91,7 +91,11 @@ def run_command(words: Sequence[str]) -> int:
     name, *rest = words
     command = next((command for command in COMMANDS if command.name == name), None)
     if command is None:
-        print(f"error: {unknown_command(name)}", file=sys.stderr)
+        names = [command.name for command in COMMANDS]
+        near = get_close_matches(name, names, n=1)
+        cure = f"did you mean 'rollflow {near[0]}'?" if near else "'rollflow --help' lists them"
+        fault = f"the command must be one of {', '.join(names)}, got {name!r}; {cure}"
+        print(f"error: {fault}", file=sys.stderr)
         return 2
     status: int = import_module(f"flows.commands.{command.name}").main(rest)
     return status
@@ -111,14 +115,6 @@ def help_page() -> str:
             lines.append(f"  {example:<38}{command.purpose}")
     end = "rollflow COMMAND --help lists its options, rollflow explain --list the presets."
     return "\n".join((*lines, "", end))
-
-
-def unknown_command(name: str) -> str:
-    """The error message for a command that does not exist."""
-    names = [command.name for command in COMMANDS]
-    near = get_close_matches(name, names, n=1)
-    cure = f"did you mean 'rollflow {near[0]}'?" if near else "'rollflow --help' lists them"
-    return f"the command must be one of {', '.join(names)}, got {name!r}; {cure}"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import shlex
 import socket
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from artifacts.private_files import private_files
 from artifacts.urls import NETWORK
@@ -158,7 +158,8 @@ def main(options: Namespace) -> int:
 
         environment = os.environ | python_path() | added
         os.execve(sys.executable, (sys.executable, "-m", *words), environment)
-    print(shell_command(words, added))
+    variables = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
+    print(" \\\n  ".join((*variables, shlex.join(words))))
     return 0
 
 
@@ -258,12 +259,6 @@ def environment_of(cores: str) -> dict[str, str]:
     }
     quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
     return first_environment() | spec.environment | settings | quiet
-
-
-def shell_command(command: Sequence[str], added: Mapping[str, str]) -> str:
-    """Format the command with its environment for a shell."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
-    return " \\\n  ".join((*variables, shlex.join(command)))
 
 
 def unique_name() -> str:

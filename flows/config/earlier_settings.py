@@ -122,17 +122,13 @@ def new_path(path: Sequence[str]) -> list[str]:
     """The path of a setting with its present names; a path without old names is unchanged."""
     for length in range(len(path), 0, -1):
         for old, new in RENAMED.items():
-            if _matches(path[:length], old.split(".")):
-                keys = (key for key, name in zip(path, old.split("."), strict=False) if name == "*")
+            pattern = old.split(".")
+            alike = (name in ("*", key) for key, name in zip(path, pattern, strict=False))
+            if len(pattern) == length and all(alike):
+                keys = (key for key, name in zip(path, pattern, strict=False) if name == "*")
                 named = [next(keys) if name == "*" else name for name in new.split(".")]
                 return [*named, *path[length:]]
     return list(path)
-
-
-def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    return len(path) == len(pattern) and all(
-        name in ("*", key) for key, name in zip(path, pattern, strict=True)
-    )
 
 
 def _found(values: Any, pattern: Sequence[str]) -> Iterator[list[str]]:  # Any: JSON values

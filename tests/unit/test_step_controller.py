@@ -130,7 +130,7 @@ async def test_a_step_is_not_committed_into_a_folder_that_another_attempt_took(
     records = SimpleNamespace(record=lambda *_: make_commit(1))
     run, made = course_of(tmp_path, "tiny-sync", Reporter(), records)
     run.store.write(layout.MANIFEST, b"of another attempt")
-    made._run = replace(run, context=replace(run.context, manifest_digest="of this attempt"))
+    made.run = replace(run, context=replace(run.context, manifest_digest="of this attempt"))
     with pytest.raises(StoreError, match="is of another attempt or run"):
         await made.commit(make_report((), plan=make_step_plan()), QueueState(), None)
     assert not read_commits(run.store)
