@@ -62,7 +62,6 @@ class EvaluationReport:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics for MLflow, by name."""
         mean = {"heldout/reward_mean": self.mean} if self.scores else {}
         return mean | {"heldout/infra": float(self.num_infra)}
 

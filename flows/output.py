@@ -83,7 +83,6 @@ def keep_log_in(directory: Path) -> None:
 
 
 def screen() -> TextIO:
-    """Return the stream to the terminal."""
     return sys.stdout if _diverted is None else _diverted.screen
 
 

@@ -66,7 +66,6 @@ class FlowRunHandler(APILogHandler):
         self._flow_run_id = flow_run_id
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, marked with the flow run."""
         record.flow_run_id = self._flow_run_id
         super().emit(record)
 

@@ -88,7 +88,6 @@ class RunResults:
         )
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
-        """The texts of these steps' warnings."""
         warnings = run_warnings(commits, self._run.config.monitors, self._journal)
         return tuple(warning.text for warning in warnings)
 
@@ -245,7 +244,6 @@ def config_label(part: Mapping[str, object]) -> str:
 
 
 def _ledger(commits: Sequence[StepCommit], evaluations: Evaluations) -> dict[str, int]:
-    """Sum tokens by column of the ledger, over all steps and evaluations."""
     ledger: dict[str, int] = defaultdict(int)
     ledger["evaluated"] = sum(report.tokens for report in evaluations.values())
     ledger["judged"] = sum(report.judged_tokens for report in evaluations.values())

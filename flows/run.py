@@ -293,7 +293,6 @@ def _weight_server(config: RunConfig) -> ElasticWeightsConfig | None:
 
 
 def state_of(commits: Sequence[StepCommit]) -> QueueState:
-    """Return the prompt queue after these steps."""
     return QueueState.from_json(commits[-1].queue) if commits else QueueState()
 
 

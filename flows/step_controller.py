@@ -121,7 +121,6 @@ class StepController:
         return Planned(before=begun.before, plan=plan)
 
     def after(self, before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-        """Return the prompt queue after a round."""
         return state_after(before, plan, rollout)
 
     def is_barrier(self, step: int) -> bool:
@@ -136,7 +135,6 @@ class StepController:
         return evaluation_plan(run, step, weights)
 
     async def evaluate(self, plan: StepPlan) -> None:
-        """Evaluate the held-out prompts and report their scores."""
         report = await self.evaluation_flow(replace(plan, run=self.fleet.run))
         self.reporter.report_evaluation(plan.step, report)
 
@@ -174,7 +172,6 @@ class StepController:
         check_updates(reporter.figures, run.config.learner.max_nonfinite_steps)
 
     async def abort(self, reason: str) -> None:
-        """End every open round."""
         await self.fleet.abort_rounds(reason)
 
     async def recover(self, step: int, committed: WeightsRef) -> WeightsRef:

@@ -105,11 +105,9 @@ class TerminalView:
             self._live.stop()
 
     def warn(self, text: str) -> None:
-        """Show a warning on a line of its own."""
         self.note(f"warning: {text}", "yellow")
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Show a remark on a line of its own."""
         self._notes.append(Text(text, style=style))
         if self._live is None:
             print_line(text)

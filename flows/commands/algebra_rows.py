@@ -73,7 +73,6 @@ def _launch_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str
 
 
 def _episode_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Bounds of an episode, in domains with an environment."""
     for domain, settings in config.environments.items():
         yield (
             f"an episode of {domain}",
@@ -133,7 +132,6 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
 
 
 def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Time of the gradients, the update, the loss, and the age of the weights."""
     yield "training in mid-round", _streams(config)
     yield "optimizer updates per step", _updates(config)
     yield "learning rate", _learning_rate(config)
@@ -171,7 +169,6 @@ def _updates(config: RunConfig) -> str:
 
 
 def _learning_rate(config: RunConfig) -> str:
-    """The learning-rate schedule, with a remark if the run ends before the warm-up."""
     optimizer, last = config.learner.optimizer, config.num_steps
     schedule = optimizer.explain()
     if optimizer.warmup_steps > last:
@@ -211,7 +208,6 @@ def _streams(config: RunConfig) -> str:
 
 
 def _launched(counts: Sequence[tuple[str, int, int]]) -> str:
-    """Numbers that every kind of round launches and keeps."""
     if len({number for _, *numbers in counts for number in numbers}) == 1:
         return f"{counts[0][1]}"
     return ", ".join(

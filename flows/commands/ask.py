@@ -156,7 +156,6 @@ def ask_models(
 
 
 def score_text(prompt: Prompt, generated: Generated, config: RunConfig) -> str:
-    """Score an answer with the run's reward, and describe the result."""
     reward_config = config_of(config.rewards, prompt.domain)
     if isinstance(reward_config, JudgeConfig):
         return "scored by a judge, which is not started here"
@@ -238,7 +237,6 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(options: argparse.Namespace) -> int:
-    """Ask every model the questions of the options or of the terminal."""
     console = Console(soft_wrap=True, highlight=False, markup=False)
     with ExitStack() as stack:
         store = run_store(options.run, options.root)

@@ -257,7 +257,6 @@ def write_profile(profile: ThroughputProfile, path: Path) -> None:
 
 @command(parser, RuntimeError)
 def main(options: Namespace) -> int:
-    """Measure all engines of a configuration and write their profile."""
     config = configuration_of(options)
     model = (
         check_model(Path(options.model))

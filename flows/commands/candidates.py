@@ -41,7 +41,6 @@ class Candidate:
 
     @property
     def scheduling(self) -> Values:
-        """Values of the setting `scheduling`."""
         if self.async_ratio:
             return {
                 "kind": "asynchronous",
@@ -64,7 +63,6 @@ class Candidate:
         }
 
     def values(self, num_devices: int) -> Values:
-        """The settings of this candidate on `num_devices` devices."""
         return {
             "scheduling": self.scheduling,
             "engine": {"tensor_parallel_size": self.size},
@@ -73,14 +71,12 @@ class Candidate:
         }
 
     def roles(self, num_devices: int) -> str:
-        """Value of the setting `cluster.roles`."""
         first = num_devices - self.num_learners
         learner = _span(first, num_devices) if self.num_learners else _span(0, num_devices)
         return f"rollout: {_span(0, first)}, learner: {learner}"
 
     @property
     def policy(self) -> str:
-        """Describe the scheduling policy in a few words."""
         if self.async_ratio:
             late = f", {self.extra_lag} steps more for what takes long" if self.extra_lag else ""
             how = "partial rollouts" if self.pauses else "asynchronous"
@@ -100,7 +96,6 @@ class Candidate:
         return f"{self.policy}{streams}, engines of {self.size}{apart}"
 
     def placement(self, num_devices: int) -> str:
-        """Describe the roles of the devices in a few words."""
         if not self.num_learners:
             return f"{num_devices} do both"
         return f"{num_devices - self.num_learners} generate, {self.num_learners} train"

@@ -318,7 +318,6 @@ def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
 
 @command(parser)
 def main(options: Namespace) -> int:
-    """Compare the two runs of the options."""
     TRACKING.check(options.tracking_uri, "--tracking-uri")
     with answered(options.tracking_uri):
         client = tracked(options.tracking_uri)

@@ -30,7 +30,6 @@ def parser() -> ArgumentParser:
 
 @command(parser)
 def main(options: Namespace) -> int:
-    """Print the script for a shell."""
     try:
         import shtab
     except ImportError:

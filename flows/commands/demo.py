@@ -104,7 +104,6 @@ def announce_server(server: StartingServer, child: Popen[bytes]) -> None:
 
 
 def training_command(options: Namespace) -> list[str]:
-    """The command line of the training process."""
     command = [sys.executable, "-m", "flows.commands.train", "--server-starts"]
     command += ["--parent", str(os.getpid())]
     command += ["--preset", options.preset] if options.preset else []
@@ -123,7 +122,6 @@ def flow_log(root: Path, began_s: float) -> Path | None:
 
 @contextmanager
 def ignored_signals() -> Iterator[None]:
-    """Ignore SIGTERM and SIGHUP in the block."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

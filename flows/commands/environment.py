@@ -151,5 +151,4 @@ def show(report: ConformanceReport, name: str) -> None:
 
 
 def times_text(seconds: tuple[float, float]) -> str:
-    """Format median and 99th percentile."""
     return f"p50 {1e3 * seconds[0]:.3g} ms, p99 {1e3 * seconds[1]:.3g} ms"

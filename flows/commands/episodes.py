@@ -39,7 +39,6 @@ STYLES = {Voice.ENVIRONMENT: "", Voice.MODEL: "cyan", Voice.NOTE: "dim"}
 
 
 def show(options: argparse.Namespace, console: Console) -> None:
-    """Print what is asked for."""
     if options.count < 1:
         raise ValueError(f"--count must be >= 1, got {options.count}; leave it out for 3")
     store = run_store(options.run, options.root)
@@ -122,7 +121,6 @@ def is_chosen(found: PlayedResponse, options: argparse.Namespace) -> bool:
 
 
 def reward_of(found: PlayedResponse) -> float | None:
-    """The reward of an episode; None without a verdict."""
     score = found.row.response.score
     return None if score is None else score.reward
 
@@ -132,7 +130,6 @@ def _counts(counted: Counter[str]) -> str:
 
 
 def _length(found: PlayedResponse) -> tuple[int, int]:
-    """Sort key: turns, then sampled tokens."""
     return found.num_turns, found.row.response.generated.num_sampled
 
 
@@ -156,7 +153,6 @@ SORT_KEYS: dict[str, Callable[[PlayedResponse], tuple[float, ...]]] = {
 
 
 def printed(transcript: Transcript) -> Iterator[Text]:
-    """Format a transcript for a terminal."""
     yield Text(f"{transcript.response_id}  {transcript.about}", style="bold")
     yield Text(transcript.headline)
     for line in transcript.lines:
@@ -216,6 +212,5 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(options: argparse.Namespace) -> int:
-    """Show the episodes that the options choose."""
     show(options, Console(soft_wrap=True, highlight=False, markup=False, emoji=False))
     return 0

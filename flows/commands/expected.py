@@ -163,7 +163,6 @@ def compare_candidates(
 
 
 def expect(config: RunConfig, situation: Situation, num_draws: int) -> Expected:
-    """Simulate a configuration in `num_draws` draws."""
     with simulation_pool(situation) as pool:
         return _simulated(pool, "the recorded run", [(None, config)], num_draws)[0]
 

@@ -155,7 +155,6 @@ def parser() -> ArgumentParser:
 
 @command(parser)
 def main(options: Namespace) -> int:
-    """List presets or settings, or describe the configuration of the options."""
     console = Console()
     if options.list:
         for name, preset in PRESETS.items():

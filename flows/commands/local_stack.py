@@ -85,7 +85,6 @@ def wish_of(name: str, named: int | None) -> Wish:
 
 
 def add_ports(parser: ArgumentParser, names: Iterable[str]) -> None:
-    """Add the option --NAME-port for each of these SERVERS."""
     for name in names:
         usual = SERVERS[name][1]
         parser.add_argument(

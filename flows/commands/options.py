@@ -103,7 +103,6 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def add_resume(parser: ArgumentParser) -> None:
-    """Add --resume."""
     parser.add_argument(
         "--resume", default="", metavar="RUN_ID", help="resume a run that was interrupted"
     )

@@ -94,7 +94,6 @@ def parser() -> ArgumentParser:
 
 @command(parser)
 def main(options: Namespace) -> int:
-    """Play all candidates and print the table, the best one and its settings."""
     situation = build_situation(options)
     found = compare_candidates(situation, options.seeds, options.off_policy)
     show(found, situation)
@@ -115,7 +114,6 @@ def settings(expected: Expected) -> Values:
 
 
 def row(expected: Expected) -> dict[str, object]:
-    """One candidate as a row of --json."""
     return {
         "settings": settings(expected),
         "step_s": list(expected.step_s),

@@ -107,7 +107,6 @@ def state_of(store: Store) -> tuple[State, str]:
 
 
 def table_of(lines: Sequence[RunLine]) -> Table:
-    """Lay out the list for a terminal."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("run", "state", "steps", "held-out reward", "training", "s/step", "age"):
         is_number = title in ("steps", "training", "s/step", "age")
@@ -161,7 +160,6 @@ def _number(value: float | None, form: str) -> str:
 
 @command(parser)
 def main(options: argparse.Namespace) -> int:
-    """List the runs of a root, as JSON or as a table with the reasons of failures."""
     lines = list_runs(Store.open(options.root), datetime.now(UTC))
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=1))

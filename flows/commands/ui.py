@@ -43,7 +43,6 @@ def parser() -> ArgumentParser:
 @command(parser, RuntimeError)
 @private_files()
 def main(options: Namespace) -> int:
-    """Serve the pages of a root until Ctrl-C."""
     stop_on_signals()
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         ports = {}
@@ -83,5 +82,4 @@ def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
 
 
 def local_url(port: int) -> str:
-    """The address of a server on this machine."""
     return f"http://{LOOPBACK}:{port}"

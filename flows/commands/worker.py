@@ -149,7 +149,6 @@ def _seconds(parser: ArgumentParser, option: str, default: float, what: str) -> 
 @command(parser)
 @private_files()
 def main(options: Namespace) -> int:
-    """Become the worker, or print its command."""
     check_elastic_worker(options)
     words = dask_command(options, () if options.host else listening_words(options.address))
     added = environment_of(options.cores)

@@ -156,7 +156,6 @@ def changes_of(options: Namespace) -> Iterable[WorkerCountChange]:
 
 
 def command_of(options: Namespace, slot: int) -> tuple[str, ...]:
-    """The command line of the worker in a slot."""
     name = f"{options.name or machine_name()}-{slot}"
     first, last = slot * options.cores_each, (slot + 1) * options.cores_each - 1
     return (
@@ -167,7 +166,6 @@ def command_of(options: Namespace, slot: int) -> tuple[str, ...]:
 
 
 def gpus_of(options: Namespace, slot: int) -> dict[str, str]:
-    """The environment variable that gives the worker in a slot its GPUs."""
     gpus = range(slot * options.gpus_each, (slot + 1) * options.gpus_each)
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
 
@@ -311,5 +309,4 @@ def follow(planned: Iterable[WorkerMove], workers: WorkerProcesses, retire: sign
 
 
 def move_line(move: WorkerMove) -> str:
-    """Format a move as one line of output."""
     return f"{move.at_s:8.0f} s  {move.kind:<7}worker {move.slot}, {move.present} there"

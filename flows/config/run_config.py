@@ -71,7 +71,6 @@ class RunConfig(Parts):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The JSON schema, adapted to Prefect's form."""
         reference = handler(core)
         leave_to_preset(reference, handler)
         return reference
