@@ -119,11 +119,21 @@ async def drain(process: asyncio.subprocess.Process, drain_s: float) -> None:
 
 def command_line(config: ElasticWorkerConfig) -> tuple[str, ...]:
     """Build the command line of an elastic worker that ends with this process."""
-    options = {**config.model_dump(exclude={"address"}), "parent": os.getpid()}
-    given = [
-        word
-        for name, value in options.items()
-        if value != ""
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    options = {
+        "--name": config.name,
+        "--cores": config.cores,
+        "--price-class": config.price_class,
+        "--token-file": config.token_file,
+        "--drain-s": str(config.drain_s),
+        "--lease-s": str(config.lease_s),
+        "--grace-s": str(config.grace_s),
+        "--spot-notice": config.spot_notice,
+        "--local-directory": config.local_directory,
+        "--certificate": config.certificate,
+        "--tls-ca-file": config.tls_ca_file,
+        "--tls-cert": config.tls_cert,
+        "--tls-key": config.tls_key,
+        "--parent": str(os.getpid()),
+    }
+    given = (word for option, value in options.items() if value for word in (option, value))
     return (sys.executable, "-m", "flows.commands.worker", config.address, *given)

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from distributed import Client, get_client
@@ -65,22 +66,21 @@ ALARM_TAG = "rollflow.alarm"  # MLflow's tag with the warnings of a run
 Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
 
 
+@dataclass(frozen=True, slots=True)
 class Participants:
     """Reports environment processes and elastic workers of one run: as lines for the terminal,
     tables in Prefect, and records for the page. Does nothing for a run without either."""
 
-    def __init__(self, run: OpenRun, history: WorkerHistory, client: Client) -> None:
-        self._run = run
-        self._history = history
-        self._client = client
-        self._key = artifact_key(run.context.run_id)
+    run: OpenRun
+    history: WorkerHistory
+    client: Client
 
     def lines(self, figures: Figures) -> str:
         """Describe environment processes, elastic workers, the last step's seeding window and the
         advised number of elastic workers, each on a line, if the run has them."""
         lines = (
             pools_summary(self._pools()),
-            elastic_workers_summary(self._history.rows),
+            elastic_workers_summary(self.history.rows),
             seeding_summary(figures),
             self._worker_advice(figures),
         )
@@ -88,17 +88,18 @@ class Participants:
 
     async def record(self, figures: Figures) -> None:
         """Record all participants for the page, and publish tables of them in Prefect."""
-        run_id = self._run.context.run_id
+        run_id = self.run.context.run_id
+        key = artifact_key(run_id)
         if pools := await asyncio.to_thread(self._pools):
-            await asyncio.to_thread(keep_pools, self._run.store, pools)
+            await asyncio.to_thread(keep_pools, self.run.store, pools)
             artifact = acreate_table_artifact(
                 table=process_rows(pools, time.time()),
-                key=f"hosts-{self._key}",
+                key=f"hosts-{key}",
                 description=f"Environment processes of {run_id}: {pools_summary(pools)}",
             )
             await publish_artifact(artifact)
-        await asyncio.to_thread(self._history.save)
-        if rows := self._history.rows:
+        await asyncio.to_thread(self.history.save)
+        if rows := self.history.rows:
             about = (
                 f"Elastic workers of {run_id}",
                 seeding_summary(figures),
@@ -106,17 +107,17 @@ class Participants:
             )
             artifact = acreate_table_artifact(
                 table=elastic_worker_rows(rows, time.time()),
-                key=f"elastic-workers-{self._key}",
+                key=f"elastic-workers-{key}",
                 description=". ".join(filter(None, about)),
             )
             await publish_artifact(artifact)
 
     def _pools(self) -> tuple[PoolState, ...]:
-        context = self._run.context
-        return reported_states(self._client, context.run_id, context.environment_pools)
+        context = self.run.context
+        return reported_states(self.client, context.run_id, context.environment_pools)
 
     def _worker_advice(self, figures: Figures) -> str:
-        return worker_advice(figures, own_dollars_per_h(self._run.context))
+        return worker_advice(figures, own_dollars_per_h(self.run.context))
 
 
 class RunReporter:

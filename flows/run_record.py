@@ -58,7 +58,12 @@ def record_beginning(
         paths = _models_at_paths(config).items()
         models = {field: files_digest(Path(path)) for field, path in paths}
         if earlier:
-            _check_rows(earlier, dataset.digest)
+            if earlier.data_digest not in ("", dataset.digest):
+                raise ValueError(
+                    f"the task must have the rows that run {earlier.run_id} was begun with, it has"
+                    " others: its prompts would be other questions; put the task's files back, say"
+                    " by task.path where they lie now, or start a new run"
+                )
             _check_models(earlier, config, models)
             flow_runs = (*earlier.prefect_flow_run_ids, *flow_runs)
         sha = git_sha(REPOSITORY)
@@ -108,15 +113,6 @@ def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
     """Tags of a run in MLflow: its links, its policy and its preset."""
     policy = {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset}
     return {**links, **policy}
-
-
-def _check_rows(earlier: RunManifest, digest: str) -> None:
-    if earlier.data_digest not in ("", digest):
-        raise ValueError(
-            f"the task must have the rows that run {earlier.run_id} was begun with, it has others:"
-            " its prompts would be other questions; put the task's files back, say by task.path"
-            " where they lie now, or start a new run"
-        )
 
 
 def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:

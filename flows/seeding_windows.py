@@ -47,7 +47,9 @@ class SeedingWindows:
             return None
         present = present_of(elastic_workers)
         window_s = self._known(present, kind).window_for(len(present), self._config)
-        return PlannedWindow(window_s=window_s, workers=names_of(present))
+        return PlannedWindow(
+            window_s=window_s, workers=frozenset(worker.name for worker in present)
+        )
 
     def enter(
         self, record: StepCommit, report: StepReport, elastic_workers: Collection[AdmittedWorker]
@@ -57,7 +59,7 @@ class SeedingWindows:
         if not self._config.enabled or window is None:
             return record
         present, kind = present_of(elastic_workers), report.plan.round.kind
-        times = seeding_times(report, names_of(present))
+        times = seeding_times(report, frozenset(worker.name for worker in present))
         if times is not None:
             self._learn(present, kind, times)
         seeding = self._seedings.get(kind, Seeding())
@@ -87,13 +89,7 @@ class SeedingWindows:
 
 def present_of(elastic_workers: Collection[AdmittedWorker]) -> list[AdmittedWorker]:
     """Select the elastic workers in state "present": they have held weights and are not leaving."""
-    return [
-        elastic_worker for elastic_worker in elastic_workers if elastic_worker.state == "present"
-    ]
-
-
-def names_of(elastic_workers: Collection[AdmittedWorker]) -> frozenset[str]:
-    return frozenset(elastic_worker.name for elastic_worker in elastic_workers)
+    return [worker for worker in elastic_workers if worker.state == "present"]
 
 
 def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flows.config.overlay import Values
+from flows.config.presets import Values
 from tasks.scheduling.policies.multilevel import LEVEL_ETA
 
 # over-provisioning of prompts and of responses; the last pair gives up no response of a group

@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.commands.options import PRESET
 from flows.config.earlier_settings import new_path, with_todays_names
-from flows.config.overlay import overlay
+from flows.config.presets import overlay
 from flows.config.run_config import RunConfig
 from flows.config.sentence import takes_text_only
 from flows.config.settings_file import read_settings

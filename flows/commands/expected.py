@@ -24,7 +24,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from flows.commands.candidates import Candidate, others, plain
 from flows.commands.situation import Situation
-from flows.config.overlay import overlay
+from flows.config.presets import overlay
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 from flows.played_config import played_run
@@ -216,8 +216,11 @@ def _simulated(
 def config_of(candidate: Candidate, situation: Situation) -> RunConfig:
     """The configuration of a candidate. ValueError for one that RunConfig refuses."""
     values = candidate.values(situation.machine.num_devices)
-    roles = situation.base.get("cluster", {}).get("roles", "")
-    values["cluster"]["roles"] += _other_roles(roles) if roles else ""
+    if roles := situation.base.get("cluster", {}).get("roles", ""):
+        judges = ",".join(map(str, parse_role_map(roles).get("judge", ())))
+        workers = num_environment_workers(roles)
+        values["cluster"]["roles"] += f", judge: {judges}" if judges else ""
+        values["cluster"]["roles"] += f", environment: {workers}" if workers else ""
     sampling = situation.base.get("scheduling", {}).get("dynamic_sampling")
     if sampling is not None:
         values["scheduling"]["dynamic_sampling"] = sampling
@@ -233,11 +236,3 @@ def _kind_of_steps(config: RunConfig) -> tuple[object, ...]:
 
 def _spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
-
-
-def _other_roles(roles: str) -> str:
-    """The roles of a map beside rollout and learner, as text to append to another map."""
-    judges = parse_role_map(roles).get("judge", ())
-    judge = f", judge: {','.join(map(str, judges))}" if judges else ""
-    workers = num_environment_workers(roles)
-    return f"{judge}, environment: {workers}" if workers else judge

@@ -16,8 +16,7 @@ from typing import Any
 from artifacts.layout import MODEL
 from artifacts.store import Store
 from flows.commands.options import run_store
-from flows.config.overlay import Values, overlay
-from flows.config.presets import preset_values
+from flows.config.presets import Values, overlay, preset_values
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import OF_ONE_RUN, kept_config
 from tasks.cluster.devices import parse_role_map
@@ -68,8 +67,14 @@ def build_situation(options: Namespace) -> Situation:
     if run is not None and asked.device == RECORDED:
         known = _options_of(run.config)
         is_as_recorded = all(getattr(asked, name) == known[name] for name in ("devices", "cap"))
+        if asked.model:
+            raise ValueError(
+                "--model must be left out on the machine that recorded --run, which knows nothing"
+                f" of {asked.model!r}; leave it out, or name a --device"
+            )
+        num_devices = asked.devices
         return Situation(
-            machine=_calibrated(run, asked),
+            machine=replace(calibrated(run), num_devices=num_devices, devices_per_host=num_devices),
             base=_base(asked, run),
             sizes=(1,),
             group_size=1,
@@ -119,16 +124,6 @@ def _lengths(asked: Namespace, run: RecordedRun | None) -> tuple[Callable[[int],
     recorded = recorded_work(run, asked.cap)
     words = f"lengths of {len(recorded.prompts)} recorded prompts, drawn anew for every seed"
     return lambda draw: resampled(recorded, draw), words
-
-
-def _calibrated(run: RecordedRun, asked: Namespace) -> PlainMachine:
-    if asked.model:
-        raise ValueError(
-            "--model must be left out on the machine that recorded --run, which knows nothing of"
-            f" {asked.model!r}; leave it out, or name a --device"
-        )
-    machine = calibrated(run)
-    return replace(machine, num_devices=asked.devices, devices_per_host=asked.devices)
 
 
 def _roofline(asked: Namespace, store: Store | None) -> Machine:

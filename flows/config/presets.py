@@ -6,11 +6,11 @@ those in which it differs from another preset. Its docstring is its line in `exp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any
 
-from flows.config.overlay import Values, overlay
-
+Values = dict[str, Any]  # Any: JSON values, checked by RunConfig
 Preset = Callable[[], Values]
 PRESETS: dict[str, Preset] = {}  # in the order of `explain --list`
 
@@ -25,6 +25,19 @@ ELASTIC: Values = {
     "engine": {"report_tokens": 32},
     "cluster": {"num_devices": 1, "roles": "rollout: 0, learner: 0", "scheduler_port": 8786},
 }
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
+    """Lay `over` on `base`: mappings merge at every depth unless they differ in `kind`."""
+    merged = dict(base)
+    for key, value in over.items():
+        below: Any = merged.get(key)  # Any: parsed JSON
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        if both and value.get("kind", below.get("kind")) == below.get("kind"):
+            merged[key] = overlay(below, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def preset_values(name: str) -> Values:

@@ -30,9 +30,8 @@ from artifacts.urls import hidden, without_secrets
 from flows.config.consistency import check_parts
 from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
-from flows.config.overlay import overlay
 from flows.config.parts import Parts
-from flows.config.presets import preset_values
+from flows.config.presets import overlay, preset_values
 from tasks.learner.learner_config import LearnerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.config.overlay import Values
+from flows.config.presets import Values
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 

@@ -16,8 +16,7 @@ from sqlalchemy.engine import make_url
 from artifacts.reports.mlflow_client import sqlite_file
 from artifacts.store import Store
 from flows.commands.command_line import assemble
-from flows.config.overlay import overlay
-from flows.config.presets import PRESETS, preset_values
+from flows.config.presets import PRESETS, overlay, preset_values
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.config.sentence import sentence
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
