@@ -129,7 +129,6 @@ def demand_of(config: RunConfig, layout: str) -> Demand:
 
 
 def _prompt_tokens(config: RunConfig) -> int:
-    """Tokens of the longest prompt that fits beside the longest response."""
     return config.engine.max_model_len - config.sampling.max_response_tokens
 
 

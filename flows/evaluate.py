@@ -36,7 +36,7 @@ from tasks.rollout import run_rollout
 from tasks.rounds.report import read_round
 from tasks.run.partial_responses import drop_partial
 from tasks.run.prompts import heldout_refs
-from tasks.run.run_context import RunContext, StepPlan, journal_of, store_of
+from tasks.run.run_context import StepPlan, journal_of, store_of
 from tasks.scheduling.events import RoundPlan
 
 SHOWN_QUESTIONS = 12
@@ -69,25 +69,18 @@ class EvaluationReport:
 Evaluations = Mapping[int, EvaluationReport]  # by the step after which each was made
 
 
-def evaluation_round(
-    run: RunContext, step: int, num_prompts: int, responses_per_prompt: int
-) -> RoundPlan:
-    """Plan a round over the first num_prompts held-out prompts that fit the engines."""
-    return RoundPlan(
-        step=step,
-        kind="evaluate",
-        is_evaluation=True,
-        prompts=heldout_refs(run, num_prompts),
-        launch_per_prompt=responses_per_prompt,
-        accept_prompts=num_prompts,
-        accept_per_prompt=responses_per_prompt,
-    )
-
-
 def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
     """Plan the first attempt at the evaluation after `step`, whose update made `weights`."""
     asked = run.config.evaluation
-    planned = evaluation_round(run.context, step, asked.num_prompts, asked.responses_per_prompt)
+    planned = RoundPlan(
+        step=step,
+        kind="evaluate",
+        is_evaluation=True,
+        prompts=heldout_refs(run.context, asked.num_prompts),
+        launch_per_prompt=asked.responses_per_prompt,
+        accept_prompts=asked.num_prompts,
+        accept_per_prompt=asked.responses_per_prompt,
+    )
     return StepPlan(run=run.context, round=planned, weights=weights, attempt=1)
 
 

@@ -239,7 +239,6 @@ class RunReporter:
         self._view.add_step(commit.step, commit.kind, commit.metrics)
 
     def _progress(self) -> list[RoundProgress]:
-        """Progress of the running round, and of the running evaluation if there is one."""
         run_id = self._run.context.run_id
         keys = [progress_key(run_id, is_evaluation=of_one) for of_one in (False, True)]
         found = [self._client.get_metadata(key, default=None) for key in keys]

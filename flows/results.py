@@ -286,7 +286,6 @@ def run_warnings(
 
 
 def _answers(journal: Journal, step: int) -> str:
-    """Quote some answers of a step on one line; empty if none is recorded."""
     texts = dict.fromkeys(
         printable_line(row.response.generated.text, SHOWN_CHARACTERS)
         for row in journal.read(step)

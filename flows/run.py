@@ -24,7 +24,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.tracking import MlflowStatus, RunTracker, ended_by
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
-from flows.config.elastic_rules import weight_server_of, wish_of_weights
+from flows.config.elastic_rules import weight_server_of
 from flows.config.keep import KeepConfig
 from flows.config.run_config import RunConfig, pinned
 from flows.output import print_line
@@ -32,7 +32,7 @@ from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
 from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, worker_specs
-from tasks.cluster.ports import refusal
+from tasks.cluster.ports import Wish, refusal
 from tasks.elastic.config import ElasticWeightsConfig
 from tasks.environments.processes.walls import check_seen
 from tasks.isolation.interpreter import own
@@ -139,9 +139,13 @@ def effective_config(config: RunConfig) -> RunConfig:
 
 def check_ports(config: RunConfig) -> None:
     """Raise ValueError for a port that the user set and that is taken on this machine."""
-    wishes = () if config.cluster.scheduler_address else wishes_of(config.cluster)
-    server = weight_server_of(config.elastic, config.cluster)
-    for wish in (*wishes, *([wish_of_weights(config.elastic, server)] if server else ())):
+    wishes = [] if config.cluster.scheduler_address else [*wishes_of(config.cluster)]
+    if server := weight_server_of(config.elastic, config.cluster):
+        is_named = "port" in config.elastic.weights.model_fields_set
+        what, cure = "the weight server", "in elastic.weights.port"
+        weights = Wish(what=what, port=server.port, is_named=is_named, cure=cure, host=server.host)
+        wishes.append(weights)
+    for wish in wishes:
         wish.check()
 
 

@@ -103,7 +103,6 @@ def class_of(elastic_workers: Collection[AdmittedWorker]) -> str:
 
 
 def _alike(present: Collection[AdmittedWorker], kind: str) -> str:
-    """The key under which windows are stored."""
     return f"{class_of(present)}, {kind} rounds"
 
 

@@ -6,18 +6,13 @@ the round before it closes, while that earlier round is trained:
 
 After a recoverable failure every round is ended, lost actors are replaced, and the steps after the
 last commit begin again; rounds that were closed are read back. A barrier is a step that must be
-committed before a later round begins, and that leaves no responses running for it. The last step is
-a barrier; if steps do not overlap, every step is.
+committed before a later round begins. The last step is one; if steps do not overlap, every step is.
 
 An evaluation goes on beside the rounds and the training of later steps, on engines that all hold
 the weights of the evaluated step. The next step does not update before the evaluation is over:
 
     step s committed ─▶ evaluation of its weights ─▶ reported
-                     └▶ step s + 1 trains ─────────────┴▶ updates, publishes
-
-Each step has a `StepOrdering` with three signals: `closed`, the step's round has closed, and the
-next round begins; `turn`, all earlier steps are committed, and the step trains; `evaluation`, the
-evaluation of the weights before is over, and the step updates and publishes."""
+                     └▶ step s + 1 trains ─────────────┴▶ updates, publishes"""
 
 from __future__ import annotations
 
@@ -44,7 +39,9 @@ Played = tuple[StepReport, str | None]  # report of a step, and its checkpoint i
 
 
 class StepOrdering:
-    """Signals between one step and the loop over all steps, within the flow's process."""
+    """Signals between one step and the loop over all steps, within the flow's process. `closed`:
+    the step's round has closed, and the next begins. `turn`: all earlier steps are committed, and
+    the step trains. `evaluation`: when it is over, the step updates and publishes."""
 
     __slots__ = ("_closing", "closed", "evaluation", "held_s", "turn")
 
@@ -199,7 +196,6 @@ class Steps:
                     return
 
     def _waits(self) -> set[asyncio.Future[Any]]:  # Any: of reports
-        """Futures of which one must be done before the next decision; none if the run is over."""
         waits: set[asyncio.Future[Any]] = set()
         if self._under_way:
             waits.add(self._under_way[0].task)
@@ -210,7 +206,6 @@ class Steps:
         return waits
 
     async def _begin_evaluation(self) -> None:
-        """Begin the evaluation that is due, if any, unless one is under way."""
         if self._due is None or self._evaluating is not None:
             return
         plan = self._due

@@ -187,7 +187,6 @@ def opened_model(name: str, store: Store, config: RunConfig) -> Iterator[PlainMo
 
 
 def _typed_questions(console: Console) -> Iterator[AskedQuestion]:
-    """One question per line from the terminal or a pipe, without blank lines."""
     is_typed = sys.stdin.isatty()
     if is_typed:
         console.print("a question a line; Ctrl-D ends", style="dim")

@@ -194,10 +194,6 @@ class CostTotals:
     seconds: float  # that these steps added to the run
     trained_tokens: float  # response tokens trained in these steps
 
-    @property
-    def is_known(self) -> bool:
-        return min(self.dollars, self.seconds, self.trained_tokens) > 0
-
 
 def cost_totals(name: str, metrics: Mapping[str, Mapping[int, float]]) -> CostTotals:
     """Sums over the steps with a cost. metrics: name -> step -> value."""
@@ -213,7 +209,8 @@ def cost_totals(name: str, metrics: Mapping[str, Mapping[int, float]]) -> CostTo
 
 def cost_verdict(first: CostTotals, second: CostTotals) -> list[str]:
     """Sentences on the cost of a trained token and the gain of the second run, given prices."""
-    known = [run for run in (first, second) if run.is_known]
+    runs = (first, second)
+    known = [run for run in runs if min(run.dollars, run.seconds, run.trained_tokens) > 0]
     lines = [
         f"{run.name}: {1e6 * run.dollars / run.trained_tokens:.4g} dollars a million trained"
         f" tokens, {run.trained_tokens / run.dollars:,.0f} tokens a dollar."

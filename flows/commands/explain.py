@@ -113,7 +113,6 @@ def _rows(part: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
 
 
 def _parts(annotation: Any, prefix: str) -> Iterator[tuple[type[BaseModel], str]]:  # Any: types
-    """The configuration classes that a field may hold, each with the path of its fields."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, prefix
     inside = get_origin(annotation)

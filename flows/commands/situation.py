@@ -143,7 +143,6 @@ def _roofline(asked: Namespace, store: Store | None) -> Machine:
 
 
 def _shape(model: str, store: Store | None) -> ModelShape:
-    """The shape of a model by its name or config.json, or of the model that the run has trained."""
     if model in MODELS:
         return MODELS[model]
     path = Path(model)
@@ -170,7 +169,6 @@ def _read_shape(name: str, text: str, where: str) -> ModelShape:
 
 
 def _sizes(machine: Machine) -> tuple[int, ...]:
-    """Possible numbers of devices of an engine. ValueError if the weights fit none."""
     sizes = machine.sizes(machine.num_devices, MAX_ENGINE_DEVICES)
     if not sizes:
         bound = min(MAX_ENGINE_DEVICES, machine.num_devices)

@@ -88,7 +88,6 @@ def _final_status(store: Store, manifest: RunManifest) -> RunStatus:
 
 
 def _tracker_of(store: Store, manifest: RunManifest, config: RunConfig, uri: str) -> RunTracker:
-    """Open the run in MLflow, or start a new one and write its id into the manifest."""
     tracker = RunTracker(uri)
     found = tracker.start(
         experiment=config.keep.experiment,

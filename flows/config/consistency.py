@@ -38,7 +38,6 @@ def check_parts(config: Parts) -> None:
     _check_planner(config)
     _check_loss(config)
     _check_overlap(config)
-    _check_freeing(config)
     check_player(config)
     check_episode_rewards(config)
     check_episode_bounds(config)
@@ -87,7 +86,6 @@ def _check_warm_ups(config: Parts) -> None:
 
 
 def _check_lengths(config: Parts) -> None:
-    """The longest response leaves room for a prompt, and can lose the whole overlong penalty."""
     longest = config.sampling.max_response_tokens
     if longest >= config.engine.max_model_len:
         raise ValueError(
@@ -105,7 +103,6 @@ def _check_lengths(config: Parts) -> None:
 
 
 def _check_distribution(config: Parts) -> None:
-    """Responses are sampled from the distribution under which the learner scores them."""
     temperature, top_p = config.sampling.temperature, config.sampling.top_p
     if temperature == 0:
         raise ValueError(
@@ -121,7 +118,6 @@ def _check_distribution(config: Parts) -> None:
 
 
 def _check_sleep(config: Parts) -> None:
-    """Engines sleep to free memory for a learner: only on GPUs that both share."""
     placed, kind = device_map(config.cluster), config.cluster.device_kind
     is_shared = set(placed["rollout"]) & set(placed["learner"])
     if config.engine.sleeps and not (kind == "cuda" and is_shared):
@@ -197,7 +193,6 @@ def _check_mid_round(config: Parts, field: str, part: str) -> None:
 
 
 def _check_updates(config: Parts) -> None:
-    """Several updates per step need a group for each mini-batch."""
     fewest = min(shape.accept_prompts for shape in config.scheduling.algebra(config.batch).rounds)
     if 1 < config.learner.mini_batches > fewest:
         raise ValueError(
@@ -208,7 +203,6 @@ def _check_updates(config: Parts) -> None:
 
 
 def _check_shards(config: Parts) -> None:
-    """Sharded parameters need two learner ranks or more, which train at the same time."""
     if config.learner.parameters != "sharded":
         return
     num_ranks = len(device_map(config.cluster)["learner"])
@@ -242,7 +236,6 @@ def _check_planner(config: Parts) -> None:
 
 
 def _check_loss(config: Parts) -> None:
-    """An off-policy scheduling needs a loss that corrects for tokens of older weights."""
     is_off_policy = config.scheduling.algebra(config.batch).is_off_policy
     if is_off_policy and not config.learner.loss.corrects_staleness:
         raise ValueError(
@@ -253,7 +246,7 @@ def _check_loss(config: Parts) -> None:
 
 
 def _check_overlap(config: Parts) -> None:
-    """If steps overlap, engines are never idle: they can neither be rebuilt nor sleep."""
+    """If steps overlap, engines are never idle, and no device is freed for the stream trainer."""
     if not config.scheduling.algebra(config.batch).overlaps:
         return
     if config.planner.enabled:
@@ -268,12 +261,8 @@ def _check_overlap(config: Parts) -> None:
             f" {config.scheduling.kind!r} keeps them busy; leave it out, or have them rest with"
             " scheduling.at_update=pause"
         )
-
-
-def _check_freeing(config: Parts) -> None:
-    """If steps overlap, no device is freed: the stream trainer's limits have no effect."""
     limits = config.stream_trainer.changed_limits if config.stream_trainer.enabled else {}
-    if limits and config.scheduling.algebra(config.batch).overlaps:
+    if limits:
         told = ", ".join(f"stream_trainer.{name} {value}" for name, value in limits.items())
         raise ValueError(
             "the stream trainer's limits must be the defaults beside scheduling.kind"
@@ -295,7 +284,6 @@ def _check_timeouts(config: Parts) -> None:
 
 
 def _check_judge(config: Parts) -> None:
-    """Reward and role judge need each other; the judge must fit its device."""
     judge, placed = judge_engine_of(config.rewards), device_map(config.cluster)
     roles = config.cluster.roles
     if judge is None:

@@ -161,7 +161,6 @@ def _parent(values: Values, path: Sequence[str]) -> Values:
 
 
 def _copied(values: Any) -> Any:  # Any: JSON values
-    """Copy mappings at every depth, so that the caller's values are not changed."""
     if isinstance(values, Mapping):
         return {key: _copied(value) for key, value in values.items()}
     return values

@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 from flows.config.parts import Parts
 from tasks.cluster.devices import ClusterConfig
-from tasks.cluster.ports import Wish, is_loopback
+from tasks.cluster.ports import is_loopback
 from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 
 
@@ -52,17 +52,6 @@ def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> ElasticW
     return weights.model_copy(update={"host": host})
 
 
-def wish_of_weights(elastic: ElasticConfig, server: ElasticWeightsConfig) -> Wish:
-    """The port that the run's weight server asks for, to check that it is free."""
-    return Wish(
-        what="the weight server",
-        port=server.port,
-        is_named="port" in elastic.weights.model_fields_set,
-        cure="in elastic.weights.port",
-        host=server.host,
-    )
-
-
 def _is_wanted(elastic: ElasticConfig, cluster: ClusterConfig) -> bool:
     """As configured; by default, if other machines can reach the scheduler's address."""
     if elastic.weights.enabled is not None:
@@ -74,7 +63,6 @@ def _is_wanted(elastic: ElasticConfig, cluster: ClusterConfig) -> bool:
 
 
 def _is_address(host: str) -> bool:
-    """True for one IP address of a machine; False for a host name or a wildcard address."""
     try:
         return not ip_address(host).is_unspecified
     except ValueError:

@@ -66,7 +66,6 @@ def as_written(place: Sequence[int | str]) -> str:
 
 
 def _below(nodes: Sequence[Node], name: str) -> Iterator[Node]:
-    """Yield the schema of the field `name` from every alternative that has such a field."""
     for node in _alternatives(nodes):
         if name in node.get("properties", {}):
             yield node["properties"][name]
@@ -75,7 +74,6 @@ def _below(nodes: Sequence[Node], name: str) -> Iterator[Node]:
 
 
 def _alternatives(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield the schemas with references resolved and unions split into their alternatives."""
     for node in nodes:
         if "$ref" in node:
             yield from _alternatives([_schema()["$defs"][node["$ref"].rpartition("/")[2]]])

@@ -18,12 +18,11 @@ from artifacts.commit import StepCommit
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.records import WeightsRef
 from flows.config.run_config import RunConfig
-from flows.evaluate import evaluation_round
 from flows.run import _left_out, _without_unfit
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.engine_config import JudgeEngineConfig
 from tasks.rewards.registry import build_rewards
-from tasks.run.prompts import Examination, dataset_of
+from tasks.run.prompts import Examination, dataset_of, heldout_refs
 from tasks.run.run_context import RunContext
 from tasks.scheduling.events import PromptRef
 from tasks.scheduling.queue_state import Carried, QueueState, without_unfit
@@ -99,7 +98,7 @@ def test_prompts_that_are_passed_over_are_never_planned(model_path: str, tmp_pat
     run = fitted(config, context_of(config, model_path))
     assert run.unfit == long_ones(run)
     heldout = dataset_of(run).heldout
-    asked = evaluation_round(run, 0, config.evaluation.num_prompts, 1).prompts
+    asked = heldout_refs(run, config.evaluation.num_prompts)
     assert len(asked) == 4
     assert all(len(heldout[int(ref.prompt_id.partition("/")[2])].text) <= ROOM for ref in asked)
 
