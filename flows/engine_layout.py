@@ -35,8 +35,7 @@ class EngineLayouts:
     """Applies the planner in one run; does nothing when the planner is off."""
 
     def __init__(self, run: OpenRun) -> None:
-        """Raises ValueError if the throughput profile is unreadable or the configured
-        tensor-parallel size is impossible."""
+        """Raises ValueError for an unreadable profile or an impossible tensor-parallel size."""
         self._config = run.config
         self._planner = LayoutPlanner(
             sizes=sizes_of(run.config, run.context.model_path),
@@ -106,8 +105,7 @@ def read_profile(path: str) -> ThroughputProfile | None:
 
 
 def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
-    """List the tensor-parallel sizes that the planner may choose from. Raises ValueError if the
-    planner is on and the configured size is not among them."""
+    """Sizes that the planner may choose from. Raises ValueError if the first is not among them."""
     heads, kv_heads = read_head_counts(model_path)
     devices = device_map(config.cluster)["rollout"]
     largest = config.planner.max_tensor_parallel_size

@@ -20,8 +20,7 @@ def played_run(
     devices_per_rank: int = 1,
     seed: int = 0,
 ) -> SimulatedRun:
-    """Make the simulated run for `tasks.simulation.steps.play`. Raises ValueError if rollout and
-    learner share some of their devices, but not all."""
+    """Make the simulated run. Raises ValueError if rollout and learner share only some devices."""
     return SimulatedRun(
         machine=machine,
         work=work,

@@ -40,8 +40,7 @@ PLAN_AGAIN = f"{RESTORE}, or delete it if its round is not in rounds/: the round
 
 
 async def retry(work: Callable[[int], Awaitable[T]], max_recoveries: int, what: str) -> T:
-    """Await `work(attempt)`, and retry it up to max_recoveries times if workers die. Attempts count
-    from 1; `what` names the work in log lines."""
+    """Await `work(attempt)`, from 1 on, again if workers die. `what` names it in log lines."""
     for attempt in range(1, max_recoveries + 2):
         try:
             return await work(attempt)

@@ -68,16 +68,14 @@ Figures = Sequence[Mapping[str, float]]  # the metrics of every committed step
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """Reports environment processes and elastic workers of one run: as lines for the terminal,
-    tables in Prefect, and records for the page. Does nothing for a run without either."""
+    """Reports environment processes and elastic workers of one run; nothing without either."""
 
     run: OpenRun
     history: WorkerHistory
     client: Client
 
     def lines(self, figures: Figures) -> str:
-        """Describe environment processes, elastic workers, the last step's seeding window and the
-        advised number of elastic workers, each on a line, if the run has them."""
+        """A line each on processes, elastic workers, the seeding window and the advised number."""
         lines = (
             pools_summary(self._pools()),
             elastic_workers_summary(self.history.rows),
@@ -181,9 +179,8 @@ class RunReporter:
             return
         self._evaluations[step] = report
         self._run.tracker.log_metrics(step, report.metrics)
-        message = (
-            f"held-out reward after step {step}: {report.mean:.3f} ({len(report.scores)} prompts)"
-        )
+        asked = f"({len(report.scores)} prompts)"
+        message = f"held-out reward after step {step}: {report.mean:.3f} {asked}"
         self._view.note(message)
         get_run_logger().info(message)
         write_figures(self._run.store, self._figures_now())
@@ -214,12 +211,9 @@ class RunReporter:
                 f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
             )
         self._warn(commit)
+        key, about = f"steps-{self._key}", f"The last steps of {self._run.context.run_id}"
         await publish_artifact(
-            acreate_table_artifact(
-                table=list(self._rows),
-                key=f"steps-{self._key}",
-                description=f"The last steps of {self._run.context.run_id}",
-            )
+            acreate_table_artifact(table=list(self._rows), key=key, description=about)
         )
 
     def _warn(self, commit: StepCommit) -> None:

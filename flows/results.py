@@ -64,20 +64,17 @@ class RunResults:
         first, last = min(evaluations), max(evaluations)
         before, after = evaluations[first], evaluations[last]
         is_trained = last > first
-        is_paired = is_trained and not before.scores.keys().isdisjoint(after.scores)
+        seed, gain = self._run.config.seed, None
+        if is_trained and not before.scores.keys().isdisjoint(after.scores):
+            scores = (before.scores, after.scores)
+            gain = paired_difference(*scores, seed, question_of=after.questions)
         return RunSummary(
             run_id=self._run.context.run_id,
             num_steps=len(commits),
             run_s=sum(seconds_added(commits)),
             reward_before=before.mean,
             reward_after=after.mean if is_trained else None,
-            gain=(
-                paired_difference(
-                    before.scores, after.scores, self._run.config.seed, question_of=after.questions
-                )
-                if is_paired
-                else None
-            ),
+            gain=gain,
             num_unpaired=unpaired(before.scores, after.scores),
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=_ledger(commits, evaluations),
@@ -271,9 +268,8 @@ def _line(commit: StepCommit) -> StepLine:
 def run_warnings(
     commits: Sequence[StepCommit], config: MonitorConfig, journal: Journal, *, since: int = 0
 ) -> tuple[StepWarning, ...]:
-    """List the warnings of a run from step `since` on, in order of steps. A warning is about
-    metrics beyond their limits, or about several steps in a row that learned nothing; the latter
-    quotes two answers."""
+    """List the warnings of a run from step `since` on, in order of steps: metrics beyond their
+    limits, or several steps in a row that learned nothing, with two answers."""
     steps = figures_by_step(commits)
     warnings = list(warnings_of(steps, config))
     warnings += [

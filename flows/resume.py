@@ -91,8 +91,7 @@ def _with_kinds(given: Json, started: Json) -> dict[str, Any]:  # Any: JSON valu
 
 
 def resumed_config(given: RunConfig, started: Json) -> RunConfig:
-    """Return the configuration of a resumed run. Raises ValueError if `given` changes a field that
-    must stay as it was in `started`."""
+    """The configuration of a resumed run. Raises ValueError for a change that is not allowed."""
     kept = kept_config(started).model_dump(mode="json", exclude={"resume"})
     unset = given.model_dump(mode="json", exclude_unset=True, exclude=set(OF_THE_ATTEMPT))
     asked = _whole_lists(unset, given.model_dump(mode="json"))

@@ -156,8 +156,7 @@ def new_run_id(preset: str) -> str:
 
 @contextmanager
 def open_run(given: RunConfig) -> Iterator[OpenRun]:
-    """Check and prepare a run and record its beginning; after the block, end its MLflow run and
-    delete its hand-over directory."""
+    """Check and prepare a run and record its beginning; after the block, end it in MLflow."""
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = pinned(effective_config(given))

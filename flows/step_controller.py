@@ -207,8 +207,8 @@ def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> Pa
 
 
 def state_after(before: QueueState, plan: StepPlan, rollout: RolloutReport) -> QueueState:
-    """Return the prompt queue after the step's round, without unfit prompts: a round that was begun
-    with room for longer prompts may leave some that no longer fit."""
+    """The prompt queue after a round, without prompts that fitted when it was begun and no
+    longer."""
     return without_unfit(finish_round(before, plan.round, rollout), plan.run.unfit)
 
 

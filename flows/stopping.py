@@ -131,8 +131,7 @@ def stoppable(report: Callable[[str], None]) -> Iterator[Stop]:
 
 
 def _watch(reader: int, stop: Stop) -> None:
-    """Read signal numbers from the pipe until it is closed. The interpreter's C handler writes them
-    at once, also while the main thread is busy."""
+    """Read signal numbers, which the interpreter's C handler writes at once, until it is closed."""
     with os.fdopen(reader, "rb", buffering=0) as numbers:
         while number := numbers.read(1):
             if number[0] in STOPS:

@@ -51,8 +51,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class TerminalView:
-    """Shows a run in the terminal. `read_progress` returns the progress of the last round that
-    began, and of the evaluation that is under way, if any."""
+    """Shows a run in the terminal, with the last round and evaluation of `read_progress`."""
 
     def __init__(
         self,
@@ -146,17 +145,11 @@ class TerminalView:
             figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
             table.add_row(str(step), kind, *figures, update_line(metrics))
         far = progress_text(self._step, self._num_steps, " of ")
-        head = Text(
-            f"{self._run_id}   step {far}   {elapsed_s / 60:.1f} min  "
-            f" reward {sparkline(self._rewards)}"
-        )
+        rewards = sparkline(self._rewards)
+        head = Text(f"{self._run_id}   step {far}   {elapsed_s / 60:.1f} min   reward {rewards}")
         done = min(self._step, self._num_steps)
         bar = ProgressBar(total=self._num_steps, completed=done, width=80)
-        lines: list[RenderableType] = [
-            head,
-            Padding(bar, 0),  # a bar alone does not end its line
-            table,
-        ]
+        lines: list[RenderableType] = [head, Padding(bar, 0), table]  # a bar alone ends no line
         lines += [Text(round_line(progress), style="cyan") for progress in rounds]
         lines += [Text(participants, style="cyan")] * bool(participants)
         return Group(*lines, *self._notes[-3:])

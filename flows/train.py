@@ -107,16 +107,14 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
             line = worker_line(client.scheduler.address, run.context.elastic, handed)
             print_line(f"elastic workers: {line}")
         try:
-            return await train_steps(
-                run, fleet, layouts, ClusterTaskRunner(address=client.scheduler.address)
-            )
+            runner = ClusterTaskRunner(address=client.scheduler.address)
+            return await train_steps(run, fleet, layouts, runner)
         except RECOVERABLE as error:
             raise fleet.account(error) from error
 
 
 def prepare_workers(config: RunConfig) -> None:
-    """Begin importing the modules of the run's workers, before this process starts anything else.
-    Raises ValueError if a port that the user set is taken."""
+    """Begin importing the workers' modules. Raises ValueError if a port that was set is taken."""
     effective = effective_config(config)
     check_ports(effective)
     prepare_cluster(effective.cluster, (WORKER_IMPORTS,), effective.engine.imports)

@@ -231,38 +231,24 @@ def write_profile(profile: ThroughputProfile, path: Path) -> None:
         ]
         for size, length in sorted({(point.size, point.length) for point in profile.points})
     }
-    picture.write_bytes(
-        throughput_plot(
-            curves, f"{profile.model}: replicas of so many devices, {profile.device} each"
-        )
-    )
-    table = Table(
-        "size",
-        "batch",
-        "prompt tokens",
-        "prefill tokens/s",
-        "decode tokens/s",
-        "KV cache tokens",
-        box=None,
-    )
+    title = f"{profile.model}: replicas of so many devices, {profile.device} each"
+    picture.write_bytes(throughput_plot(curves, title))
+    rates = ("prefill tokens/s", "decode tokens/s")
+    table = Table("size", "batch", "prompt tokens", *rates, "KV cache tokens", box=None)
     for point in profile.points:
+        sizes = map(str, (point.size, point.batch, point.length))
         rates = (f"{point.prefill_tokens_per_s:.0f}", f"{point.decode_tokens_per_s:.0f}")
-        table.add_row(
-            *map(str, (point.size, point.batch, point.length)),
-            *rates,
-            str(profile.kv_tokens[point.size]),
-        )
+        table.add_row(*sizes, *rates, str(profile.kv_tokens[point.size]))
     Console().print(table, f"\n{path} and {picture}", highlight=False)
 
 
 @command(parser, RuntimeError)
 def main(options: Namespace) -> int:
     config = configuration_of(options)
-    model = (
-        check_model(Path(options.model))
-        if options.model
-        else resolve_model(config.model, Path(config.keep.model_cache))
-    )
+    if options.model:
+        model = check_model(Path(options.model))
+    else:
+        model = resolve_model(config.model, Path(config.keep.model_cache))
     orders = tuple(measuring_orders(config, str(model), options))
     output = prepare_output(Path(options.output))
     write_profile(asyncio.run(measure_all(config, orders)), output)

@@ -231,8 +231,7 @@ def cost_verdict(first: CostTotals, second: CostTotals) -> list[str]:
 
 
 def use_lines(name: str, metrics: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """One sentence per price class of devices: the seconds they were held and the share of each
-    use; a class without recorded uses is left out. metrics: name -> step -> value."""
+    """A sentence per price class with recorded uses: seconds held, and the share of each use."""
     lines = []
     for price_class in sorted(found[1] for key in metrics if (found := WORKER_TIME.fullmatch(key))):
         used_s = {
@@ -251,11 +250,8 @@ def use_lines(name: str, metrics: Mapping[str, Mapping[int, float]]) -> list[str
 
 def curves(run: RunHistory) -> RunCurves:
     """What the plot needs, of the steps that have both a time and a reward."""
-    times, rewards, long = (
-        run.metrics[STEP_TIME],
-        run.metrics.get(REWARD, {}),
-        run.metrics.get(LONG_ROUND, {}),
-    )
+    times = run.metrics[STEP_TIME]
+    rewards, long = run.metrics.get(REWARD, {}), run.metrics.get(LONG_ROUND, {})
     steps = [step for step in run.steps if step in rewards]
     return RunCurves(
         name=run.name,

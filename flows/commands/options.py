@@ -20,11 +20,9 @@ INTERRUPTED = 130  # exit status, as shells have it: 128 and the number of the s
 def command(
     parser: Callable[[], ArgumentParser], *also: type[Exception]
 ) -> Callable[[Callable[[Namespace], int]], Callable[..., int]]:
-    """Make a function of the parsed options the `main(argv=None)` of a command.
-
-    The exit status is what the function returns, 130 after Ctrl-C, and 2, with one sentence on
-    standard error, for an error that the user can correct: ValueError, OSError and those of `also`.
-    """
+    """Make a function of the parsed options the `main(argv=None)` of a command. The exit status is
+    what it returns, 130 after Ctrl-C, and 2, with one sentence on standard error, for an error that
+    the user can correct: ValueError, OSError and those of `also`."""
 
     def entry(run: Callable[[Namespace], int]) -> Callable[..., int]:
         @wraps(run)
@@ -103,6 +101,5 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def add_resume(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--resume", default="", metavar="RUN_ID", help="resume a run that was interrupted"
-    )
+    what = "resume a run that was interrupted"
+    parser.add_argument("--resume", default="", metavar="RUN_ID", help=what)

@@ -47,8 +47,8 @@ PAGES = (".md", ".png")  # endings of the files that MLflow gets beside the repo
 
 
 def track(store: Store, config: RunConfig, uri: str) -> str:
-    """Send the entries of a finished run that MLflow lacks, and return one line about the result.
-    ValueError if the run goes on, ConnectionError if MLflow does not take all of it."""
+    """Send what MLflow lacks; returns one line. ValueError if the run goes on, else
+    ConnectionError."""
     manifest, commits = read_manifest(store), read_commits(store)
     status = _final_status(store, manifest)
     try:

@@ -290,8 +290,7 @@ class WorkerProcesses:
 
 
 def follow(planned: Iterable[WorkerMove], workers: WorkerProcesses, retire: signal.Signals) -> int:
-    """Make each move at its time and wait until the last worker has ended. Returns 0, or REFUSED as
-    soon as the run refuses one worker, because it would refuse the others too."""
+    """Make each move at its time. Returns 0, or REFUSED once the run refuses one: it would all."""
     began_s = time.monotonic()
     for move in planned:
         while (left_s := began_s + move.at_s - time.monotonic()) > 0:

@@ -142,8 +142,7 @@ def _check_stream_trainer(config: Parts) -> None:
 
 
 def _check_seeding(config: Parts) -> None:
-    """With seeding, devices change from generating to training in mid-round, elastic workers go on
-    with the rest, and no response is carried into the next round."""
+    """Devices change from generating to training in mid-round, and carry nothing into the next."""
     if not config.seeding.enabled:
         return
     if not config.elastic.enabled:
@@ -172,8 +171,7 @@ def _check_seeding(config: Parts) -> None:
 
 
 def _check_mid_round(config: Parts, field: str, part: str) -> None:
-    """To train in mid-round, a rank must make the gradients of a group, which is accepted before
-    the round ends, without other groups. `field` enables such training, `part` is its name."""
+    """A rank must make a group's gradients without other groups. `field` enables `part`."""
     learner = config.learner
     needed = config.scheduling.algebra(config.batch).streaming_needs
     if needed:

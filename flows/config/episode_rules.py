@@ -29,8 +29,7 @@ def check_player(config: Parts) -> None:
 
 
 def check_episode_rewards(config: Parts) -> None:
-    """Domains with an environment need a reward of kind episode, and only these may have one; it
-    must not be discounted beside an advantage that discounts."""
+    """Domains with an environment, and only these, need a reward of kind episode."""
     for domain, reward in config.rewards.items():
         pays_episodes = isinstance(reward, EpisodeRewardConfig)
         if pays_episodes and domain not in (ANY_DOMAIN, *config.environments):
@@ -56,8 +55,7 @@ def check_episode_rewards(config: Parts) -> None:
 
 
 def check_episode_bounds(config: Parts) -> None:
-    """A turn must fit into an episode, and an environment's slowest call into the round's progress
-    deadline. Updates must not drain running responses, as a drained turn is no whole episode."""
+    """A turn must fit into an episode, an environment's slowest call into a round's deadline."""
     if not config.environments:
         return
     episodes, longest = config.episodes, config.sampling.max_response_tokens

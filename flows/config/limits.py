@@ -24,8 +24,7 @@ Changes = dict[str, Any]  # Any: values of fields
 
 
 def fill_in_limits(config: Parts) -> None:
-    """Set the derived limits in a configuration, in place. Call it only while the configuration is
-    being validated, before other code can see it."""
+    """Set the derived limits in place, while the configuration is being validated."""
     deadlines = config.deadlines
     hosts = _changed(
         config.episodes.hosts,

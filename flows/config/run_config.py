@@ -139,8 +139,7 @@ def _check_finite(values: Mapping[str, Any], place: str = "") -> None:  # Any: v
 
 
 def mark_as_set(model: BaseModel, given: Mapping[str, Any]) -> None:  # Any: parsed JSON
-    """Restrict `model_fields_set`, at every depth, to the fields in `given`: fields that a preset
-    or a manifest filled in do not count as set."""
+    """Restrict `model_fields_set`, at every depth, to the fields in `given`, the user's own."""
     model.__pydantic_fields_set__.intersection_update(given)
     for name in type(model).model_fields:
         below, value = getattr(model, name), given.get(name, {})

@@ -29,10 +29,8 @@ def sentence(error: object) -> str:
 def _fault(place: tuple[int | str, ...], message: str, kind: str, given: object) -> str:
     field, message = without_secrets(as_written(place)), without_secrets(message)
     if kind == "extra_forbidden":
-        return (
-            f"{field} must be a known field, it is not one; 'rollflow explain --fields --all' lists"
-            " them"
-        )
+        cure = "'rollflow explain --fields --all' lists them"
+        return f"{field} must be a known field, it is not one; {cure}"
     if kind == "value_error":
         return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"
     return f"{field} is wrong: {message[0].lower()}{message[1:]}, got {hidden(given)!r}; correct it"
