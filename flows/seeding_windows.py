@@ -47,9 +47,8 @@ class SeedingWindows:
             return None
         present = present_of(elastic_workers)
         window_s = self._known(present, kind).window_for(len(present), self._config)
-        return PlannedWindow(
-            window_s=window_s, workers=frozenset(worker.name for worker in present)
-        )
+        names = frozenset(worker.name for worker in present)
+        return PlannedWindow(window_s=window_s, workers=names)
 
     def enter(
         self, record: StepCommit, report: StepReport, elastic_workers: Collection[AdmittedWorker]

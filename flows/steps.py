@@ -60,8 +60,7 @@ class StepOrdering:
         return type(None), ()
 
     async def may_train(self, rollout: Any) -> bool:  # Any: a Prefect future of the round's report
-        """Wait for the step's turn; meanwhile set `closed` when the rollout ends. Returns False if
-        training is called off or the round has failed."""
+        """Wait for the step's turn, and set `closed` meanwhile. False if it must not train."""
         self._closing = asyncio.create_task(self._close_after(rollout))
         await asyncio.wait((self._closing, self.turn), return_when=asyncio.FIRST_COMPLETED)
         if not self.turn.done() and self.closed.exception() is not None:

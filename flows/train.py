@@ -69,8 +69,8 @@ SAME_MODEL = "put the model there under the same path, or set keep.model_cache t
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
 async def train(config: RunConfig) -> RunSummary | State[None]:
-    """Post-train a model. Starts a local Dask cluster unless the configuration names a scheduler.
-    A resumed run with nothing left to do ends at once."""
+    """Post-train a model, on a local cluster or a named one. A finished run's resume ends at
+    once."""
     if told := nothing_left(config):
         print_line(told)
         return Completed(message=told)

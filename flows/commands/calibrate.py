@@ -174,8 +174,8 @@ async def measure_all(config: RunConfig, orders: Sequence[MeasuringOrder]) -> Th
 async def measurements(
     order: MeasuringOrder, silence_s: float
 ) -> AsyncIterator[dict[str, Any]]:  # Any: parsed JSON
-    """Yield the messages of the measuring process. RuntimeError, with its last output, if it fails;
-    TimeoutError if it sends nothing for `silence_s` seconds."""
+    """Yield a process's messages. RuntimeError if it fails, TimeoutError for `silence_s` of
+    silence."""
     with tempfile.TemporaryFile() as errors:
         command = bound_command("tasks.engines.vllm.measuring", order.to_json())
         process = await asyncio.create_subprocess_exec(

@@ -192,8 +192,7 @@ def wait_until_served(
     check: Callable[[], None] = lambda: None,
     is_needless: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return when the URL answers or `is_needless` is true. `check` is called before every try and
-    raises if the server is gone; TimeoutError after START_TIMEOUT_S."""
+    """Return once the URL answers or `is_needless`; `check` raises if the server is gone."""
     ends = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < ends:
         check()

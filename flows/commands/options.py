@@ -54,8 +54,8 @@ def folder(text: str) -> Path:
 
 
 def run_store(run: str, root: str) -> Store:
-    """Open the store of one run. run: its name under the root, or the path or URL of its folder.
-    ValueError, with some names that exist, if there is no such run."""
+    """Open a run by name under the root, or by path or URL. ValueError, with some names, for
+    none."""
     if "/" in run or run == ".." or Path(run, layout.MANIFEST).is_file():
         return Store.open(run.rstrip("/"))
     opened_root = Store.open(root)

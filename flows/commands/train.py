@@ -46,8 +46,7 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the flow with its own lines on the terminal and all other output in a log. Exit status 0,
-    1 after a fault of the program, 2 after one of the user, 130 when interrupted."""
+    """Run the flow. Exit status 0, 1 for a fault of ours, 2 for the user's, 130 if interrupted."""
     options = parser().parse_args(argv)
     if "PREFECT_API_URL" not in os.environ:
         print(
@@ -73,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def restart_with_workers_environment() -> None:
-    """Restart this command with the environment of a run's workers, so that workers can be forked
-    from this process. Does nothing if the environment is right already or another program calls."""
+    """Restart with the environment of a run's workers, if needed: they are forked from here."""
     wanted = first_environment()
     if Path(sys.argv[0]).stem in PROGRAMS and not has_begun_with(wanted):
         os.execve(sys.executable, sys.orig_argv, os.environ | python_path() | wanted)

@@ -105,8 +105,7 @@ Values = dict[str, Any]  # Any: JSON values
 
 
 def with_todays_names(given: Mapping[str, Any]) -> Values:  # Any: JSON values
-    """Replace every old name by the new one, with a warning in the log for each. Raises ValueError
-    for a removed setting, and for a setting that is given under both names."""
+    """Replace old names, with a warning. ValueError for a removed setting, or one given twice."""
     values: Values = _copied(given)
     for old, cure in REMOVED.items():
         for path in _found(values, old.split(".")):

@@ -30,8 +30,7 @@ def check_elastic_workers(config: Parts) -> None:
 
 
 def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> ElasticWeightsConfig | None:
-    """Settings, with a host, of the server from which elastic workers pull weights; None if they
-    read the run's own paths. Raises ValueError if no worker could reach the server."""
+    """Settings of the weight server; None without one. ValueError if no worker could reach it."""
     weights = elastic.weights
     if not elastic.enabled or not _is_wanted(elastic, cluster):
         return None
