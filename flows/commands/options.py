@@ -24,6 +24,8 @@ def command(
     what it returns, 130 after Ctrl-C, and 2, with one sentence on standard error, for an error that
     the user can correct: ValueError, OSError and those of `also`."""
 
+    errors: tuple[type[Exception], ...] = (ValueError, OSError, *also)
+
     def entry(run: Callable[[Namespace], int]) -> Callable[..., int]:
         @wraps(run)
         def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +34,7 @@ def command(
                 return run(options)
             except KeyboardInterrupt:
                 return INTERRUPTED
-            except (ValueError, OSError, *also) as error:
+            except errors as error:
                 from flows.config.sentence import sentence
 
                 print(f"error: {sentence(error)}", file=sys.stderr)
