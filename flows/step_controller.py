@@ -151,7 +151,7 @@ class StepController:
         window = self._windows.plan(self.fleet.elastic.workers, plan.round.kind)
         placed = replace(plan, run=self.fleet.run, window=window)
         report = await self.step_flow(placed, ordering if plan.overlaps else None)
-        await self.fleet.published(report.published, plan.round.at_update)
+        await self.fleet.elastic.publish(report.published, plan.round.at_update)
         checkpoint = None
         if is_due(plan.step, keep.checkpoint_every_steps):
             checkpoint = await save_checkpoint(self.run.context, plan.step, keep.checkpoints)
