@@ -87,7 +87,7 @@ FORBIDDEN_STEMS = {
 # bases of configurations
 CONFIGS = {
     "BaseModel", "FrozenConfig", "ReplicaConfig", "EnvironmentSettings", "GameConfig",
-    "StyledGameConfig",
+    "QuestionConfig",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from artifacts.datasets.registry import TaskConfig, load_dataset
 from artifacts.datasets.rows import Dataset, Row
 from artifacts.records import Prompt
 from tasks.engines.model_files import read_tokenizer, read_vocabulary_size, unembedded_tokens
-from tasks.environments.episodes.episode_replica import bridge_of
+from tasks.environments.episodes.bridge import bridge_of
 from tasks.environments.episodes.prompts import episode_prompt, render
 from tasks.rewards.judges.question import QuestionEncoder
 from tasks.rewards.judges.reward import JudgeConfig, question_about

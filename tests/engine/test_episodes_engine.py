@@ -17,7 +17,7 @@ from research.benchmarks.direct_environments import DirectEnvironments
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.environments.config import EpisodeConfig
-from tasks.environments.episodes.bridge import read_bridge
+from tasks.environments.episodes.bridge import bridge_of
 from tasks.environments.episodes.episode_replica import EpisodeReplica
 from tasks.environments.games.guess import GuessConfig
 from tasks.tiny_models.models import resolve_model
@@ -52,7 +52,7 @@ def start(player: str, slot: Slot) -> Iterator[Callable[[], EpisodeReplica]]:
     engine = VllmEngine(config=config, model_path=player, name="player", cpu_ids=None, seed=1)
     engine.start()
     slot.hold(engine)
-    bridge = read_bridge(player, GAME.head())
+    bridge = bridge_of(player, GAME.head())
 
     def around() -> EpisodeReplica:
         return EpisodeReplica(
@@ -69,7 +69,7 @@ def start(player: str, slot: Slot) -> Iterator[Callable[[], EpisodeReplica]]:
 
 
 def requests(player: str) -> list[Request]:
-    head = read_bridge(player, GAME.head()).head
+    head = bridge_of(player, GAME.head()).head
     return [
         Request(
             prompt_id=f"0/{number // 4}",
@@ -112,7 +112,7 @@ def test_the_learner_gives_sampled_tokens_the_log_probabilities_of_the_engine(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(player, dtype=torch.float32).eval()
-    head = list(read_bridge(player, GAME.head()).head)
+    head = list(bridge_of(player, GAME.head()).head)
     longest = 0
     for generated in episodes.values():
         assert generated.episode is not None

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from artifacts.datasets.rows import Message
@@ -102,8 +103,10 @@ class Bridge:
         return self._decode(token_ids)
 
 
-def read_bridge(model_path: str, head: Sequence[Message]) -> Bridge:
-    """Make the bridge of the model in this directory. Raises ValueError as `make_bridge`."""
+@lru_cache(maxsize=16)
+def bridge_of(model_path: str, head: tuple[Message, ...]) -> Bridge:
+    """Returns the bridge of the model in this directory, cached per process. Raises ValueError as
+    `make_bridge`."""
     tokenizer = read_tokenizer(model_path)
     return make_bridge(tokenizer, read_stop_ids(model_path, tokenizer), head, model_path)
 

@@ -21,24 +21,23 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from artifacts.attempt_log import TurnLog
-from artifacts.datasets.rows import Message
 from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica, check_room
 from tasks.engines.mailbox import Mailbox
 from tasks.environments.base import EnvironmentProcesses, EnvironmentSettings
 from tasks.environments.config import EpisodeConfig
-from tasks.environments.episodes.bridge import Bridge, read_bridge
+from tasks.environments.episodes.bridge import Bridge, bridge_of
 from tasks.environments.episodes.play import Means, Play
 from tasks.environments.episodes.turn_batcher import TurnBatcher
 from tasks.environments.pools.remote_pools import RemotePools
 from tasks.environments.pools.status_board import ReportingPool
 from tasks.environments.registry import EnvironmentConfig
-from tasks.environments.tools.programs import ToolProcesses
+from tasks.environments.tools.programs import ProgramRunner
 from tasks.isolation.isolation import Isolation
 
 
@@ -62,6 +61,7 @@ class EpisodeReplica(Replica):
         self.name = inner.name
         self._inner = inner
         self._processes = processes
+        self._programs = ProgramRunner(Isolation(config.hosts.isolation))
         self._max_model_len = max_model_len
         self._done = Mailbox[News]()
         self._turns = TurnBatcher(inner, self._done.put, self._lose)
@@ -74,6 +74,7 @@ class EpisodeReplica(Replica):
                 ask=self._turns.turn,
                 settings=settings,
                 processes=processes,
+                programs=self._programs,
                 bridge=bridges[domain],
                 config=config,
                 clock=clock,
@@ -151,6 +152,7 @@ class EpisodeReplica(Replica):
 
     def close(self) -> None:
         self._lose(EngineLost(f"{self.name} was closed"))
+        self._programs.close()
         self._processes.close()
         self._inner.close()
         if self._log is not None:
@@ -242,7 +244,7 @@ class EpisodePlayer:
     def __call__(self, inner: Replica) -> Replica:
         return EpisodeReplica(
             inner,
-            ToolProcesses(self._processes(inner.name), Isolation(self.config.hosts.isolation)),
+            self._processes(inner.name),
             self.environments,
             {
                 domain: bridge_of(self.model_path, settings.head())
@@ -258,10 +260,3 @@ class EpisodePlayer:
         if self.workers:
             return RemotePools.of(self.run_id, engine, self.workers, hosts)
         return ReportingPool(hosts, self.environments.values(), self.run_id, engine)
-
-
-@lru_cache(maxsize=16)
-def bridge_of(model_path: str, head: tuple[Message, ...]) -> Bridge:
-    """Returns the bridge of a model and an environment's head, cached per process. Raises
-    ValueError for a model that cannot play episodes."""
-    return read_bridge(model_path, head)

@@ -4,10 +4,10 @@
              └──────────────── the next observation ◀────────────────────┘
 
 An episode that was begun elsewhere, or whose environment was lost with its worker, goes on from
-where it was (`resumed_environment`), or begins again. Every token keeps its log-probability and its
-version; an action that was stopped half-way goes on.
-
-After every answer of the environment the episode is written down, so that it outlives its engine.
+where it was, by a snapshot of the environment or by the recorded actions; where the environment
+does not repeat them, it begins again. Every token keeps its log-probability and its version; an
+action that was stopped half-way goes on. After every answer of the environment the episode is
+written down, so that it outlives its engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from artifacts.episodes import Ending
+from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated, Request
 from tasks.environments.base import (
     EnvironmentFailed,
@@ -29,7 +29,7 @@ from tasks.environments.base import (
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import Bridge
 from tasks.environments.episodes.episode import STOPPED, End, EpisodeSoFar
-from tasks.environments.episodes.resumed_environment import ResumedEnvironment
+from tasks.environments.tools.programs import ProgramRunner
 from tasks.scheduling.prompt_stream import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Means:
     ask: Callable[[Request], Awaitable[Generated]]  # has the engine speak in a turn
     settings: EnvironmentSettings  # of the environment
     processes: EnvironmentProcesses  # where it steps
+    programs: ProgramRunner  # of those that actions ask to run
     bridge: Bridge  # between the model's turns
     config: EpisodeConfig  # bounds
     # keeps an episode, of which so many turns have been kept before
@@ -66,9 +67,8 @@ class Play:
         self._submitted_s = means.clock()
         self._begin_s: float | None = None  # of its first turn here, on the event loop's clock
         self._first_token_s: float | None = None
-        self._environment = ResumedEnvironment(
-            request, means.processes, means.settings, means.clock
-        )
+        # what is counted of the episode from its first reset on; its turns are not kept here
+        self._counted = request.kept_episode or Episode(turns=(), ending=None)
         self._num_written = 0  # turns
 
     async def run(self) -> Generated:
@@ -82,7 +82,7 @@ class Play:
             end = End(ending=failure.ending, detail=failure.detail)
         finally:
             self.is_asking = False
-            await self._environment.end()
+            await self._means.processes.end(self._name)
         generated = self.generated(end)
         if end.ending is not None and not end.ending.is_failure:
             self._means.write(generated, self._num_written)
@@ -118,8 +118,8 @@ class Play:
                 await self._act()
                 if self.is_stopped:
                     return STOPPED
-            transition = await self._environment.step(self.so_far.turns[-1].action)
-            state = self._environment.snapshot()
+            transition = await self._step(self.so_far.turns[-1].action)
+            state = self._means.processes.snapshot(self._name)
             self.so_far = self.so_far.answered(transition, self._means.clock(), state)
             observation = transition.observation
             ending = self._ending(transition)
@@ -132,11 +132,20 @@ class Play:
 
     async def _begin(self) -> str:
         """Bring an environment to where the episode was left; returns its last observation."""
-        observation = await self._environment.resume(self.so_far)
+        observation = await self._resume()
         if observation is None:
-            self._environment.forget(self.so_far)
+            logger.warning(
+                "episode=%s begins again: its environment %s does not repeat itself",
+                self._name,
+                self.request.environment,
+            )
+            self._counted = replace(
+                self._counted,
+                num_restarted=self._counted.num_restarted + 1,
+                num_forgotten=self._counted.num_forgotten + self.so_far.num_sampled,
+            )
             self.so_far, self._num_written = EpisodeSoFar(), 0
-            observation = await self._environment.resume(self.so_far)
+            observation = await self._resume()
             assert observation is not None, "there is nothing to repeat"
         if self._begin_s is None:
             self._begin_s = asyncio.get_running_loop().time()
@@ -147,7 +156,51 @@ class Play:
                 self.so_far = self.so_far.reopened(self._means.clock())  # it was stopped half-way
         return observation
 
+    async def _resume(self) -> str | None:
+        """Bring an environment to the turn where the episode is; returns its observation there. If
+        the environment does not repeat the record, ends it and returns None."""
+        means, snapshot = self._means, self.so_far.snapshot
+        began_s = means.clock()
+        observation = await means.processes.reset(
+            self._name,
+            means.settings,
+            self.request.episode_seed,
+            snapshot.state if snapshot else b"",
+        )
+        took_s = means.clock() - began_s
+        self._counted = replace(self._counted, reset_s=self._counted.reset_s + took_s)
+        if observation is None:
+            assert snapshot is not None, "nothing else restores an environment"
+            observation = snapshot.observation
+        else:
+            observation = await self._replayed(observation)
+        if observation is None:
+            await means.processes.end(self._name)
+        elif self.so_far.turns:
+            self._counted = replace(self._counted, num_resumed=self._counted.num_resumed + 1)
+        return observation
+
+    async def _replayed(self, observation: str) -> str | None:
+        """Repeat the recorded actions after this first observation; returns the observation after
+        them, None if one differs from the record."""
+        for turn in self.so_far.turns:
+            if observation != turn.observation:
+                return None
+            if turn.answered_s is None:
+                break
+            transition = await self._step(turn.action)
+            self._counted = replace(self._counted, num_replayed=self._counted.num_replayed + 1)
+            is_over = transition.terminated or transition.truncated
+            if is_over or transition.reward != turn.reward:
+                return None
+            observation = transition.observation
+        return observation
+
     # --- a turn --------------------------------------------------------------------------------
+
+    async def _step(self, action: str) -> Transition:
+        transition = await self._means.processes.step(self._name, action)
+        return await self._means.programs.observe(self._means.settings, action, transition)
 
     def _open_turn(self, observation: str) -> bool:
         """Open a turn after this observation; false if there is no room for an action. Raises
@@ -223,7 +276,7 @@ class Play:
         """Returns the record of the episode so far, without its text."""
         request, so_far, now_s = self.request, self.so_far, self._means.clock()
         episode = replace(
-            self._environment.counted,
+            self._counted,
             turns=so_far.turns,
             ending=end.ending,
             detail=end.detail,

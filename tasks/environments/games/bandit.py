@@ -17,7 +17,7 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition, head_messages
-from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.games.game import GameConfig
 
 LARGEST_PAY = 9
 RULES = (
@@ -27,7 +27,7 @@ RULES = (
 )
 
 
-class BanditConfig(StyledGameConfig):
+class BanditConfig(GameConfig):
     """Find the button that pays best."""
 
     kind: Literal["bandit"] = Field("bandit", description="Chooses buttons that pay coins.")

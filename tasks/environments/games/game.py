@@ -1,9 +1,6 @@
 """The base of our own games. Each game has a player that makes valid moves, and some have one that
-also heeds the answers so far.
-
-The warm-up of a model imitates these players, so that the model learns the form of an action before
-it is rewarded for choosing one. The conformance suite plays with the first player, because invalid
-text alone never gets far.
+also heeds the answers so far. The warm-up of a model imitates these players, and the conformance
+suite plays with the first one, because invalid text alone never gets far.
 """
 
 from __future__ import annotations
@@ -19,9 +16,23 @@ from tasks.environments.base import EMPTY_HEAD, EnvironmentSettings
 
 
 class GameConfig(EnvironmentSettings):
-    """A game whose valid moves are known."""
+    """A game whose valid moves are known, for a chat model or for the tiny model."""
 
     knows_heedful_moves: ClassVar[bool] = False
+
+    style: Literal["chat", "terse"] = Field(
+        "chat",
+        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
+    )
+
+    def head(self) -> tuple[Message, ...]:
+        """Returns an empty head in style terse, as the tiny model knows the rules from its warm-up;
+        else `chat_head`."""
+        return EMPTY_HEAD if self.style == "terse" else self.chat_head()
+
+    def chat_head(self) -> tuple[Message, ...]:
+        """Returns the rules, and episodes played as examples."""
+        raise NotImplementedError
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
         """Returns a valid move after the observations of an episode so far."""
@@ -39,33 +50,14 @@ class GameConfig(EnvironmentSettings):
         """Play an episode of valid moves, heedful ones if is_heedful. Returns every observation
         with the action that answers it."""
         environment = self.build()
-        observations, actions = [environment.reset(seed)], list[str]()
+        observation, seen, actions = environment.reset(seed), list[str](), list[str]()
         while len(actions) < self.max_turns:
-            actions.append(
-                self.heedful_action(observations, actions, rng)
-                if is_heedful
-                else self.valid_action(observations, rng)
-            )
-            turn = environment.step(actions[-1])
-            if turn.terminated or turn.truncated:
+            seen.append(observation)
+            if is_heedful:
+                actions.append(self.heedful_action(seen, actions, rng))
+            else:
+                actions.append(self.valid_action(seen, rng))
+            observation, _, terminated, truncated, _ = environment.step(actions[-1])
+            if terminated or truncated:
                 break
-            observations.append(turn.observation)
-        return list(zip(observations, actions, strict=True))
-
-
-class StyledGameConfig(GameConfig):
-    """A game for a chat model that the tiny model can play, too."""
-
-    style: Literal["chat", "terse"] = Field(
-        "chat",
-        description="'chat': sentences, for a chat model; 'terse': characters, for the tiny model.",
-    )
-
-    def head(self) -> tuple[Message, ...]:
-        """Returns an empty head in style terse, as the tiny model knows the rules from its warm-up;
-        else `chat_head`."""
-        return EMPTY_HEAD if self.style == "terse" else self.chat_head()
-
-    def chat_head(self) -> tuple[Message, ...]:
-        """Returns the rules, and episodes played as examples."""
-        raise NotImplementedError
+        return list(zip(seen, actions, strict=True))

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition, head_messages
-from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.games.game import GameConfig
 
 MOVES = {"left": (-1, 0), "right": (1, 0), "down": (0, -1), "up": (0, 1)}
 RULES = (
@@ -27,7 +27,7 @@ Square = tuple[int, int]
 SHOTS: tuple[tuple[Square, Square], ...] = (((0, 2), (2, 1)), ((2, 0), (1, 2)))
 
 
-class GridConfig(StyledGameConfig):
+class GridConfig(GameConfig):
     """Walk to a goal."""
 
     kind: Literal["grid"] = Field("grid", description="Chooses a walk to a goal on a square.")
@@ -35,20 +35,17 @@ class GridConfig(StyledGameConfig):
     spare_moves: int = Field(3, ge=0, description="Moves beyond those of the shortest way.")
 
     def chat_head(self) -> tuple[Message, ...]:
-        """Returns the rules and two shortest walks."""
-        walks = [turn for start, goal in SHOTS for turn in self._walk(start, goal)]
-        return head_messages(RULES.format(size=self.size), walks)
-
-    def _walk(self, start: Square, goal: Square) -> list[tuple[str, str]]:
-        """A shortest way: to the side first, then up or down."""
-        turns, (x, y) = list[tuple[str, str]](), start
-        while (x, y) != goal:
-            to_the_side, upright = sign(goal[0] - x), sign(goal[1] - y)
-            step = (to_the_side, 0) if to_the_side else (0, upright)
-            word = next(word for word, move in MOVES.items() if move == step)
-            turns.append((self.told((x, y), goal), word))
-            x, y = x + step[0], y + step[1]
-        return turns
+        """Returns the rules and two shortest walks: to the side first, then up or down."""
+        turns = list[tuple[str, str]]()
+        for (x, y), goal in SHOTS:
+            while (x, y) != goal:
+                if x != goal[0]:
+                    word = "right" if x < goal[0] else "left"
+                else:
+                    word = "up" if y < goal[1] else "down"
+                turns.append((self.told((x, y), goal), word))
+                x, y = x + MOVES[word][0], y + MOVES[word][1]
+        return head_messages(RULES.format(size=self.size), turns)
 
     def told(self, place: Square, goal: Square) -> str:
         """Returns the observation at a place."""
@@ -87,7 +84,9 @@ class Grid:
         self._moves_left, self._turns_left = self._moves_left - 1, self._turns_left - 1
         move = self._words.get(text.strip().removesuffix("."))
         if move:
-            self._place = self._inside(self._place[0] + move[0], self._place[1] + move[1])
+            x, y = self._place[0] + move[0], self._place[1] + move[1]
+            last = self._config.size - 1
+            self._place = min(max(x, 0), last), min(max(y, 0), last)
         is_there = self._place == self._goal
         is_over = is_there or self._moves_left <= 0
         return Transition(
@@ -97,12 +96,3 @@ class Grid:
             truncated=not is_over and self._turns_left <= 0,
             info={"action": "valid" if move else "invalid"},
         )
-
-    def _inside(self, x: int, y: int) -> Square:
-        last = self._config.size - 1
-        return min(max(x, 0), last), min(max(y, 0), last)
-
-
-def sign(number: int) -> int:
-    """Returns the sign of a number: -1, 0 or 1."""
-    return (number > 0) - (number < 0)

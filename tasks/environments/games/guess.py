@@ -17,7 +17,7 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from tasks.environments.base import Environment, Transition, head_messages
-from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.games.game import GameConfig
 
 ACTION = re.compile(r"([0-9]{1,9})\.?")
 
@@ -56,7 +56,7 @@ def narrowed(low: int, high: int, guess: int, *, is_higher: bool) -> tuple[int, 
     return (max(low, guess + 1), high) if is_higher else (low, min(high, guess - 1))
 
 
-class GuessConfig(StyledGameConfig):
+class GuessConfig(GameConfig):
     """Guess a number."""
 
     knows_heedful_moves: ClassVar[bool] = True

@@ -4,8 +4,7 @@
     a call ── the worker is lost ─▶ EnvironmentLost ─▶ reset, at another one
 
 An episode stays with its worker. When the worker is lost, the environment is gone, and the player
-of the episode gets EnvironmentLost. Bringing another environment to the same turn is left to
-`resumed_environment`.
+of the episode gets EnvironmentLost and brings another environment to the same turn (`play`).
 """
 
 from __future__ import annotations

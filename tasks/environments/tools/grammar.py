@@ -4,11 +4,10 @@
                             print(47 * 86)             print(47 * 86)
                                                        ```
 
-One word and the rest as it is: no JSON and no tags, whose brackets and quotes a small model loses.
-A program may stand behind the word or below it, and in a fence with or without the word, as models
-have learned to write one; what follows the fence is not read. Case does not matter, nor a colon
-behind the word. The terse style is for a model of a few characters: `c47t86`, `a4042`, where p, m
-and t are the signs.
+No JSON and no tags, whose brackets and quotes a small model loses. A program may stand behind the
+word or below it, and in a fence with or without the word, as models have learned to write one; what
+follows the fence is not read. Case does not matter, nor a colon behind the word. The terse style is
+for a model of a few characters: `c47t86`, `a4042`, where p, m and t are the signs.
 """
 
 from __future__ import annotations
@@ -44,7 +43,19 @@ INVALID = Action("invalid", "")
 def read_action(text: str, style: Style) -> Action:
     """Read the tool call or the answer in a text, in time linear in its length."""
     said = text.strip()
-    return _terse(said) if style == "terse" else _program(said) or _line(said)
+    if style == "terse":
+        found = TERSE_LINE.fullmatch(said)
+        if not found or len(found[2]) > MAX_ANSWER_CHARS:
+            return INVALID
+        return Action("calculator" if found[1] == "c" else "answer", meant(found[2]))
+    if program := _program(said):
+        return program
+    found = LINE.fullmatch(said)
+    if not found:
+        return INVALID
+    if found[1].lower() == "calc":
+        return Action("calculator", found[2].rstrip("=? "))
+    return Action("answer", found[2]) if len(found[2]) <= MAX_ANSWER_CHARS else INVALID
 
 
 def call(tool: Tool, body: str, style: Style) -> str:
@@ -69,15 +80,6 @@ def meant(text: str) -> str:
     return text.translate(FROM_TERSE)
 
 
-def _line(said: str) -> Action:
-    found = LINE.fullmatch(said)
-    if not found:
-        return INVALID
-    if found[1].lower() == "calc":
-        return Action("calculator", found[2].rstrip("=? "))
-    return Action("answer", found[2]) if len(found[2]) <= MAX_ANSWER_CHARS else INVALID
-
-
 def _program(said: str) -> Action | None:
     """Returns the program that a text asks to run; None if it asks for none."""
     found = PROGRAM.fullmatch(said)
@@ -88,10 +90,3 @@ def _program(said: str) -> Action | None:
     program = textwrap.dedent(fenced[1] if fenced else body)
     is_fit = program.strip() and len(program) <= MAX_PROGRAM_CHARS
     return Action("python", program) if is_fit else INVALID
-
-
-def _terse(said: str) -> Action:
-    found = TERSE_LINE.fullmatch(said)
-    if not found or len(found[2]) > MAX_ANSWER_CHARS:
-        return INVALID
-    return Action("calculator" if found[1] == "c" else "answer", meant(found[2]))

@@ -18,7 +18,6 @@ from queue import LifoQueue
 from artifacts.episodes import Ending
 from tasks.environments.base import (
     EnvironmentFailed,
-    EnvironmentProcesses,
     EnvironmentSettings,
     RequestedProgram,
     Transition,
@@ -45,7 +44,7 @@ CUT = " ..."
 
 
 class ProgramRunner:
-    """Runs several programs at a time, each for a thread that waits for it."""
+    """Runs several programs at a time, for threads or coroutines that wait for them."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
@@ -53,15 +52,23 @@ class ProgramRunner:
         self._free = LifoQueue[Sandbox]()
         for interrupt in self._interrupts:
             self._free.put(Sandbox(isolation, LIMITS, interrupt))
+        self._threads = ThreadPoolExecutor(NUM_SANDBOXES, thread_name_prefix="programs")
         self._is_closed = False
 
-    def observed(
+    async def observe(
         self, settings: EnvironmentSettings, text: str, transition: Transition
     ) -> Transition:
-        """Returns the transition; if the action `text` has a program, with the program's output as
-        its observation."""
+        """Returns the transition; if the action `text` asks to run a program, with the program's
+        output as its observation. A call that is cancelled leaves the program to its time limit.
+        Raises as `run`."""
         program = settings.program_in(text)
-        return transition._replace(observation=self.run(program)) if program else transition
+        if program is None:
+            return transition
+        if self._is_closed:
+            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
+        loop = asyncio.get_running_loop()
+        output = await loop.run_in_executor(self._threads, self.run, program)
+        return transition._replace(observation=output)
 
     def run(self, program: RequestedProgram) -> str:
         """Run the program; returns its output as the model reads it. Raises EnvironmentFailed if
@@ -88,6 +95,7 @@ class ProgramRunner:
         if self._is_closed:
             return
         self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for interrupt in self._interrupts:
             interrupt.set()
         for sandbox in [self._free.get() for _ in self._interrupts]:
@@ -120,59 +128,3 @@ def _words(reply: CommandReply, limit_s: float) -> str:
             return reply.stdout.strip() or SILENT
         case _:
             return KILLED
-
-
-class ToolProcesses:
-    """Wraps other `EnvironmentProcesses`, and runs the programs of actions in sandboxes."""
-
-    def __init__(self, inner: EnvironmentProcesses, isolation: Isolation) -> None:
-        self._inner = inner
-        self._isolation = isolation
-        self._settings: dict[str, EnvironmentSettings] = {}  # by episode
-        self._runner: ProgramRunner | None = None  # from the first program on
-        self._threads = ThreadPoolExecutor(NUM_SANDBOXES, thread_name_prefix="programs")
-        self._is_closed = False
-
-    async def warm(self) -> None:
-        """Warm the wrapped processes; a sandbox is started with the first program."""
-        await self._inner.warm()
-
-    async def reset(
-        self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
-    ) -> str | None:
-        """Begin an episode, or go on from a state."""
-        observation = await self._inner.reset(episode_id, settings, seed, state)
-        self._settings[episode_id] = settings
-        return observation
-
-    async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn, and run the action's program. If the episode ends meanwhile, the program
-        goes on to its time limit at most."""
-        transition = await self._inner.step(episode_id, text)
-        settings = self._settings.get(episode_id)
-        program = settings.program_in(text) if settings else None
-        if program is None:
-            return transition
-        if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
-        self._runner = self._runner or ProgramRunner(self._isolation)
-        loop = asyncio.get_running_loop()
-        output = await loop.run_in_executor(self._threads, self._runner.run, program)
-        return transition._replace(observation=output)
-
-    def snapshot(self, episode_id: str) -> bytes:
-        """Returns the snapshot of the environment; a program leaves no state behind."""
-        return self._inner.snapshot(episode_id)
-
-    async def end(self, episode_id: str) -> None:
-        """End the episode."""
-        self._settings.pop(episode_id, None)
-        await self._inner.end(episode_id)
-
-    def close(self) -> None:
-        """End every process."""
-        self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._runner is not None:
-            self._runner.close()
-        self._inner.close()

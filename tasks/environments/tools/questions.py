@@ -28,10 +28,22 @@ class ToolQuestion(NamedTuple):
     program: str  # the program that prints the answer
 
 
-class Arithmetic(BaseModel):
-    """An expression to be worked out."""
+class QuestionConfig(BaseModel):
+    """A sort of questions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def draw(self, seed: int) -> ToolQuestion:
+        """Draw the question of this seed."""
+        raise NotImplementedError
+
+    def shown(self) -> list[ToolQuestion]:
+        """Returns the questions that are shown as examples."""
+        return [self.draw(seed) for seed in SHOTS]
+
+
+class Arithmetic(QuestionConfig):
+    """An expression to be worked out."""
 
     kind: Literal["arithmetic"] = Field("arithmetic", description="Chooses expressions.")
     # the signs that are drawn from
@@ -53,7 +65,6 @@ class Arithmetic(BaseModel):
         return weights
 
     def draw(self, seed: int) -> ToolQuestion:
-        """Draw the question of this seed."""
         rng = random.Random(f"arithmetic/{seed}")
         num_terms = 2 + rng.choices(range(len(self.term_weights)), self.term_weights)[0]
         parts = [str(rng.randint(10, self.largest_term))]
@@ -67,15 +78,9 @@ class Arithmetic(BaseModel):
             program=f"print({expression})",
         )
 
-    def shown(self) -> list[ToolQuestion]:
-        """Returns the questions that are shown as examples."""
-        return [self.draw(seed) for seed in SHOTS]
 
-
-class Counting(BaseModel):
+class Counting(QuestionConfig):
     """Something to be counted or added up, for which there is a program of one line."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["counting"] = Field("counting", description="Chooses what wants a program.")
     largest: int = Field(
@@ -83,16 +88,22 @@ class Counting(BaseModel):
     )
 
     def draw(self, seed: int) -> ToolQuestion:
-        """Draw the question of this seed."""
         rng = random.Random(f"counting/{seed}")
         sort, factor, last = rng.randrange(3), rng.randint(3, 9), rng.randint(20, self.largest)
         if sort == 0:
-            return _primes(last)
-        return _multiples(factor, last) if sort == 1 else _digits(factor, last)
-
-    def shown(self) -> list[ToolQuestion]:
-        """Returns the questions that are shown as examples."""
-        return [self.draw(seed) for seed in SHOTS]
+            text = f"How many primes are there up to {last}?"
+            gold = sum(all(n % d for d in range(2, isqrt(n) + 1)) for n in range(2, last + 1))
+            program = f"sum(all(n % d for d in range(2, n)) for n in range(2, {last} + 1))"
+        elif sort == 1:
+            text = f"What is the sum of the multiples of {factor} from 1 to {last}?"
+            gold = sum(range(factor, last + 1, factor))
+            program = f"sum(n for n in range(1, {last} + 1) if n % {factor} == 0)"
+        else:
+            exponent = min(last, LARGEST_EXPONENT)
+            text = f"What is the sum of the digits of {factor} to the power of {exponent}?"
+            gold = sum(map(int, str(factor**exponent)))
+            program = f"sum(map(int, str({factor} ** {exponent})))"
+        return ToolQuestion(text=text, gold=str(gold), expression="", program=f"print({program})")
 
 
 Questions = Annotated[Arithmetic | Counting, Field(discriminator="kind")]
@@ -118,32 +129,3 @@ def worked_out(expression: str, max_operations: int) -> list[str]:
 def result_of(expression: str) -> str:
     """Returns the calculator's result of an expression that it can compute."""
     return written(calculate(expression).value)
-
-
-def _primes(last: int) -> ToolQuestion:
-    primes = [n for n in range(2, last + 1) if all(n % d for d in range(2, isqrt(n) + 1))]
-    return ToolQuestion(
-        text=f"How many primes are there up to {last}?",
-        gold=str(len(primes)),
-        expression="",
-        program=f"print(sum(all(n % d for d in range(2, n)) for n in range(2, {last} + 1)))",
-    )
-
-
-def _multiples(factor: int, last: int) -> ToolQuestion:
-    return ToolQuestion(
-        text=f"What is the sum of the multiples of {factor} from 1 to {last}?",
-        gold=str(sum(range(factor, last + 1, factor))),
-        expression="",
-        program=f"print(sum(n for n in range(1, {last} + 1) if n % {factor} == 0))",
-    )
-
-
-def _digits(base: int, last: int) -> ToolQuestion:
-    exponent = min(last, LARGEST_EXPONENT)
-    return ToolQuestion(
-        text=f"What is the sum of the digits of {base} to the power of {exponent}?",
-        gold=str(sum(map(int, str(base**exponent)))),
-        expression="",
-        program=f"print(sum(map(int, str({base} ** {exponent}))))",
-    )

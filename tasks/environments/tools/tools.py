@@ -4,7 +4,7 @@
 
 A call's result, or a short sentence about what was wrong with it, is the next observation; an
 answer ends the episode and is judged as the mathematics reward judges numbers. The calculator
-computes here. `ToolProcesses` runs programs, in the sandbox of the code rewards: the process of an
+computes here. `ProgramRunner` runs programs, in the sandbox of the code rewards: the process of an
 environment may start no other, and a model's program may not run where the answer is known.
 """
 
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from artifacts.datasets.rows import Message
 from artifacts.fixed_fields import DerivedSeconds, Fixed
 from tasks.environments.base import Environment, RequestedProgram, Transition, head_messages
-from tasks.environments.games.game import StyledGameConfig
+from tasks.environments.games.game import GameConfig
 from tasks.environments.tools.calculator import CannotCompute, calculate, written
 from tasks.environments.tools.grammar import (
     INVALID,
@@ -35,7 +35,6 @@ from tasks.environments.tools.grammar import (
 from tasks.environments.tools.questions import (
     Arithmetic,
     Questions,
-    ToolQuestion,
     asked_expression,
     result_of,
     worked_out,
@@ -49,11 +48,11 @@ RULES = {
 }
 ANSWERING = "When you know the answer, reply with answer and the number."
 FORMS = {"calculator": '"calc" and an expression', "python": '"python" and a program'}
-NOT_RUN = "Nothing here runs Python."  # replaced by the program's output in `ToolProcesses`
+NOT_RUN = "Nothing here runs Python."  # replaced by the program's output in `ProgramRunner`
 NUMBER = re.compile(r"[-m]?[0-9]+(\.[0-9]+)?")
 
 
-class ToolsConfig(StyledGameConfig):
+class ToolsConfig(GameConfig):
     """Answer a question with tools."""
 
     kind: Literal["tools"] = Field(
@@ -90,20 +89,16 @@ class ToolsConfig(StyledGameConfig):
     def chat_head(self) -> tuple[Message, ...]:
         """Returns the rules, and example questions worked out with each tool in turn."""
         rules = " ".join([*(RULES[tool] for tool in self.tools), ANSWERING])
-        shots = enumerate(self.questions.shown())
-        return head_messages(
-            rules, [turn for place, shot in shots for turn in self._shot(place, shot)]
-        )
-
-    def _shot(self, place: int, question: ToolQuestion) -> list[tuple[str, str]]:
-        """A question worked out: every observation with its action."""
-        fit = [tool for tool in self.tools if tool == "python" or question.expression]
-        calls = [question.program]
-        if (tool := fit[place % len(fit)]) == "calculator":
-            calls = worked_out(question.expression, self.max_operations)
-        results = [*map(result_of, calls[:-1]), question.gold]
-        actions = [*(call(tool, body, "chat") for body in calls), answer(question.gold, "chat")]
-        return list(zip([question.text, *results], actions, strict=True))
+        turns = list[tuple[str, str]]()
+        for place, question in enumerate(self.questions.shown()):
+            fit = [tool for tool in self.tools if tool == "python" or question.expression]
+            calls = [question.program]
+            if (tool := fit[place % len(fit)]) == "calculator":
+                calls = worked_out(question.expression, self.max_operations)
+            observations = [question.text, *map(result_of, calls[:-1]), question.gold]
+            actions = [*(call(tool, body, "chat") for body in calls), answer(question.gold, "chat")]
+            turns += zip(observations, actions, strict=True)
+        return head_messages(rules, turns)
 
     def build(self) -> Environment:
         return Tools(self)
@@ -150,7 +145,9 @@ class Tools:
         self._left -= 1
         action = self._config.read(text)
         if action.kind == "answer":
-            return self._judged(action.body)
+            is_right = is_same_number(self._question.gold, action.body)
+            words = "ny" if self._is_terse else ("Wrong.", "Right.")
+            return Transition(words[is_right], float(is_right), True, False, {"action": "answer"})
         if action.kind == "calculator":
             said, verdict = self._computed(action.body)
         elif action.kind == "python":
@@ -158,11 +155,6 @@ class Tools:
         else:
             said, verdict = "x" if self._is_terse else self._how, "invalid"
         return Transition(said, 0.0, False, self._left <= 0, {"action": verdict})
-
-    def _judged(self, said: str) -> Transition:
-        is_right = is_same_number(self._question.gold, said)
-        words = "ny" if self._is_terse else ("Wrong.", "Right.")
-        return Transition(words[is_right], float(is_right), True, False, {"action": "answer"})
 
     def _computed(self, expression: str) -> tuple[str, str]:
         """Returns the calculator's answer, and the verdict: "call" or "failed"."""
