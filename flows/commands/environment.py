@@ -21,8 +21,7 @@ from artifacts.printable import printable
 from flows.commands.command_line import assign
 from flows.commands.options import command
 from tasks.environments.base import EnvironmentSettings
-from tasks.environments.conformance.playing import ConformanceReport
-from tasks.environments.conformance.suite import check_environment
+from tasks.environments.conformance import ConformanceReport, check_environment
 from tasks.environments.registry import EnvironmentConfig
 
 MAX_TIMEOUT_S = 1e6

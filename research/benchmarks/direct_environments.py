@@ -47,7 +47,7 @@ class DirectEnvironments:
         if environment is None:
             raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
         try:
-            return checked_transition(*environment.step(text), self._max_chars)
+            return checked_transition(environment.step(text), self._max_chars)
         except Exception as error:  # whatever an environment raises is data
             del self._episodes[episode_id]
             raise _failed(error) from error

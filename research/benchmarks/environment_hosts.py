@@ -52,7 +52,7 @@ async def measure(config: EnvironmentProcessConfig, num_steps: int) -> None:
     await _start(pool, 0)
     first_bytes = _shared_bytes()
     await asyncio.gather(*(_start(pool, number) for number in range(1, config.num_hosts)))
-    print(f"{config.num_hosts} at once: {_times(pool.report())}")
+    print(f"{config.num_hosts} at once: {_times(pool.report)}")
     for number in range(config.num_hosts):
         await pool.step(str(number), TEXT)
     each_mb = (_shared_bytes() - first_bytes) / max(1, config.num_hosts - 1) / 1e6
@@ -72,7 +72,7 @@ async def _starts_in_turn(config: EnvironmentProcessConfig) -> None:
     await pool.warm()
     for number in range(NUM_STARTS):
         await _start(pool, number)
-    print(f"{NUM_STARTS} in turn: {_times(pool.report())}")
+    print(f"{NUM_STARTS} in turn: {_times(pool.report)}")
     pool.close()
 
 

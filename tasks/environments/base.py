@@ -61,6 +61,11 @@ class EnvironmentSettings(BaseModel):
     max_turns: int = Field(16, ge=1, description="Turns after which an episode is cut.")
 
     @property
+    def class_name(self) -> str:
+        """Qualified name of its class."""
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
+    @property
     def interpreter(self) -> str:
         """Absolute path of the Python that the environment's processes run with; empty: the run's
         own."""

@@ -38,7 +38,7 @@ async def test_an_episode_is_played_in_a_process_of_its_own(isolation: str) -> N
             "6:1", 0.5, True, False, {"text": "last"}
         )
         assert (await pool.step("one", "")).observation == "5:2"
-        assert [record.number for record in pool.records()] == [1, 2]
+        assert [slot.number for slot in pool.slots] == [1, 2]
 
 
 async def test_a_reset_that_is_broken_off_while_a_process_makes_way_leaves_its_place() -> None:
@@ -58,11 +58,11 @@ async def test_a_process_is_used_again_for_equal_settings_and_replaced_for_other
             assert await pool.reset(episode_id, Script(), 5) == "5:0"
             await pool.step(episode_id, "")
             await pool.end(episode_id)
-        assert pool.report().starts == 1
+        assert pool.report.starts == 1
         assert await pool.reset("three", Script(at_reset="echo others"), 5) == "others"
-        report = pool.report()
+        report = pool.report
         assert (report.starts, report.kills, report.restarts) == (2, 1, 0)
-        assert [record.number for record in pool.records()] == [1]
+        assert [slot.number for slot in pool.slots] == [1]
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -88,7 +88,7 @@ async def test_a_state_that_does_not_come_back_is_no_failure_of_the_environment(
     async with hosts(PATIENT.model_copy(update={"max_restarts": 0})) as pool:
         assert await pool.reset("one", SCRIPT, 5, state) == "5:0"
         assert (await pool.step("one", "")).observation == "5:1"
-        assert pool.report().kills == 0
+        assert pool.report.kills == 0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_further_resets_wait_in_order() -> None:
         await pool.end("c")
         await waiting[3]
         assert begun == ["a", "b", "c", "e", "f"]
-        assert len(pool.records()) == 2
+        assert len(pool.slots) == 2
 
 
 async def test_what_an_environment_does_wrong_is_a_crash_with_its_reason() -> None:
@@ -147,7 +147,7 @@ async def test_what_an_environment_does_wrong_is_a_crash_with_its_reason() -> No
             assert re.search(reason, detail), detail
             assert (await failure(pool.step("one", "")))[1] == "this pool knows no such episode"
         assert await pool.reset("one", SCRIPT, 5) == "5:0"
-        report, num_cases = pool.report(), len(reasons)
+        report, num_cases = pool.report, len(reasons)
         assert (report.crashed, report.unanswered) == (num_cases, 0)
         assert (report.restarts, report.starts) == (num_cases, num_cases + 1)
         assert (report.resets, report.episodes) == (num_cases + 1, num_cases + 1)
@@ -184,7 +184,7 @@ async def test_a_call_past_its_limit_is_unanswered_and_its_process_killed() -> N
             "no answer within 0.3 s",
         )
         assert await pool.reset("two", SCRIPT, 5) == "5:0"
-        report = pool.report()
+        report = pool.report
         assert (report.unanswered, report.crashed, report.kills, report.restarts) == (1, 0, 1, 1)
 
 
@@ -201,12 +201,12 @@ async def test_an_episode_that_ends_in_a_call_has_its_process_killed() -> None:
         await pool.reset("one", SCRIPT, 1)
         step = asyncio.create_task(pool.step("one", "loop"))
         await asyncio.sleep(0)
-        assert [record.state for record in pool.records()] == [ProcessState.STEPPING]
+        assert [slot.state for slot in pool.slots] == [ProcessState.STEPPING]
         await pool.end("one")
-        assert [record.state for record in pool.records()] == [ProcessState.DEAD]
+        assert [slot.state for slot in pool.slots] == [ProcessState.DEAD]
         assert (await failure(step))[1] == "its episode was ended"
         assert await pool.reset("two", SCRIPT, 5) == "5:0"
-        report = pool.report()
+        report = pool.report
         assert (report.kills, report.crashed, report.restarts) == (1, 0, 1)
 
 
@@ -219,7 +219,7 @@ async def test_a_call_that_is_cancelled_has_its_process_killed() -> None:
         with pytest.raises(asyncio.CancelledError):
             await step
         assert await pool.reset("two", SCRIPT, 5) == "5:0"
-        assert pool.report().kills == 1
+        assert pool.report.kills == 1
 
 
 @pytest.mark.parametrize("num_turns_of_the_loop", [0, 3, 20])
@@ -230,7 +230,7 @@ async def test_a_reset_that_is_cancelled_or_ended_frees_its_place(
     async with hosts(PATIENT.model_copy(update={"num_hosts": 1})) as pool:
         for is_cancelled in (True, False):
             reset = asyncio.create_task(pool.reset("one", settings, 1))
-            await until(lambda: "one" in {record.episode_id for record in pool.records()})
+            await until(lambda: "one" in {slot.episode_id for slot in pool.slots})
             for _ in range(num_turns_of_the_loop):
                 await asyncio.sleep(0.001)
             if is_cancelled:
@@ -252,8 +252,8 @@ async def test_an_answer_of_a_process_that_outlived_its_limit_is_counted(
     async with hosts(EnvironmentProcessConfig(num_hosts=2, reset_s=120.0, step_s=0.05)) as pool:
         ending, _ = await failure(played(pool, "one", "sleep 0.5"))
         assert (ending, kills) == (Ending.UNANSWERED, [1])
-        await until(lambda: pool.report().late_answers)
-        assert pool.report().late_answers == 1
+        await until(lambda: pool.report.late_answers)
+        assert pool.report.late_answers == 1
 
 
 async def test_ending_what_is_unknown_or_over_is_harmless() -> None:
@@ -289,19 +289,20 @@ async def test_records_say_what_each_process_is_at() -> None:
         before_s = time.time()
         reset = asyncio.create_task(pool.reset("one", SCRIPT, 1))
         await asyncio.sleep(0)
-        (record,) = pool.records()
+        (record,) = pool.slots
         assert (record.state, record.episode_id) == (ProcessState.RESETTING, "one")
         await reset
-        (record,) = pool.records()
+        (record,) = pool.slots
         assert (record.state, record.kind) == (
             ProcessState.THINKING,
             "scripted_environments.Script",
         )
-        assert before_s <= record.since_s <= time.time()
-        assert record.started_s is not None
-        assert before_s <= record.started_s <= record.since_s
+        now_s = time.time()
+        status = record.status(now_s)
+        assert status.age_s is not None
+        assert 0 <= status.for_s <= status.age_s <= now_s - before_s
         await pool.end("one")
-        (record,) = pool.records()
+        (record,) = pool.slots
         assert (record.state, record.episode_id) == (ProcessState.FREE, "")
 
 
@@ -311,14 +312,15 @@ async def test_a_record_counts_on_when_its_process_is_replaced() -> None:
         for number in range(2):
             await played(pool, f"{number}", "sleep 0.05", "sleep 0.05")
             await failure(pool.step(f"{number}", "exit 3"))
-        await until(lambda: pool.records()[1].state is ProcessState.DEAD)
-        other, record = pool.records()
-        assert (other.num_steps, other.num_restarts, other.last_failure) == (1, 0, "")
-        assert (record.num_steps, record.num_restarts, record.num_failures) == (4, 1, 2)
-        assert (record.started_s, record.episode_id) == (None, "")
-        assert record.last_failure == "its process ended with exit status 3"
-        assert 0.05 <= record.step_mean_s < 100
-        assert 0.045 <= record.step_p95_s < 100
+        await until(lambda: pool.slots[1].state is ProcessState.DEAD)
+        other, record = pool.slots
+        first, status = (slot.status(time.time()) for slot in (other, record))
+        assert (first.num_steps, first.num_restarts, first.last_failure) == (1, 0, "")
+        assert (status.num_steps, status.num_restarts, record.num_failures) == (4, 1, 2)
+        assert (status.age_s, status.episode) == (None, "")
+        assert status.last_failure == "its process ended with exit status 3"
+        assert 0.05 <= status.mean_s < 100
+        assert 0.045 <= status.p95_s < 100
 
 
 async def test_a_reset_that_gets_no_place_in_time_fails() -> None:
@@ -331,7 +333,7 @@ async def test_a_reset_that_gets_no_place_in_time_fails() -> None:
             Ending.UNANSWERED,
             "no process was free for it within 0.2 s, all 1 have episodes",
         )
-        assert (pool.load.num_waiting, pool.report().unanswered) == (0, 1)
+        assert (pool.load.num_waiting, pool.report.unanswered) == (0, 1)
         await pool.end("one")
         assert await pool.reset("two", SCRIPT, 5) == "5:0"
 

@@ -86,7 +86,7 @@ async def test_a_process_that_dies_while_the_model_thinks_fails_the_next_step() 
     async with hosts() as pool:
         await pool.reset("one", SCRIPT, 1)
         host_processes()[0].kill()
-        await until(lambda: pool.records()[0].state is ProcessState.DEAD)
+        await until(lambda: pool.slots[0].state is ProcessState.DEAD)
         assert await failure(pool.step("one", "")) == (
             Ending.CRASHED,
             "its process was killed by SIGKILL",
@@ -99,7 +99,7 @@ async def test_a_free_process_that_dies_is_not_used_again() -> None:
         await pool.reset("one", SCRIPT, 1)
         await pool.end("one")
         host_processes()[0].kill()
-        await until(lambda: pool.records()[0].state is ProcessState.DEAD)
+        await until(lambda: pool.slots[0].state is ProcessState.DEAD)
         assert await pool.reset("two", SCRIPT, 5) == "5:0"
 
 
@@ -227,13 +227,13 @@ async def test_episodes_end_typed_under_fifty_random_kills(seed: int) -> None:
     )
     async with hosts(config) as pool:
         await asyncio.wait_for(asyncio.gather(kill(), *map(play, range(10))), 500.0)
-        report = pool.report()
+        report = pool.report
         assert len(endings) == report.resets
         assert endings.count(Ending.CRASHED) == report.crashed > 0
         assert endings.count(Ending.TERMINATED) > 0
         for number in range(6):
             assert await pool.reset(f"after {number}", SCRIPT, number) == f"{number}:0"
-        assert {record.state for record in pool.records()} == {ProcessState.THINKING}
+        assert {slot.state for slot in pool.slots} == {ProcessState.THINKING}
         await until(lambda: len(host_processes()) == 6)
         assert num_zombies() == 0
     assert not tree()
@@ -261,4 +261,4 @@ async def test_a_process_that_always_dies_is_not_healed_for_ever() -> None:
             assert detail == "its process ended with exit status 9"
         with pytest.raises(ValueError, match="failed 4 times in a row"):
             await pool.reset("last", broken, 1)
-        assert pool.report().starts == 4
+        assert pool.report.starts == 4

@@ -21,7 +21,7 @@ from flows.commands import environment
 from research.kills.delayed import DelayedConfig
 from tasks.environments.adapters.package import GemConfig, PackageConfig, TextArenaConfig
 from tasks.environments.base import EnvironmentFailed, Transition
-from tasks.environments.conformance.suite import check_environment
+from tasks.environments.conformance import check_environment
 from tasks.environments.pools.pool import EnvironmentPool
 from tasks.environments.processes import blocking as hosted
 
@@ -83,7 +83,7 @@ async def test_a_game_is_played_in_the_other_interpreter(python: Path, isolation
                 break
         details = {"role": "Player 0", "invalid_move": "False", "reason": "Right."}
         assert turn == Transition("Right.", 1.0, True, False, details)
-        assert pool.report().crashed == 0
+        assert pool.report.crashed == 0
 
 
 async def test_the_other_interpreter_sees_its_packages_and_none_of_the_run(python: Path) -> None:
@@ -114,7 +114,7 @@ async def test_the_walls_stand_around_the_other_interpreter(python: Path, isolat
             ending, detail = await failure(pool.step("one", text))
             assert ending is Ending.CRASHED
             assert re.search(reason, detail), detail
-        assert pool.report().restarts == len(reasons) - 1
+        assert pool.report.restarts == len(reasons) - 1
 
 
 async def test_a_game_that_hangs_is_unanswered_and_its_process_replaced(python: Path) -> None:

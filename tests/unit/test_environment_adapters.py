@@ -16,7 +16,7 @@ from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
 from tasks.environments.adapters.http import HttpConfig
 from tasks.environments.base import Transition
-from tasks.environments.conformance.suite import check_environment
+from tasks.environments.conformance import check_environment
 from tasks.environments.games.guess import GuessConfig
 
 ECHO = """

@@ -20,8 +20,7 @@ from flows.commands.rollflow import main
 from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
 from tasks.environments.base import Environment, EnvironmentSettings, Transition
-from tasks.environments.conformance.playing import ConformanceRule
-from tasks.environments.conformance.suite import check_environment
+from tasks.environments.conformance import ConformanceRule, check_environment
 from tasks.environments.games.bandit import BanditConfig
 from tasks.environments.games.grid import GridConfig
 from tasks.environments.games.guess import GuessConfig

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from examples.guess_environment import Guess
 from flows.commands.environment import parser
-from tasks.environments.conformance.playing import ConformanceRule
+from tasks.environments.conformance import ConformanceRule
 from tasks.environments.registry import EnvironmentConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()

@@ -43,9 +43,7 @@ async def test_every_process_is_forked_that_is_wanted_at_once(
     origin, orders = served
     origin.attach(lambda number, code: None, lambda: None)
     hosts = [
-        EnvironmentProcess(
-            number, GuessConfig(), origin, 1, EnvironmentProcessConfig(), wave=0, late=lambda: None
-        )
+        EnvironmentProcess(number, GuessConfig(), origin, EnvironmentProcessConfig(), lambda: None)
         for number in range(NUM_HOSTS)
     ]
     starts = asyncio.gather(*(host.start() for host in hosts))

@@ -11,7 +11,6 @@ walls; a lost fork server takes its processes with it and is replaced.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import resource
 import time
@@ -21,7 +20,7 @@ from typing import TypeVar
 from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.config import EnvironmentProcessConfig
-from tasks.environments.pools.pool_report import PoolLoad, PoolReport, ProcessSlot, SlotRecord
+from tasks.environments.pools.pool_report import PoolLoad, PoolReport, ProcessSlot
 from tasks.environments.processes.environment_process import (
     EnvironmentProcess,
     ProcessState,
@@ -63,11 +62,10 @@ class Restarts:
     def check(self) -> None:
         """Raise ValueError after too many failures in a row."""
         if self._num_failed > self._max_restarts:
-            kind = type(self.settings)
             raise ValueError(
                 "an environment must answer at least once in"
                 f" {self._max_restarts} restarts of its process,"
-                f" {kind.__module__}.{kind.__qualname__} failed {self._num_failed} times in a row,"
+                f" {self.settings.class_name} failed {self._num_failed} times in a row,"
                 f" the last time: {self._last}; mend the environment, or raise"
                 " deadlines.environment_s, episodes.hosts.memory_mb or episodes.hosts.max_restarts"
             )
@@ -87,10 +85,10 @@ class EnvironmentPool:
         self._free: list[EnvironmentProcess] = []  # the longest free one first
         self._episodes: dict[str, EnvironmentProcess] = {}
         self._placed: set[EnvironmentProcess] = set()  # those that hold a place
-        self._slots: list[ProcessSlot] = []  # by number
+        self.slots: list[ProcessSlot] = []  # that ever had a process, by number
         self._restarts: list[Restarts] = []
         self._fork_servers = ForkServers(config, settings, self._ended, self._all_ended)
-        self._report = PoolReport()
+        self.report = PoolReport()
         self._num_started = 0
         self._is_closed = False
 
@@ -106,7 +104,7 @@ class EnvironmentPool:
         """Begin an episode, or go on from a state; an episode of the same id is ended before.
         Returns and raises as `EnvironmentProcesses.reset`."""
         await self.end(episode_id)
-        self._report.resets += 1
+        self.report.resets += 1
         process = await self._take(settings)
         self._episodes[episode_id] = process
         process.enter(ProcessState.RESETTING, episode_id)
@@ -120,7 +118,8 @@ class EnvironmentPool:
 
         started_s = time.perf_counter()
         observation = await self._call(process, begin)
-        self._report.reset_took(time.perf_counter() - started_s)
+        self.report.episodes += 1
+        self.report.reset_times.add(time.perf_counter() - started_s)
         return observation
 
     async def step(self, episode_id: str, text: str) -> Transition:
@@ -129,13 +128,15 @@ class EnvironmentPool:
         if process is None:
             raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
         assert process.state in (ProcessState.THINKING, ProcessState.DEAD), "one call at a time"
-        self._report.steps += 1
+        self.report.steps += 1
         process.enter(ProcessState.STEPPING, episode_id)
         started_s = time.perf_counter()
         transition = await self._call(process, lambda: process.step(text))
         wall_s = time.perf_counter() - started_s
-        self._report.step_times.add(wall_s)
-        self._slot(process).step_took(wall_s)
+        self.report.step_times.add(wall_s)
+        slot = self._slot(process)
+        slot.steps_s += wall_s
+        slot.step_times.add(wall_s)
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
@@ -160,14 +161,6 @@ class EnvironmentPool:
         self._is_closed = True
         self._fork_servers.close()
         self._places.release()  # for a reset that waits, which hands it on
-
-    def report(self) -> PoolReport:
-        """Returns a copy of the counts so far."""
-        return copy.deepcopy(self._report)
-
-    def records(self) -> tuple[SlotRecord, ...]:
-        """Returns the record of every slot that ever had a process, by slot number."""
-        return tuple(slot.record for slot in self._slots)
 
     @property
     def load(self) -> PoolLoad:
@@ -194,7 +187,7 @@ class EnvironmentPool:
             if isinstance(error, EnvironmentFailed) and not is_ended:
                 restarts.failed(process.wave, error.detail)
                 self._slot(process).failed(error.detail)
-                self._report.failed(error.ending)
+                self.report.failed(error.ending)
             raise
         restarts.succeeded()
         if process.number in self._alive:  # it may have ended since it answered
@@ -229,7 +222,7 @@ class EnvironmentPool:
             async with asyncio.timeout(self._config.place_s):
                 await self._places.acquire()
         except TimeoutError as error:
-            self._report.failed(Ending.UNANSWERED)
+            self.report.failed(Ending.UNANSWERED)
             raise EnvironmentFailed(
                 Ending.UNANSWERED,
                 f"no process was free for it within {self._config.place_s:g} s,"
@@ -246,17 +239,12 @@ class EnvironmentPool:
         self._num_started += 1
         slot = self._empty_slot()
         process = EnvironmentProcess(
-            self._num_started,
-            settings,
-            fork_server,
-            slot.number,
-            self._config,
-            wave=self._restarts_of(settings).wave,
-            late=self._report.late_answer,
+            self._num_started, settings, fork_server, self._config, self.report.late_answer
         )
+        process.slot, process.wave = slot.number, self._restarts_of(settings).wave
         self._alive[process.number] = process
-        self._report.starts += 1
-        self._report.restarts += slot.take(process)
+        self.report.starts += 1
+        self.report.restarts += slot.take(process)
         return process
 
     def _make_way(self) -> EnvironmentProcess:
@@ -271,15 +259,15 @@ class EnvironmentPool:
 
     def _empty_slot(self) -> ProcessSlot:
         """A slot whose process is gone or about to be, first of those that must be refilled."""
-        slots = self._slots
+        slots = self.slots
         empty = [slot for slot in slots if slot.process is None or slot.process.is_killed]
         if not empty:
-            slots.append(ProcessSlot(len(slots) + 1))
+            slots.append(ProcessSlot(number=len(slots) + 1))
             return slots[-1]
         return next((slot for slot in empty if slot.must_replace), empty[0])
 
     def _slot(self, process: EnvironmentProcess) -> ProcessSlot:
-        return self._slots[process.slot - 1]
+        return self.slots[process.slot - 1]
 
     def _check(self, settings: EnvironmentSettings) -> None:
         if self._is_closed:
@@ -299,7 +287,7 @@ class EnvironmentPool:
         """Kill a process; its place is free once its end is reported."""
         if process.number not in self._alive or process.is_killed:
             return
-        self._report.kills += 1
+        self.report.kills += 1
         # one that is free made way
         self._slot(process).must_replace |= process in self._placed
         process.enter(ProcessState.DEAD, process.episode_id)

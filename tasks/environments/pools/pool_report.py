@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from artifacts.episodes import Ending
+from artifacts.reports.environment_processes import ProcessStatus
 from tasks.environments.processes.environment_process import EnvironmentProcess, ProcessState
 
 SHORTEST_S = 1e-5
@@ -55,11 +56,6 @@ class PoolReport:
     reset_times: WallTimes = field(default_factory=WallTimes)
     step_times: WallTimes = field(default_factory=WallTimes)  # of steps that were answered
 
-    def reset_took(self, wall_s: float) -> None:
-        """Count a reset that was answered."""
-        self.episodes += 1
-        self.reset_times.add(wall_s)
-
     def late_answer(self) -> None:
         """Count an answer that came after the end of its call."""
         self.late_answers += 1
@@ -81,44 +77,36 @@ class PoolLoad:
     num_waiting: int  # resets that wait for one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRecord:
-    """One slot of a pool now, and the counts of all its processes."""
-
-    number: int  # from 1 on
-    state: ProcessState
-    since_s: float  # seconds since the epoch
-    started_s: float | None  # of its process, seconds since the epoch; None without one
-    episode_id: str  # empty without one
-    kind: str  # class of the last environment's settings
-    num_steps: int  # that were answered
-    step_mean_s: float  # wall seconds of a step, 0 without any
-    step_p95_s: float  # wall seconds that 95 % of the steps took at most
-    num_restarts: int  # processes in place of one that failed or was killed in a call
-    num_failures: int  # processes that failed
-    last_failure: str  # the reason in a few words, empty without one
-
-
+@dataclass(slots=True, kw_only=True)
 class ProcessSlot:
     """A place for one process; its counts cover all processes that it has held."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number  # from 1 on
-        self.process: EnvironmentProcess | None = None
-        self.must_replace = False  # its last process failed, or was killed in a call
-        self._empty_since_s = time.time()
-        self._kind = ""
-        self._num_restarts = 0
-        self._num_failures = 0
-        self._last_failure = ""
-        self._steps_s = 0.0
-        self._step_times = WallTimes()
+    number: int  # from 1 on
+    process: EnvironmentProcess | None = None
+    must_replace: bool = False  # its last process failed, or was killed in a call
+    empty_since_s: float = field(default_factory=time.time)  # seconds since the epoch
+    kind: str = ""  # class of the last environment's settings
+    num_restarts: int = 0  # processes in place of one that failed or was killed in a call
+    num_failures: int = 0  # processes that failed
+    last_failure: str = ""  # the reason in a few words, empty without one
+    steps_s: float = 0.0  # wall seconds of all steps that were answered
+    step_times: WallTimes = field(default_factory=WallTimes)
+
+    @property
+    def state(self) -> ProcessState:
+        """The state of its process; DEAD without one."""
+        return self.process.state if self.process else ProcessState.DEAD
+
+    @property
+    def episode_id(self) -> str:
+        """The episode of its process; empty without one."""
+        return self.process.episode_id if self.process else ""
 
     def take(self, process: EnvironmentProcess) -> bool:
         """Put a process into the slot; true if it replaces one that was lost."""
         is_restart, self.must_replace = self.must_replace, False
-        self._num_restarts += is_restart
-        self._kind = process.kind
+        self.num_restarts += is_restart
+        self.kind = process.settings.class_name
         self.process = process
         return is_restart
 
@@ -126,33 +114,26 @@ class ProcessSlot:
         """Remove a process that has ended, unless another one has taken the slot already."""
         if self.process is process:
             self.process = None
-            self._empty_since_s = time.time()
-
-    def step_took(self, wall_s: float) -> None:
-        """Count a step that was answered."""
-        self._steps_s += wall_s
-        self._step_times.add(wall_s)
+            self.empty_since_s = time.time()
 
     def failed(self, detail: str) -> None:
         """Count a failure of its process. detail: the reason in a few words."""
-        self._num_failures += 1
-        self._last_failure = detail
+        self.num_failures += 1
+        self.last_failure = detail
 
-    @property
-    def record(self) -> SlotRecord:
-        """The state and the counts of the slot now."""
-        process, num_steps = self.process, sum(self._step_times.counts)
-        return SlotRecord(
+    def status(self, now_s: float) -> ProcessStatus:
+        """Returns the state and the counts of the slot. now_s: seconds since the epoch."""
+        process, num_steps = self.process, sum(self.step_times.counts)
+        return ProcessStatus(
             number=self.number,
-            state=process.state if process else ProcessState.DEAD,
-            since_s=process.since_s if process else self._empty_since_s,
-            started_s=process.started_s if process else None,
-            episode_id=process.episode_id if process else "",
-            kind=self._kind,
+            state=self.state,
+            for_s=now_s - (process.since_s if process else self.empty_since_s),
+            age_s=now_s - process.started_s if process else None,
+            episode=self.episode_id,
+            kind=self.kind,
             num_steps=num_steps,
-            step_mean_s=self._steps_s / num_steps if num_steps else 0.0,
-            step_p95_s=self._step_times.quantile_s(0.95),
-            num_restarts=self._num_restarts,
-            num_failures=self._num_failures,
-            last_failure=self._last_failure,
+            mean_s=self.steps_s / num_steps if num_steps else 0.0,
+            p95_s=self.step_times.quantile_s(0.95),
+            num_restarts=self.num_restarts,
+            last_failure=self.last_failure,
         )

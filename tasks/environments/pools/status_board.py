@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from distributed import Client, get_client
 
-from artifacts.reports.environment_processes import PoolState, ProcessStatus, from_json, to_json
+from artifacts.reports.environment_processes import PoolState, from_json, to_json
 from tasks.environments.base import EnvironmentSettings
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.pools.pool import EnvironmentPool
@@ -70,8 +70,8 @@ class ReportingPool(EnvironmentPool):
 
 def state_of(pool: EnvironmentPool, name: str) -> PoolState:
     """Returns the state and the counts of a pool now."""
-    report, load, now_s = pool.report(), pool.load, time.time()
-    listed = sorted(pool.records(), key=lambda slot: -slot.num_failures)[:MAX_PROCESSES]
+    report, load, now_s = pool.report, pool.load, time.time()
+    listed = sorted(pool.slots, key=lambda slot: -slot.num_failures)[:MAX_PROCESSES]
     return PoolState(
         name=name,
         machine=socket.gethostname(),
@@ -87,20 +87,7 @@ def state_of(pool: EnvironmentPool, name: str) -> PoolState:
         reset_p95_s=report.reset_times.quantile_s(0.95),
         step_p95_s=report.step_times.quantile_s(0.95),
         processes=tuple(
-            ProcessStatus(
-                number=slot.number,
-                state=slot.state,
-                for_s=now_s - slot.since_s,
-                age_s=None if slot.started_s is None else now_s - slot.started_s,
-                episode=slot.episode_id,
-                kind=slot.kind,
-                num_steps=slot.num_steps,
-                mean_s=slot.step_mean_s,
-                p95_s=slot.step_p95_s,
-                num_restarts=slot.num_restarts,
-                last_failure=slot.last_failure,
-            )
-            for slot in sorted(listed, key=lambda slot: slot.number)
+            slot.status(now_s) for slot in sorted(listed, key=lambda slot: slot.number)
         ),
     )
 

@@ -12,9 +12,11 @@ Lone surrogates in a text, which no tokenizer and no table takes, become questio
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from artifacts.episodes import Ending
 from artifacts.printable import printable_line
+from tasks.environments.base import EnvironmentFailed
 from tasks.environments.processes.process_main import MAX_STATE_BYTES
 from tasks.environments.transition import Transition, Unusable
 from tasks.rewards.base import checked_reward
@@ -24,12 +26,11 @@ ESCAPED_BYTES = 12  # that a character takes in JSON at most
 INFO_BYTES = 64 << 10  # for all of an answer beside its observation and its state
 
 
-class BadAnswer(Exception):
-    """Raised if the environment raised or its answer breaks the protocol; the reason is one
-    printable line."""
+class BadAnswer(EnvironmentFailed):
+    """Raised if the environment raised or its answer breaks the protocol."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(printable_line(reason))
+        super().__init__(Ending.CRASHED, reason)
 
 
 def max_answer_bytes(max_observation_chars: int) -> int:
@@ -55,8 +56,7 @@ def read_observation(body: bytes, max_chars: int) -> str:
 def read_transition(body: bytes, max_chars: int) -> Transition:
     """Read the answer to a step. Raises BadAnswer."""
     answer = _read(body)
-    parts = [answer.get(name) for name in Transition._fields]
-    return checked_transition(parts[0], parts[1], parts[2], parts[3], parts[4], max_chars)
+    return checked_transition([answer.get(name) for name in Transition._fields], max_chars)
 
 
 def checked_observation(observation: object, max_chars: int) -> str:
@@ -71,15 +71,9 @@ def checked_observation(observation: object, max_chars: int) -> str:
     return _writable(observation)
 
 
-def checked_transition(
-    observation: object,
-    reward: object,
-    terminated: object,
-    truncated: object,
-    info: object,
-    max_chars: int,
-) -> Transition:
-    """Check types and reward of a transition. Raises BadAnswer."""
+def checked_transition(values: Sequence[object], max_chars: int) -> Transition:
+    """Check types and reward of a transition's values. Raises BadAnswer."""
+    observation, reward, terminated, truncated, info = values
     text = checked_observation(observation, max_chars)
     try:
         paid = checked_reward(reward)

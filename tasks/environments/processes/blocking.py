@@ -1,49 +1,36 @@
 """An environment in a process of its own, with calls that block. `build` of some settings returns
 one because this process cannot import the environment.
 
-    build: fork ─▶ walls ─▶ make      reset, step: an order ─▶ its answer
-
-The walls and limits are the defaults of `EnvironmentProcessConfig`. An unpickled copy has another
-process, in which the seed and the actions so far are replayed.
+The process belongs to an event loop in a thread. Its walls and limits are the defaults of
+`EnvironmentProcessConfig`. An unpickled copy has another process, in which the seed and the actions
+so far are replayed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-import contextlib
 import itertools
-import socket
-import time
+import threading
 import weakref
-from typing import Any
+from collections.abc import Coroutine
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from artifacts.episodes import Ending
 from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.config import EnvironmentProcessConfig
-from tasks.environments.processes.answers import (
-    max_answer_bytes,
-    read_made,
-    read_observation,
-    read_transition,
-)
-from tasks.environments.processes.environment_process import (
-    as_crash,
-    check_confined,
-    crashed,
-    pickled_recipe,
-)
+from tasks.environments.processes.environment_process import EnvironmentProcess
 from tasks.environments.processes.fork_servers import (
     ForkServerKey,
-    ForkServerProcess,
+    ForkServers,
     fork_server_key,
     shared_imports,
 )
-from tasks.environments.processes.process_main import MAKE, RECIPE, RESET, STEP, split_state
-from tasks.isolation.frames import WALLS_S, framed, receive_bytes
 
 CONFIG = EnvironmentProcessConfig()
+Answer = TypeVar("Answer")
 _numbers = itertools.count(1)
-_servers: dict[tuple[ForkServerKey, tuple[str, ...]], ForkServerProcess] = {}
+_servers: dict[tuple[ForkServerKey, tuple[str, ...]], ForkServers] = {}
 
 
 class BlockingEnvironment:
@@ -56,57 +43,24 @@ class BlockingEnvironment:
         self._settings = settings
         self._seed, self._actions = 0, list[str]()
         try:
-            number = next(_numbers)
-            self._stream, theirs = socket.socketpair()
-            with theirs:
-                server = _forked(settings, number, theirs)
-            weakref.finalize(self, _end, server, number, self._stream)
-            check_confined(self._answer(WALLS_S))
-            self._send(RECIPE + pickled_recipe(settings))
-            with as_crash():
-                read_made(self._ask(MAKE, CONFIG.reset_s))
+            self._process = _awaited(_started(settings))
         except EnvironmentFailed as error:
             raise ValueError(
                 f"an environment must be made without a failure, this one was not: {error}; correct"
                 " its configuration"
             ) from error
+        weakref.finalize(self, _loop().call_soon_threadsafe, self._process.kill)
 
     def reset(self, seed: int) -> str:
         self._seed, self._actions = seed, []
-        body = self._ask(RESET + str(seed).encode("ascii"), CONFIG.reset_s)
-        with as_crash():
-            return read_observation(body, CONFIG.max_observation_chars)
+        return _awaited(self._process.reset(seed))
 
     def step(self, text: str) -> Transition:
         self._actions.append(text)
-        body = self._ask(STEP + text.encode("utf-8", "surrogatepass"), CONFIG.step_s)
-        with as_crash():
-            return read_transition(split_state(body)[0], CONFIG.max_observation_chars)
+        return _awaited(self._process.step(text))
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
         return _replayed, (self._settings, self._seed, tuple(self._actions))
-
-    def _ask(self, order: bytes, limit_s: float) -> bytes:
-        self._send(order)
-        return self._answer(limit_s)
-
-    def _send(self, order: bytes) -> None:
-        try:
-            self._stream.settimeout(None)
-            self._stream.sendall(framed(order))
-        except OSError as error:
-            raise crashed("its process closed the stream") from error
-
-    def _answer(self, limit_s: float) -> bytes:
-        max_bytes = max_answer_bytes(CONFIG.max_observation_chars)
-        try:
-            return receive_bytes(self._stream, max_bytes, time.monotonic() + limit_s)
-        except TimeoutError as error:
-            raise EnvironmentFailed(Ending.UNANSWERED, f"no answer within {limit_s:g} s") from error
-        except ConnectionResetError as error:
-            raise crashed("its process closed the stream") from error
-        except ConnectionError as error:
-            raise crashed(f"its process broke the protocol: {error}") from error
 
 
 def _replayed(
@@ -119,32 +73,43 @@ def _replayed(
     return environment
 
 
-def _forked(settings: EnvironmentSettings, number: int, stream: socket.socket) -> ForkServerProcess:
-    """Fork a process with this stream; returns its fork server, one for all environments of a
+async def _started(settings: EnvironmentSettings) -> EnvironmentProcess:
+    """Start a process and make its environment; one fork server serves all environments of a
     kind."""
-    key, imports = fork_server_key(settings), shared_imports(settings)
-    server = _servers.get((key, imports))
-    if server is None:
-        server = ForkServerProcess(CONFIG, key, imports)
-        server.start()
-        _servers[key, imports] = server
+    kind = fork_server_key(settings), shared_imports(settings)
+    if kind not in _servers:
+        _servers[kind] = ForkServers(
+            CONFIG, (settings,), ended=lambda number, code: None, lost=lambda server: None
+        )
+    server = await _servers[kind].get(settings)
+    process = EnvironmentProcess(next(_numbers), settings, server, CONFIG, late=lambda: None)
     try:
-        server.forget_ends()
-        server.fork(number, stream)
-    except OSError as error:
-        _servers.pop((key, imports)).close()
-        raise crashed(f"no process could be forked: {error}") from error
-    return server
+        await process.start()
+        await process.make()
+    except BaseException:
+        process.kill()
+        raise
+    return process
 
 
-def _end(server: ForkServerProcess, number: int, stream: socket.socket) -> None:
-    stream.close()
-    server.kill(number)
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="blocking-environments", daemon=True).start()
+    return loop
+
+
+def _awaited(call: Coroutine[Any, Any, Answer]) -> Answer:
+    return asyncio.run_coroutine_threadsafe(call, _loop()).result()
 
 
 @atexit.register
 def close() -> None:
     """End every fork server of this module, and all their processes."""
-    while _servers:
-        with contextlib.suppress(OSError):
+
+    async def end() -> None:
+        while _servers:
             _servers.popitem()[1].close()
+
+    if _servers:
+        _awaited(end())

@@ -8,11 +8,10 @@ An answer that comes when its call is over is late: it is counted and dropped.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
 
 from artifacts.episodes import Ending
@@ -22,12 +21,20 @@ from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.processes.answers import (
     BadAnswer,
     max_answer_bytes,
+    read_made,
     read_observation,
     read_restored,
     read_transition,
 )
 from tasks.environments.processes.fork_servers import ForkServerProcess
-from tasks.environments.processes.process_main import RECIPE, RESET, RESTORE, STEP, split_state
+from tasks.environments.processes.process_main import (
+    MAKE,
+    RECIPE,
+    RESET,
+    RESTORE,
+    STEP,
+    split_state,
+)
 from tasks.isolation.frames import CONFINED, DYING_S, LENGTH, WALLS_S, framed
 
 
@@ -41,17 +48,12 @@ class ProcessState(StrEnum):
     DEAD = "dead"  # killed, or ended by itself, and not yet replaced
 
 
-class Unanswered(Exception):
-    """Raised when no answer came within the limit."""
-
-
 class LinkLost(Exception):
     """Raised when the process has closed its end of the stream: the process has ended, too."""
 
 
 class ProcessLink(asyncio.Protocol):
-    """A pool's end of the stream to one process, for one call at a time. An answer that announces
-    too many bytes breaks the link before it is read whole."""
+    """A pool's end of the stream to one process, for one call at a time."""
 
     def __init__(self, max_answer_bytes: int, late: Callable[[], None]) -> None:
         """`late` is called at every answer after the end of its call."""
@@ -96,10 +98,10 @@ class ProcessLink(asyncio.Protocol):
             self._transport.write(orders)
 
     async def answer(self, limit_s: float) -> bytes:
-        """Await the expected answer. Raises Unanswered after limit_s, LinkLost or BadAnswer; after
-        that the link gives no answers."""
+        """Await the expected answer. Raises EnvironmentFailed after limit_s or for an answer that
+        breaks the protocol, and LinkLost; after that the link gives no answers."""
         assert self._answer is not None
-        overdue = Unanswered(f"no answer within {limit_s:g} s")
+        overdue = EnvironmentFailed(Ending.UNANSWERED, f"no answer within {limit_s:g} s")
         clock = asyncio.get_running_loop().call_later(limit_s, self._break, overdue)
         try:
             return await self._answer
@@ -160,22 +162,15 @@ class EnvironmentProcess:
         number: int,
         settings: EnvironmentSettings,
         fork_server: ForkServerProcess,
-        slot: int,
         config: EnvironmentProcessConfig,
-        *,
-        wave: int,
         late: Callable[[], None],
     ) -> None:
-        """`slot`: number of its place in the pool. `wave`: see `Restarts`. `late` is called at
-        every answer after the end of its call.
-
-        ValueError, with the cure, for settings that another process cannot have.
-        """
+        """`late` is called at every answer after the end of its call. Raises ValueError, with the
+        cure, for settings that another process cannot have."""
         self.number = number
         self.settings = settings
         self.fork_server = fork_server
-        self.slot = slot
-        self.wave = wave
+        self.slot, self.wave = 0, 0  # of its pool: number of its place, and see `Restarts`
         self.episode_id = ""
         self.snapshot = b""  # of its environment after the last step
         self.state = ProcessState.FREE
@@ -186,12 +181,6 @@ class EnvironmentProcess:
         self._pickled = pickled_recipe(settings)
         self._config = config
         self._link = ProcessLink(max_answer_bytes(config.max_observation_chars), late)
-
-    @property
-    def kind(self) -> str:
-        """Qualified class name of the environment's settings."""
-        kind = type(self.settings)
-        return f"{kind.__module__}.{kind.__qualname__}"
 
     def enter(self, state: ProcessState, episode_id: str) -> None:
         """Record a new state and its episode."""
@@ -214,22 +203,27 @@ class EnvironmentProcess:
                     self._link.disconnect()
                     raise crashed(f"no process could be forked: {error}") from error
                 self.is_forked = True
-            check_confined(await self._answer(WALLS_S))
+            report = await self._answer(WALLS_S)
+            if report != CONFINED:
+                raise crashed(f"its walls do not stand: {report.decode('utf-8', 'replace')}")
         self._link.send(framed(RECIPE + self._pickled))
+
+    async def make(self) -> None:
+        """Make the environment, which `reset` would do otherwise. Raises ValueError, with the cure,
+        for an environment that cannot work."""
+        read_made(await self._ask(MAKE, self._config.reset_s))
 
     async def reset(self, seed: int) -> str:
         """Begin an episode; returns the first observation. Raises ValueError, with the cure, for an
         environment that cannot work."""
         self.snapshot = b""
         body = await self._ask(RESET + str(seed).encode("ascii"), self._config.reset_s)
-        with as_crash():
-            return read_observation(body, self._config.max_observation_chars)
+        return read_observation(body, self._config.max_observation_chars)
 
     async def restore(self, state: bytes) -> bool:
         """Restore the environment from a state; false if the process cannot."""
         body = await self._ask(RESTORE + state, self._config.reset_s)
-        with as_crash():
-            is_restored = read_restored(body)
+        is_restored = read_restored(body)
         self.snapshot = state if is_restored else b""
         return is_restored
 
@@ -238,8 +232,7 @@ class EnvironmentProcess:
         self.snapshot = b""
         order = STEP + text.encode("utf-8", "surrogatepass")
         body, self.snapshot = split_state(await self._ask(order, self._config.step_s))
-        with as_crash():
-            return read_transition(body, self._config.max_observation_chars)
+        return read_transition(body, self._config.max_observation_chars)
 
     def kill(self) -> None:
         """Have the fork server kill the process and all it started, without waiting; does nothing
@@ -263,21 +256,13 @@ class EnvironmentProcess:
 
     async def _answer(self, limit_s: float) -> bytes:
         try:
-            with as_crash():
-                return await self._link.answer(limit_s)
-        except Unanswered as error:
-            raise EnvironmentFailed(Ending.UNANSWERED, str(error)) from error
+            return await self._link.answer(limit_s)
         except LinkLost as error:
-            raise crashed(await self._cause_of_death()) from error
-
-    async def _cause_of_death(self) -> str:
-        """Describe how the process ended, as far as that is reported soon."""
-        if self.is_killed:
-            return "its episode was ended"
-        await asyncio.wait((self.ended,), timeout=DYING_S)
-        if not self.ended.done():
-            return "its process closed the stream"
-        return end_text(self.ended.result())
+            if self.is_killed:
+                raise crashed("its episode was ended") from error
+            await asyncio.wait((self.ended,), timeout=DYING_S)
+            is_reported = self.ended.done()
+            raise crashed(end_text(self.ended.result()) if is_reported else str(error)) from error
 
 
 def end_text(code: int | None) -> str:
@@ -289,33 +274,17 @@ def end_text(code: int | None) -> str:
 def pickled_recipe(settings: EnvironmentSettings) -> bytes:
     """Pickle the recipe of an environment for its process. Raises ValueError, with the cure, if
     another process could not load it."""
-    kind = type(settings)
     try:
-        if kind.__module__ == "__main__":
+        if type(settings).__module__ == "__main__":
             raise AttributeError("another process has another __main__")
         return pickle.dumps(settings.recipe())
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
             "settings of environments must pickle, by a class at the top of a module,"
-            f" {kind.__module__}.{kind.__qualname__} does not: {error}; move it to a module"
+            f" {settings.class_name} does not: {error}; move it to a module"
         ) from error
-
-
-def check_confined(message: bytes) -> None:
-    """Raise EnvironmentFailed unless this first message of a process says that its walls stand."""
-    if message != CONFINED:
-        raise crashed(f"its walls do not stand: {message.decode('utf-8', 'replace')}")
 
 
 def crashed(detail: str) -> EnvironmentFailed:
     """Returns the failure of an environment whose process is unusable."""
     return EnvironmentFailed(Ending.CRASHED, detail)
-
-
-@contextlib.contextmanager
-def as_crash() -> Iterator[None]:
-    """Context that turns BadAnswer, an answer outside the protocol, into EnvironmentFailed."""
-    try:
-        yield
-    except BadAnswer as error:
-        raise crashed(str(error)) from error

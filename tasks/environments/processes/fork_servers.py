@@ -7,7 +7,6 @@ first use and again when it was lost.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -144,15 +143,6 @@ class ForkServerProcess:
                 self._loop.call_later(AGAIN_S, self.kill, number)
         except OSError:  # a fork server that is gone has ended it
             return
-
-    def forget_ends(self) -> None:
-        """Drop the reports of ends so far, for a caller that does not attach: a full stream would
-        block the fork server."""
-        assert self._process is not None
-        self._process.stream.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while self._process.stream.recv(1 << 16):
-                pass
 
     def interrupt(self) -> None:
         """Break off `start` from another thread; `start` then raises Interrupted."""
