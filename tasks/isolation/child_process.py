@@ -52,7 +52,11 @@ class ChildProcess:
     def is_stopped(self) -> bool:
         """True if a signal has stopped the process or one that it started, so that it cannot
         answer."""
-        return any(_status(process) in STOPPED for process in self._tree())
+        for process in self._tree():
+            with contextlib.suppress(psutil.Error):
+                if process.status() in STOPPED:
+                    return True
+        return False
 
     def _tree(self) -> list[psutil.Process]:
         """Returns the process and all that it started; empty if the process has ended."""
@@ -99,13 +103,6 @@ def start_child(
     return ChildProcess(popen=popen, stream=ours)
 
 
-def _status(process: psutil.Process) -> str:
-    try:
-        return str(process.status())
-    except psutil.Error:
-        return ""
-
-
 OPEN_UMASK = 0o022  # what the set-up makes behind walls, as root perhaps, is for who runs there
 
 Command = Callable[[int, UserMap | None], Sequence[str]]  # the child's end of the socket, its users
@@ -130,7 +127,20 @@ def start_walled(
         process = _spawn(command, isolation, env, limit_s, interrupt)
     except OSError as error:
         raise NotStarted(f"could not be started: {error}") from error
-    if problem := _problem(process, limit_s, interrupt):
+    try:
+        interrupt.wait(process.stream.fileno(), limit_s)
+        greeting = receive_frame(process.stream, time.monotonic() + GRACE_S)
+        problem = str(greeting.get("unavailable", ""))
+    except TimeoutError:
+        problem = f"not ready after {limit_s:.0f} s"
+    except OSError as error:
+        problem = _last_words(process) or "it ended before it was ready"
+        raise NotStarted(f"did not start: {problem}") from error
+    except BaseException:
+        process.kill()
+        raise
+    if problem:
+        process.kill()
         raise NotStarted(f"did not start: {problem}")
     return process
 
@@ -160,26 +170,6 @@ def _spawn(
                 process.kill()
                 raise
     return process
-
-
-def _problem(process: ChildProcess, limit_s: float, interrupt: Interrupt) -> str:
-    """Returns why the process is not ready; empty when it is ready. A process that is not is
-    killed."""
-    try:
-        interrupt.wait(process.stream.fileno(), limit_s)
-        greeting = receive_frame(process.stream, time.monotonic() + GRACE_S)
-    except TimeoutError:
-        problem = f"not ready after {limit_s:.0f} s"
-    except OSError:
-        return _last_words(process) or "it ended before it was ready"
-    except BaseException:
-        process.kill()
-        raise
-    else:
-        problem = str(greeting.get("unavailable", ""))
-    if problem:
-        process.kill()
-    return problem
 
 
 def _last_words(process: ChildProcess) -> str:

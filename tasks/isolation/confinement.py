@@ -52,21 +52,17 @@ def confine_fork_server(readable: Sequence[str], *, has_network: bool = False) -
     within namespaces. Returns the function that forks. has_network: TCP stays allowed. Raises
     OSError if the kernel refuses any of it."""
     if not readable:
-        settle()
+        # what bubblewrap's set-up left open
+        Path(NAMESPACE_LIMIT).write_text("0")
+        _checked(_LIBC.umount2(NAMESPACE_LIMIT.encode(), 0), "take the setting away")
+        flags = REMOUNT_READ_ONLY | (os.statvfs(DEVICE).f_flag & MOUNT_FLAGS)
+        mounted = _LIBC.mount(None, DEVICE.encode(), None, flags, None)
+        _checked(mounted, "make a device read-only")
+        become_nobody(CAP_SYS_ADMIN)
         return forking_apart()
     become_nobody()
     restrict_to_reading(readable, has_network=has_network)
     return os.fork
-
-
-def settle() -> None:
-    """Close what bubblewrap's set-up left open, and become nobody. Raises OSError if the kernel
-    refuses any of it."""
-    Path(NAMESPACE_LIMIT).write_text("0")
-    _checked(_LIBC.umount2(NAMESPACE_LIMIT.encode(), 0), "take the setting away")
-    flags = REMOUNT_READ_ONLY | (os.statvfs(DEVICE).f_flag & MOUNT_FLAGS)
-    _checked(_LIBC.mount(None, DEVICE.encode(), None, flags, None), "make a device read-only")
-    become_nobody(CAP_SYS_ADMIN)
 
 
 def become_nobody(capabilities: int = 0) -> None:
@@ -118,15 +114,10 @@ class PathRule(ctypes.Structure):
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
-def abi() -> int:
-    """Returns the kernel's version of Landlock, 0 without Landlock."""
-    return max(0, int(_LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG)))
-
-
 def restrict_to_reading(paths: Sequence[str], *, has_network: bool = False) -> None:
     """Let this process and its children only read from now on, and only beneath these paths.
     has_network: TCP stays allowed. Raises OSError without Landlock."""
-    version = abi()
+    version = int(_LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG))
     if version < 1:
         raise OSError(0, "the kernel has no Landlock")
     files = (1 << NUM_RIGHTS_BY_ABI.get(version, 16)) - 1

@@ -28,7 +28,7 @@ GRACE_S = 5.0  # for the report of the end of a killed process, or the rest of a
 
 
 def framed(body: bytes) -> bytes:
-    """Returns the message with its length in front, as it is sent."""
+    """Returns the message as it is sent."""
     return LENGTH.pack(len(body)) + body
 
 

@@ -2,8 +2,8 @@
 Runs also in the processes of rewards: standard library only.
 
 A file may import the modules beside it, at any time, and a module may lie in the working directory.
-Such modules are searched after all others, so that none of them replaces a package, and without a
-change to `sys.path`, which processes behind walls read.
+Both places are searched after all others, so that no file there replaces a module of Python, of a
+library or of these sources; `sys.path`, which processes behind walls read, stays as it is.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ def find(path: str) -> Any:  # Any: whatever the user's module has there
     module_path, _, name = path.rpartition(":")
     if not (module_path and name):
         raise ValueError(f"an import path must have a ':' before the name, got {path!r}")
-    module = (
-        _file_module(Path(module_path)) if module_path.endswith(".py") else _module(module_path)
-    )
+    if module_path.endswith(".py"):
+        module = _file_module(Path(module_path))
+    else:
+        _beside.add(os.getcwd())
+        module = importlib.import_module(module_path)
     if not hasattr(module, name):
         raise LookupError(f"{module_path} has nothing named {name}")
     return getattr(module, name)
@@ -90,36 +92,24 @@ def file_of(path: str) -> str:
     return str(getattr(made_in, "__file__", None) or "")
 
 
-def _module(name: str) -> ModuleType:
-    """Import a module that may lie in the working directory. That is searched last: no file there
-    replaces a module of Python, of a library or of these sources."""
-    _beside.add(os.getcwd())
-    return importlib.import_module(name)
-
-
 def _file_module(path: Path) -> ModuleType:
-    """Import a file as a module, once per process: a class that exists twice cannot be pickled. The
-    module gets a name of its own, so that it shadows no other module."""
+    """Import a file once per process, as a class that exists twice cannot be pickled, under a name
+    that shadows no other module."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     place = str(path.resolve())
     name = f"{path.stem}_{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"
     with _files:
-        if name not in sys.modules:
-            _import(name, place)
-        return sys.modules[name]
-
-
-def _import(name: str, place: str) -> None:
-    """Import the file at this place as the module of this name."""
-    spec = importlib.util.spec_from_file_location(name, place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    _beside.add(os.path.dirname(place))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        _beside.add(os.path.dirname(place))
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module

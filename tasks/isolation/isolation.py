@@ -4,8 +4,7 @@ weaker one is used only where the configuration names it.
 `namespaces`: bubblewrap gives it its own user, pid, mount, network, ipc and host name views; it
 sees what its `View` says, read-only, and a private /tmp. `landlock`: an unprivileged user and
 Landlock rules: no other files can be read, nothing written, yet the pid and network views are the
-machine's. Leaves out what the process does inside: it gives up its rights and bounds itself
-(`confinement`) and filters its system calls (`seccomp`).
+machine's. Leaves out what the process does inside (`confinement`, `seccomp`).
 """
 
 from __future__ import annotations
@@ -133,6 +132,10 @@ def walls(users: UserMap | None, view: View) -> list[str]:
     nobody = users.arguments if users else ["--uid", str(NOBODY), "--gid", str(NOBODY)]
     names = ("SYS_ADMIN", "SYS_RESOURCE", *(("SETUID", "SETGID") if users else ()))
     capabilities = [word for name in names for word in ("--cap-add", f"CAP_{name}")]
+    inside = [DEVICE, NAMESPACE_LIMIT, *(f"{INSIDE}/{path}" for path in view.code)]
+    above = {str(way) for path in (*view.paths, *inside) for way in Path(path).parents} - {"/"}
+    # open to everybody: bwrap itself would close the directories above what it binds
+    ways = [word for way in sorted(above - set(view.paths)) for word in ("--dir", way)]
     binds = [argument for path in view.paths for argument in _bind(path, view)]
     devices = ["--dev-bind", DEVICE, DEVICE, "--bind", NAMESPACE_SETTING, NAMESPACE_LIMIT]
     code = [w for path in view.code for w in ("--ro-bind", str(ROOT / path), f"{INSIDE}/{path}")]
@@ -140,7 +143,7 @@ def walls(users: UserMap | None, view: View) -> list[str]:
     views = ["--unshare-all", *network, "--unshare-user", *nobody, "--cap-drop", "ALL"]
     tmp = ["--size", str(view.tmp_bytes), "--tmpfs"] if view.tmp_bytes else ["--dir"]
     ends = [*tmp, "/tmp", "--remount-ro", "/", "--chdir", "/", "--hostname", "sandbox"]
-    return [bubblewrap(), *views, *capabilities, *_ways(view), *binds, *devices, *code, *ends]
+    return [bubblewrap(), *views, *capabilities, *ways, *binds, *devices, *code, *ends]
 
 
 def variables(environment: Mapping[str, str]) -> Iterator[str]:
@@ -151,17 +154,7 @@ def variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _packages(path: str) -> list[str]:
-    """Returns the directories of installed packages in a library."""
     return [str(found) for pattern in PACKAGES for found in sorted(Path(path).glob(pattern))]
-
-
-def _ways(view: View) -> Iterator[str]:
-    """Yields the arguments that create the directories above bound paths, open to everybody; bwrap
-    itself would close them."""
-    bound = [*view.paths, DEVICE, NAMESPACE_LIMIT, *(f"{INSIDE}/{path}" for path in view.code)]
-    above = {str(directory) for path in bound for directory in Path(path).parents} - {"/"}
-    for directory in sorted(above - set(view.paths)):
-        yield from ("--dir", directory)
 
 
 def _bind(path: str, view: View) -> Iterator[str]:

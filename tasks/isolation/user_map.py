@@ -73,7 +73,8 @@ class UserMap:
         except (ValueError, KeyError):  # it ended before its report was complete
             return
         try:
-            _write(process)
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{process}/{name}").write_text(MAP)
             os.write(self._go_on, b"x")
         except (FileNotFoundError, ProcessLookupError, BrokenPipeError):
             return
@@ -93,8 +94,3 @@ class UserMap:
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-def _write(process: int) -> None:
-    for name in ("uid_map", "gid_map"):
-        Path(f"/proc/{process}/{name}").write_text(MAP)

@@ -14,13 +14,12 @@ from distributed import Client
 from environment_pools import PATIENT, SCRIPT, failure, until
 from scripted_environments import Script
 
-from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import open_cluster, worker_addresses
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.registry import ActorRegistry
 from tasks.environments.base import EnvironmentLost
 from tasks.environments.pools.pool_actor import PoolActor, PoolKeeper
-from tasks.environments.pools.pool_workers import PoolWorkers
+from tasks.environments.pools.pool_workers import Call, PoolWorkers
 from tasks.environments.pools.remote_pools import RemotePools
 from tasks.environments.pools.status_board import reported_states
 
@@ -55,8 +54,8 @@ class Run:
             await self.registry.remote(name).call("warm", deadline_s=START_S)
 
     def hosts(self, engine: str) -> RemotePools:
-        async def connect(name: str) -> Remote:
-            return self.registry.remote(name)
+        async def connect(name: str) -> Call:
+            return self.registry.remote(name).call
 
         return RemotePools(PoolWorkers(WORKERS, engine, connect), PATIENT)
 

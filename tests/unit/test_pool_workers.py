@@ -12,7 +12,7 @@ from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.games.guess import GuessConfig
 from tasks.environments.pools.pool_actor import CallResult
 from tasks.environments.pools.pool_report import PoolLoad
-from tasks.environments.pools.pool_workers import PoolWorker, PoolWorkers
+from tasks.environments.pools.pool_workers import Call, PoolWorker, PoolWorkers
 from tasks.environments.pools.remote_pools import RemotePools
 
 ROOM = PoolLoad(num_places=1, num_episodes=0, num_waiting=0)
@@ -37,8 +37,8 @@ class Reached:
 async def test_an_episode_that_is_given_up_while_another_is_ended_is_ended_too() -> None:
     reached = Reached()
 
-    async def connect(name: str) -> Reached:
-        return reached
+    async def connect(name: str) -> Call:
+        return reached.call
 
     worker = reached.worker = PoolWorker("environment-0", "engine-0:1", connect)
     worker.abandoned += ["early"]
@@ -72,8 +72,8 @@ async def test_an_end_that_its_worker_may_not_have_heard_of_is_told_again(
 ) -> None:
     cut = Cut(is_refused)
 
-    async def connect(name: str) -> Cut:
-        return cut
+    async def connect(name: str) -> Call:
+        return cut.call
 
     workers = PoolWorkers(("environment-0",), "engine-0:1", connect)
     hosts = RemotePools(workers, EnvironmentProcessConfig())

@@ -19,6 +19,16 @@ class ProtocolError(TypeError):
     """Raised if an environment breaks the protocol: the environment's fault, never the model's."""
 
 
+def checked_text(observation: object, place: str, cure: str) -> str:
+    """Returns an observation. Raises ProtocolError if it is no text; place: where it came from."""
+    if not isinstance(observation, str):
+        raise ProtocolError(
+            f"an observation must be text, {place} gave {type(observation).__name__}"
+            f" {observation!r:.60}; {cure}"
+        )
+    return observation
+
+
 class AdapterConfig(EnvironmentSettings):
     """An environment of somebody else's."""
 

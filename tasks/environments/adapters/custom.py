@@ -15,7 +15,12 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from artifacts.urls import Arguments
-from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
+from tasks.environments.adapters.adapter import (
+    AdapterConfig,
+    ImportPath,
+    ProtocolError,
+    checked_text,
+)
 from tasks.environments.base import Environment, Transition, head_messages
 from tasks.isolation.import_path import file_of, load
 
@@ -107,12 +112,7 @@ class CustomEnvironment:
         )
 
     def _text(self, observation: object, method: str) -> str:
-        if not isinstance(observation, str):
-            raise ProtocolError(
-                f"an observation must be text, {method} of {self._config.path} gave"
-                f" {type(observation).__name__} {observation!r:.60}; put it into words"
-            )
-        return observation
+        return checked_text(observation, f"{method} of {self._config.path}", "put it into words")
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
         return _restored, (self._config, pickle.dumps(self._inner))

@@ -2,10 +2,9 @@
 
     observation ──render──▶ text        text ──actions──▶ action
 
-gymnasium's observations are numbers and arrays and its actions numbers; the user's configuration
-gives them names. Text that names no action leaves the environment as it is, is answered with the
-names of the actions, and uses up a turn. The package is imported when an environment is made, not
-before.
+The user's configuration gives names to the actions, which are numbers. Text that names no action
+leaves the environment as it is, is answered with the names of the actions, and uses up a turn. The
+package is imported when an environment is made, not before.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from artifacts.urls import Arguments
-from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, ProtocolError
+from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, checked_text
 from tasks.environments.base import Environment, Transition
 from tasks.isolation.import_path import load
 
@@ -60,7 +59,13 @@ class GymnasiumEnvironment:
     def __init__(self, config: GymnasiumConfig) -> None:
         self._config = config
         mode = {"render_mode": ANSI} if config.render == ANSI else {}
-        gymnasium = _gymnasium()
+        try:
+            import gymnasium
+        except ImportError as error:
+            raise ValueError(
+                "an environment of kind gymnasium needs the package gymnasium, which is not"
+                " installed; pip install 'gymnasium==1.4.0'"
+            ) from error
         try:
             self._inner = gymnasium.make(config.id, **mode, **config.kwargs)
         except Exception as error:  # gymnasium's errors, and whatever an environment raises
@@ -101,20 +106,5 @@ class GymnasiumEnvironment:
             case path:
                 renderer: Renderer = load(path)
                 told = renderer(observation, self._inner.unwrapped)
-        if not isinstance(told, str):
-            raise ProtocolError(
-                f"an observation must be text, {self._config.id} gave {type(told).__name__}"
-                f" {told!r:.60}; set render to 'ansi' or to a function that puts it into words"
-            )
-        return told
-
-
-def _gymnasium() -> Any:  # Any: the package may be absent
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ValueError(
-            "an environment of kind gymnasium needs the package gymnasium, which is not installed;"
-            " pip install 'gymnasium==1.4.0'"
-        ) from error
-    return gymnasium
+        cure = "set render to 'ansi' or to a function that puts it into words"
+        return checked_text(told, self._config.id, cure)

@@ -17,7 +17,6 @@ import json
 import urllib.error
 import urllib.request
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -26,7 +25,7 @@ from pydantic import Field
 from artifacts.config_parts import TokenPlace
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import ServiceUrl
-from tasks.environments.adapters.adapter import AdapterConfig, ProtocolError
+from tasks.environments.adapters.adapter import AdapterConfig, checked_text
 from tasks.environments.base import Environment, Transition
 
 Json = Any  # Any: parsed JSON
@@ -77,26 +76,33 @@ class HttpRecipe(NamedTuple):
         """Make the environment. It does not hold the token itself, because its pickles are
         stored."""
         _authorizations[self.config.url] = self.authorization
-        kind = GemEnvironment if self.config.shape == "gem" else OpenEnvEnvironment
-        return kind(self.config)
+        return HttpEnvironment(self.config)
 
 
 # headers by server's URL, of this process
 _authorizations: dict[str, dict[str, str]] = {}
 
 
-class HttpEnvironment(ABC):
+class HttpEnvironment:
     """One episode at a server. An unpickled copy goes on with the same episode there."""
 
     def __init__(self, config: HttpConfig) -> None:
-        self._config = config
+        self._config, self._is_gem = config, config.shape == "gem"
+        self._episode = dict[str, str]()  # the field that names the episode in every call
 
     def reset(self, seed: int) -> str:
         self._turns_left = self._config.max_turns
-        return self._text(self._ask_reset(seed))
+        if self._is_gem:  # an episode has a sandbox of its own
+            self._end()
+            made = post(self._config, "make", {"env_id": self._config.environment_id})
+            self._episode = {"sandbox_id": str(made.get("sandbox_id", ""))}
+        else:
+            self._episode = {"episode_id": uuid.uuid4().hex}
+        return self._text(post(self._config, "reset", {"seed": seed, **self._episode}))
 
     def step(self, text: str) -> Transition:
-        answer = self._ask_step(text)
+        action = text if self._is_gem else {self._config.action_field: text}
+        answer = post(self._config, "step", {"action": action, **self._episode})
         self._turns_left -= 1
         terminated = bool(answer.get("terminated", answer.get("done", False)))
         truncated = bool(answer.get("truncated", False))
@@ -115,72 +121,19 @@ class HttpEnvironment(ABC):
         )
 
     def _text(self, answer: Json) -> str:
-        observation = self._observed(answer.get("observation"))
-        if not isinstance(observation, str):
-            raise ProtocolError(
-                f"an observation must be text, the server gave {observation!r:.100}; name the field"
-                " that has the text in observation_field"
-            )
-        return observation
-
-    @abstractmethod
-    def _ask_reset(self, seed: int) -> Json:
-        """The server's answer to a reset."""
-
-    @abstractmethod
-    def _ask_step(self, text: str) -> Json:
-        """The server's answer to a step."""
-
-    def _observed(self, observation: Json) -> object:
-        """The text in an answer's observation."""
-        return observation
+        observation = answer.get("observation")
+        if not self._is_gem and isinstance(observation, Mapping):
+            observation = observation.get(self._config.observation_field, observation)
+        cure = "name the field that has the text in observation_field"
+        return checked_text(observation, "the server", cure)
 
     def _end(self) -> None:
-        """Tell the server that the episode is over, where it does not know by itself."""
-        return
-
-
-class OpenEnvEnvironment(HttpEnvironment):
-    """An environment of OpenEnv: actions and observations are objects with fields."""
-
-    def _ask_reset(self, seed: int) -> Json:
-        self._episode_id = uuid.uuid4().hex
-        return post(self._config, "reset", {"seed": seed, "episode_id": self._episode_id})
-
-    def _ask_step(self, text: str) -> Json:
-        action = {self._config.action_field: text}
-        return post(self._config, "step", {"action": action, "episode_id": self._episode_id})
-
-    def _observed(self, observation: Json) -> object:
-        if isinstance(observation, Mapping):
-            return observation.get(self._config.observation_field, observation)
-        return observation
-
-
-class GemEnvironment(HttpEnvironment):
-    """An environment of ROCK (GEM): actions and observations are texts; an episode has a sandbox of
-    its own."""
-
-    def __init__(self, config: HttpConfig) -> None:
-        super().__init__(config)
-        self._sandbox_id = ""
-
-    def _ask_reset(self, seed: int) -> Json:
-        self._end()
-        made = post(self._config, "make", {"env_id": self._config.environment_id})
-        self._sandbox_id = str(made.get("sandbox_id", ""))
-        return post(self._config, "reset", {"sandbox_id": self._sandbox_id, "seed": seed})
-
-    def _ask_step(self, text: str) -> Json:
-        return post(self._config, "step", {"sandbox_id": self._sandbox_id, "action": text})
-
-    def _end(self) -> None:
-        """Close the sandbox. The server ends by itself the sandboxes that it cannot close, and may
-        have done so."""
-        sandbox_id, self._sandbox_id = self._sandbox_id, ""
-        if sandbox_id:
+        """Close the sandbox, if there is one. The server ends by itself the sandboxes that it
+        cannot close, and may have done so."""
+        if self._is_gem and self._episode.get("sandbox_id"):
+            episode, self._episode = self._episode, {"sandbox_id": ""}
             with contextlib.suppress(RuntimeError):
-                post(self._config, "close", {"sandbox_id": sandbox_id})
+                post(self._config, "close", episode)
 
 
 def post(config: HttpConfig, call: str, body: Mapping[str, Json]) -> Json:

@@ -40,8 +40,21 @@ class PackageGame(ABC):
         """Check the package and the id, and make the game once. Raises Unusable if that fails."""
         self._id, self._kwargs, self._max_turns = game_id, dict(kwargs), max_turns
         self._check_version()
-        self._registry = self._imported()
-        self._check_id()
+        try:
+            self._registry = importlib.import_module(self.registry)
+        except Exception as error:  # a module may raise anything
+            raise Unusable(
+                f"the package {self.distribution} of {sys.prefix} must be importable, it raised"
+                f" {type(error).__name__}: {str(error)[:300]}; import {self.registry} in a shell"
+                " with that interpreter to see the error"
+            ) from error
+        known = list(self._registry.ENV_REGISTRY)
+        if self._id not in known:
+            near = get_close_matches(self._id, known, n=3, cutoff=0.5)
+            cure = f"did you mean {' or '.join(near)}?"
+            if not near:
+                cure = f"it has {', '.join(known[:8])} ..."
+            raise Unusable(f"id must be one that {self.package} knows, got {self._id!r}; {cure}")
         self._make(0)
 
     def reset(self, seed: int) -> str:
@@ -65,7 +78,9 @@ class PackageGame(ABC):
         """Take a turn, regardless of the bound on turns."""
 
     def _make(self, seed: int) -> Any:  # Any: of the package
-        _seed(seed % (1 << 32))
+        random.seed(seed % (1 << 32))
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % (1 << 32))
         try:
             return self._registry.make(self._id, **self._kwargs)
         except MemoryError:
@@ -98,33 +113,6 @@ class PackageGame(ABC):
                 f"the package {self.distribution} must be {wanted}, {sys.prefix} has {found};"
                 f" install '{wanted}' there"
             )
-
-    def _imported(self) -> Any:  # Any: a module of the package
-        try:
-            return importlib.import_module(self.registry)
-        except Exception as error:  # a module may raise anything
-            raise Unusable(
-                f"the package {self.distribution} of {sys.prefix} must be importable, it raised"
-                f" {type(error).__name__}: {str(error)[:300]}; import {self.registry} in a shell"
-                " with that interpreter to see the error"
-            ) from error
-
-    def _check_id(self) -> None:
-        known = list(self._registry.ENV_REGISTRY)
-        if self._id in known:
-            return
-        near = get_close_matches(self._id, known, n=3, cutoff=0.5)
-        cure = (
-            f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known[:8])} ..."
-        )
-        raise Unusable(f"id must be one that {self.package} knows, got {self._id!r}; {cure}")
-
-
-def _seed(seed: int) -> None:
-    """Seed the random sources that the packages draw from."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
 
 
 SUFFIX = "suffix"  # of `info`: what is asked for after every observation

@@ -26,7 +26,11 @@ from tasks.environments.processes.environment_process import (
     ProcessState,
     end_text,
 )
-from tasks.environments.processes.fork_servers import ForkServerProcess, ForkServers
+from tasks.environments.processes.fork_servers import (
+    ForkServerProcess,
+    ForkServers,
+    fork_server_key,
+)
 from tasks.isolation.frames import GRACE_S
 
 LOG = logging.getLogger(__name__)
@@ -234,7 +238,7 @@ class EnvironmentPool:
     async def _new(self, settings: EnvironmentSettings) -> EnvironmentProcess:
         while len(self._alive) >= self._config.num_hosts:
             await asyncio.shield(self._make_way().ended)
-        fork_server = await self._fork_servers.get(settings)
+        fork_server = await self._fork_servers.get(fork_server_key(settings))
         self._check(settings)
         self._num_started += 1
         slot = self._empty_slot()

@@ -204,17 +204,14 @@ class PoolKeeper:
                 logger.warning("workers of environments not looked at: %s", error)
                 continue
             for name in lost:
-                await self._replace(name)
-
-    async def _replace(self, name: str) -> None:
-        self._remakes[name] += 1
-        if self._remakes[name] > self._max_remakes:
-            logger.warning("worker=%s of environments given up: lost too often", name)
-            self._names.discard(name)
-            return
-        logger.warning("worker=%s of environments lost, made anew", name)
-        try:
-            await self._make((name,))
-        # TimeoutError is an OSError; ValueError says that its fork server did not start
-        except (ActorLost, RuntimeError, OSError, ValueError) as error:
-            logger.warning("worker=%s of environments not made anew: %s", name, error)
+                self._remakes[name] += 1
+                if self._remakes[name] > self._max_remakes:
+                    logger.warning("worker=%s of environments given up: lost too often", name)
+                    self._names.discard(name)
+                    continue
+                logger.warning("worker=%s of environments lost, made anew", name)
+                try:
+                    await self._make((name,))
+                # TimeoutError is an OSError; ValueError says that its fork server did not start
+                except (ActorLost, RuntimeError, OSError, ValueError) as error:
+                    logger.warning("worker=%s of environments not made anew: %s", name, error)

@@ -5,12 +5,9 @@ the worker for the next episode, the one with the least expected wait.
                   + seconds an episode holds its place x (places asked for beyond those there are)
                     / places
 
-A worker that answers half as fast as another one gets half as many episodes; one that is full gets
-none as long as another has room and is not slower by more than the wait. A worker without readings
-counts as the mean of the others, so that all are tried.
-
-Every few seconds each worker gets a sign of life of the engine and answers with its load. The
-connection to a lost worker is tried again until the worker is back with a new actor.
+A worker without readings counts as the mean of the others, so that all are tried. Every few seconds
+each worker gets a sign of life of the engine and answers with its load. The connection to a lost
+worker is tried again until the worker is back with a new actor.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from artifacts.episodes import Ending
 from artifacts.records import unpack
@@ -93,16 +90,8 @@ class WorkerLost(Exception):
     """Raised if the worker does not answer: its episodes should go on elsewhere."""
 
 
-class Connection(Protocol):
-    """Calls to the actor of a worker; `tasks.cluster.actors.Remote` is one."""
-
-    async def call(self, method: str, *args: object, deadline_s: float) -> Any:
-        # Any: whatever the method returns
-        """Call a method. ActorLost when the worker is gone, TimeoutError after deadline_s."""
-        ...
-
-
-Connect = Callable[[str], Awaitable[Connection]]  # to a worker by name; raises if it is not there
+Call = Callable[..., Awaitable[Any]]  # as `Remote.call`
+Connect = Callable[[str], Awaitable[Call]]  # to a worker by name; raises if it is not there
 
 
 class PoolWorker:
@@ -114,7 +103,7 @@ class PoolWorker:
         self.abandoned: list[str] = []  # episodes that went on elsewhere when it was lost
         self._caller = caller
         self._connect = connect
-        self._connection: Connection | None = None
+        self._connection: Call | None = None
 
     @property
     def is_there(self) -> bool:
@@ -128,7 +117,7 @@ class PoolWorker:
         if connection is None:
             raise WorkerLost(f"{self.name} is not there")
         try:
-            return await connection.call(method, self._caller, *args, deadline_s=deadline_s)
+            return await connection(method, self._caller, *args, deadline_s=deadline_s)
         except (ActorLost, TimeoutError) as error:
             if self._connection is connection:
                 self._connection = None

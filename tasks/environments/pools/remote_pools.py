@@ -29,6 +29,7 @@ from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.pools.pool_actor import CallResult
 from tasks.environments.pools.pool_workers import (
     ANSWER_S,
+    Call,
     PoolWorker,
     PoolWorkers,
     WorkerLost,
@@ -66,8 +67,8 @@ class RemotePools:
         """Make the pools for an engine in a Dask worker. names: the workers of the role
         environment."""
 
-        async def connect(name: str) -> Remote:
-            return await asyncio.to_thread(Remote.connect, run_id, name)
+        async def connect(name: str) -> Call:
+            return (await asyncio.to_thread(Remote.connect, run_id, name)).call
 
         return cls(PoolWorkers(names, f"{engine}:{uuid4().hex[:8]}", connect), config)
 

@@ -38,24 +38,29 @@ def max_answer_bytes(max_observation_chars: int) -> int:
     return ESCAPED_BYTES * max_observation_chars + INFO_BYTES + MAX_STATE_BYTES
 
 
-def read_restored(body: bytes) -> bool:
-    """Read the answer to a state: true if it was taken. Raises BadAnswer."""
-    return _read(body).get("restored") is True
-
-
-def read_made(body: bytes) -> None:
-    """Read the answer to the order to make an environment. Raises BadAnswer or Unusable."""
-    _read(body)
+def read_answer(body: bytes) -> dict[str, object]:
+    """Read any answer. Raises BadAnswer, and Unusable for an environment that can never work."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer("its process broke the protocol: an answer that is no JSON") from error
+    if not isinstance(answer, dict):
+        raise BadAnswer("its process broke the protocol: an answer that is no object")
+    if "unusable" in answer:
+        raise Unusable(printable_line(str(answer["unusable"]), SENTENCE_CHARS))
+    if "raised" in answer:
+        raise BadAnswer(str(answer["raised"]))
+    return answer
 
 
 def read_observation(body: bytes, max_chars: int) -> str:
-    """Read the answer to a reset. Raises BadAnswer or Unusable."""
-    return checked_observation(_read(body).get("observation"), max_chars)
+    """Read the answer to a reset. Raises as `read_answer`."""
+    return checked_observation(read_answer(body).get("observation"), max_chars)
 
 
 def read_transition(body: bytes, max_chars: int) -> Transition:
-    """Read the answer to a step. Raises BadAnswer."""
-    answer = _read(body)
+    """Read the answer to a step. Raises as `read_answer`."""
+    answer = read_answer(body)
     return checked_transition([answer.get(name) for name in Transition._fields], max_chars)
 
 
@@ -92,17 +97,3 @@ def checked_transition(values: Sequence[object], max_chars: int) -> Transition:
 
 def _writable(text: str) -> str:
     return text.encode(errors="replace").decode()
-
-
-def _read(body: bytes) -> dict[str, object]:
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadAnswer("its process broke the protocol: an answer that is no JSON") from error
-    if not isinstance(answer, dict):
-        raise BadAnswer("its process broke the protocol: an answer that is no object")
-    if "unusable" in answer:
-        raise Unusable(printable_line(str(answer["unusable"]), SENTENCE_CHARS))
-    if "raised" in answer:
-        raise BadAnswer(str(answer["raised"]))
-    return answer

@@ -76,12 +76,12 @@ def _replayed(
 async def _started(settings: EnvironmentSettings) -> EnvironmentProcess:
     """Start a process and make its environment; one fork server serves all environments of a
     kind."""
-    kind = fork_server_key(settings), shared_imports(settings)
-    if kind not in _servers:
-        _servers[kind] = ForkServers(
+    key, imports = fork_server_key(settings), shared_imports(settings)
+    if (key, imports) not in _servers:
+        _servers[key, imports] = ForkServers(
             CONFIG, (settings,), ended=lambda number, code: None, lost=lambda server: None
         )
-    server = await _servers[kind].get(settings)
+    server = await _servers[key, imports].get(key)
     process = EnvironmentProcess(next(_numbers), settings, server, CONFIG, late=lambda: None)
     try:
         await process.start()

@@ -21,9 +21,8 @@ from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.processes.answers import (
     BadAnswer,
     max_answer_bytes,
-    read_made,
+    read_answer,
     read_observation,
-    read_restored,
     read_transition,
 )
 from tasks.environments.processes.fork_servers import ForkServerProcess
@@ -211,7 +210,7 @@ class EnvironmentProcess:
     async def make(self) -> None:
         """Make the environment, which `reset` would do otherwise. Raises ValueError, with the cure,
         for an environment that cannot work."""
-        read_made(await self._ask(MAKE, self._config.reset_s))
+        read_answer(await self._ask(MAKE, self._config.reset_s))
 
     async def reset(self, seed: int) -> str:
         """Begin an episode; returns the first observation. Raises ValueError, with the cure, for an
@@ -223,7 +222,7 @@ class EnvironmentProcess:
     async def restore(self, state: bytes) -> bool:
         """Restore the environment from a state; false if the process cannot."""
         body = await self._ask(RESTORE + state, self._config.reset_s)
-        is_restored = read_restored(body)
+        is_restored = read_answer(body).get("restored") is True
         self.snapshot = state if is_restored else b""
         return is_restored
 

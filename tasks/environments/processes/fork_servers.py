@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from artifacts.episodes import Ending
@@ -172,6 +173,7 @@ class ForkServerProcess:
         except OSError:
             received = b""
         if not received:
+            LOG.warning("fork server of environments lost: pid=%s", self.pid)
             self._lost()
             return
         self._received += received
@@ -207,15 +209,12 @@ class ForkServers:
     async def warm(self) -> None:
         """Start the fork servers of the expected environments."""
         for key in self._imports:
-            await self._get(key)
+            await self.get(key)
 
-    async def get(self, settings: EnvironmentSettings) -> ForkServerProcess:
-        """Returns a running fork server for these settings; starting one takes about a second.
+    async def get(self, key: ForkServerKey) -> ForkServerProcess:
+        """Returns a running fork server with these traits; starting one takes about a second.
         Raises ValueError, with the cure, if the machine does not give the isolation or the
         interpreter."""
-        return await self._get(fork_server_key(settings))
-
-    async def _get(self, key: ForkServerKey) -> ForkServerProcess:
         if key in self._running:
             return self._running[key]
         if key not in self._starting:
@@ -232,12 +231,7 @@ class ForkServers:
         finally:
             self._unborn.discard(server)
             del self._starting[key]
-
-        def give_up() -> None:
-            LOG.warning("fork server of environments lost: pid=%s", server.pid)
-            self.end(server)
-
-        server.attach(self._ended, give_up)
+        server.attach(self._ended, partial(self.end, server))
         self._running[key] = server
         return server
 
