@@ -4,8 +4,7 @@
     truncated
 
 An environment draws random numbers from the seed of its reset only, so that the same actions lead
-to the same transcript, and pickles between turns. Tokens, sampling and turn budgets belong to the
-engine and the episode driver; processes, limits and failures to `EnvironmentProcesses`.
+to the same transcript, and pickles between turns.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class Environment(Protocol):
         ...
 
     def step(self, text: str) -> Transition:
-        """Take the model's turn. Text that is no valid action is part of the game and never
-        raises."""
+        """Take the model's turn. Text that is no valid action never raises."""
         ...
 
 
@@ -67,14 +65,12 @@ class EnvironmentSettings(BaseModel):
 
     @property
     def interpreter(self) -> str:
-        """Absolute path of the Python that the environment's processes run with; empty: the run's
-        own."""
+        """Absolute path of the Python of its processes; empty: the run's own."""
         return ""
 
     @property
     def source(self) -> str:
-        """Path of the user's file that the environment's processes import; empty if there is
-        none."""
+        """Path of the user's file that its processes import; empty if there is none."""
         return ""
 
     def recipe(self) -> Recipe:
@@ -82,8 +78,7 @@ class EnvironmentSettings(BaseModel):
         return self
 
     def head(self) -> tuple[Message, ...]:
-        """Returns the chat before the first observation: the rules, and episodes played as
-        examples. The first message is the system's."""
+        """Returns the chat before the first observation, the system's message first."""
         raise NotImplementedError
 
     def program_in(self, text: str) -> RequestedProgram | None:
@@ -106,8 +101,7 @@ class EnvironmentFailed(RuntimeError):
 
 
 class EnvironmentLost(EnvironmentFailed):
-    """Raised if the worker that held the environment is gone, which is not the environment's fault.
-    The episode may go on at another worker after another `reset`."""
+    """Raised if the environment's worker is gone; after another `reset` the episode may go on."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(Ending.CRASHED, detail)

@@ -11,8 +11,7 @@ from artifacts.urls import Location
 
 
 class EnvironmentProcessConfig(BaseModel):
-    """The processes in which environments step: of one engine, or of one worker of the role
-    environment where there are any."""
+    """The processes in which environments step, of one engine or of one worker for them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

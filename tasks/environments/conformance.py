@@ -193,8 +193,7 @@ class _Suite:
             )
 
     def check_episode(self, seed: int, name: str, player: Player) -> None:
-        """Play an episode with this player, then again in a new environment, in the used one, and
-        over pickles."""
+        """Play an episode, then again: in a new environment, the used one and over pickles."""
         rng, used = random.Random(f"{name}/{seed}"), self._settings.build()
         max_turns = self._settings.max_turns
         *_, played = self._plays(used, seed, lambda seen: player(seen, rng), max_turns)
@@ -327,7 +326,6 @@ class _Suite:
 
 
 def _check_values(turn: object) -> None:
-    """Raise Broken unless the answer is one that a step may give."""
     if not isinstance(turn, Transition):
         raise Broken(
             ConformanceRule.VALUES, f"step must give a Transition, got {_shown(turn)}; make it one"

@@ -34,10 +34,8 @@ class ChildProcess:
     stream: socket.socket
 
     def kill(self) -> None:
-        """Kill the process, all that it started (stopped processes too) and the rest of its group.
-
-        Closes the parent's socket and pipe to the process.
-        """
+        """Kill the process, its group and all that it started; close the socket and the pipe to
+        it."""
         self.stream.close()
         started = self._tree()  # before its end makes orphans of them
         with contextlib.suppress(ProcessLookupError):
@@ -50,8 +48,7 @@ class ChildProcess:
             self.popen.stderr.close()
 
     def is_stopped(self) -> bool:
-        """True if a signal has stopped the process or one that it started, so that it cannot
-        answer."""
+        """True if a signal has stopped the process or one that it started."""
         for process in self._tree():
             with contextlib.suppress(psutil.Error):
                 if process.status() in STOPPED:
@@ -59,7 +56,6 @@ class ChildProcess:
         return False
 
     def _tree(self) -> list[psutil.Process]:
-        """Returns the process and all that it started; empty if the process has ended."""
         try:
             first = psutil.Process(self.popen.pid)
             return [first, *first.children(recursive=True)]

@@ -3,7 +3,7 @@
     fork server   namespaces: no user namespaces -> device read-only -> nobody, one capability
                   Landlock:   nobody -> rules: read what an interpreter needs, write /dev/null
     its child     ( pid namespace -> ) private /tmp -> no capabilities -> streams -> limits
-                  -> ( filter of system calls: `seccomp` )
+                  -> filter of system calls (`seccomp`) -> CONFINED
 
 The one capability is for the namespaces of the children, which give it up themselves. Landlock is
 for machines without namespaces: its rules hold for the process and all its children; newer kernels
@@ -17,6 +17,9 @@ import os
 import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tasks.isolation.frames import CONFINED, write_message
+from tasks.isolation.seccomp import SystemCallFilter
 
 NOBODY = 65534
 CLONE_NEWPID, REMOUNT_READ_ONLY = 0x20000000, 0x1 | 0x20 | 0x1000
@@ -66,8 +69,7 @@ def confine_fork_server(readable: Sequence[str], *, has_network: bool = False) -
 
 
 def become_nobody(capabilities: int = 0) -> None:
-    """Become the user nobody for good if the process is root's; then keep these capabilities
-    alone."""
+    """Become nobody for good if the process is root's; then keep these capabilities alone."""
     if os.getuid() == 0:
         _checked(_LIBC.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "keep capabilities")
         os.setgroups([])
@@ -84,8 +86,7 @@ def set_capabilities(capabilities: int) -> None:
 
 
 def forking_apart() -> Fork:
-    """Returns a function like `os.fork` whose child is alone in a pid namespace and can name no
-    other process."""
+    """Returns an `os.fork` whose child is alone in a pid namespace."""
     own = os.pidfd_open(os.getpid())
 
     def fork() -> int:
@@ -151,42 +152,61 @@ def _checked(result: int, what: str) -> int:
 # --- its children --------------------------------------------------------------------------------
 
 
-def confine(tmp_bytes: int) -> None:
-    """Confine this process: a private /tmp of tmp_bytes (0: none), no capabilities, a session of
-    its own, and death with the fork server. Raises OSError if the kernel refuses any of it."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-    os.setsid()
-    if tmp_bytes:
-        options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
-        if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(
-            b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options
-        ):
-            raise OSError(ctypes.get_errno(), "no private /tmp")
-        os.chdir("/tmp")
-    set_capabilities(0)
+def enclose(
+    streams: Sequence[int | None],
+    calls: SystemCallFilter,
+    *,
+    tmp_bytes: int,
+    memory_bytes: int,
+    file_bytes: int,
+    num_files: int,
+    cpu_s: int,
+) -> None:
+    """Build the walls around this process and report CONFINED on the last of its streams, or why
+    the walls do not stand, and end.
+
+    streams: descriptors that become 0, 1, ... (None: /dev/null); all others are closed, above all
+    the control socket. The other bounds are of its private /tmp (0: none), address space, longest
+    file, open files and processor seconds.
+    """
+    report = streams[-1]
+    assert report is not None, "somebody waits for the report"
+    try:
+        _LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # with the fork server
+        os.setsid()
+        if tmp_bytes:
+            options = f"size={tmp_bytes},nr_inodes=1024,mode=700".encode()
+            if _LIBC.unshare(CLONE_NEWNS) or _LIBC.mount(
+                b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options
+            ):
+                raise OSError(ctypes.get_errno(), "no private /tmp")
+            os.chdir("/tmp")
+        set_capabilities(0)
+        nothing = os.open(DEVICE, os.O_RDWR)  # own descriptor, with flags of its own
+        _connect([nothing if stream is None else stream for stream in streams])
+        report = len(streams) - 1
+        limits = {
+            resource.RLIMIT_AS: memory_bytes,
+            resource.RLIMIT_STACK: STACK_BYTES,
+            resource.RLIMIT_CPU: cpu_s,
+            resource.RLIMIT_FSIZE: file_bytes,
+            resource.RLIMIT_NOFILE: num_files,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+        }
+        for kind, value in limits.items():
+            resource.setrlimit(kind, (value, value))
+        calls.install()
+    except BaseException as error:  # behind half-built walls runs no program
+        write_message(report, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
+        os._exit(1)
+    write_message(report, CONFINED)
 
 
-def connect(streams: Sequence[int]) -> None:
-    """Move these descriptors to 0, 1, ..., and close all others, above all the control socket."""
+def _connect(streams: Sequence[int]) -> None:
     first = max(*streams, len(streams)) + 1
     for place, descriptor in enumerate(streams):
         os.dup2(descriptor, first + place)
     for place in range(len(streams)):
         os.dup2(first + place, place)
     os.closerange(len(streams), NUM_INHERITED)
-
-
-def limit(*, memory_bytes: int, file_bytes: int, num_files: int, cpu_s: int) -> None:
-    """Bound this process's address space, longest file, open files and processor seconds, and
-    forbid core dumps and locked memory. The kernel enforces the bounds."""
-    limits = {
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_STACK: STACK_BYTES,
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_FSIZE: file_bytes,
-        resource.RLIMIT_NOFILE: num_files,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-    }
-    for kind, value in limits.items():
-        resource.setrlimit(kind, (value, value))

@@ -58,17 +58,19 @@ def _read_bytes(descriptor: int, count: int) -> bytes | None:
 def send_frame(
     stream: socket.socket, message: dict[str, Json], deadline_s: float | None = None
 ) -> None:
-    """Send one message. Raises TimeoutError past the deadline (monotonic seconds), and
-    ConnectionError if the peer is gone."""
+    """Send one message. Raises as `receive_frame`."""
     body = json.dumps(message).encode("ascii")
     stream.settimeout(_remaining(deadline_s))
     stream.sendall(framed(body))
 
 
 def receive_frame(stream: socket.socket, deadline_s: float | None = None) -> dict[str, Json]:
-    """Receive one message. Raises TimeoutError past the deadline, and ConnectionError if the peer
-    is gone or sends anything but a JSON object of at most MAX_FRAME_BYTES."""
-    body = receive_bytes(stream, MAX_FRAME_BYTES, deadline_s)
+    """Receive one message. Raises TimeoutError past the deadline (monotonic seconds), and
+    ConnectionError if the peer is gone or sends no JSON object of at most MAX_FRAME_BYTES."""
+    (length,) = LENGTH.unpack(_receive(stream, LENGTH.size, deadline_s))
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    body = _receive(stream, length, deadline_s)
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -76,14 +78,6 @@ def receive_frame(stream: socket.socket, deadline_s: float | None = None) -> dic
     if not isinstance(message, dict):
         raise ConnectionError("a frame that is not an object")
     return message
-
-
-def receive_bytes(stream: socket.socket, max_bytes: int, deadline_s: float | None = None) -> bytes:
-    """Receive one message as bytes; raises as `receive_frame`."""
-    (length,) = LENGTH.unpack(_receive(stream, LENGTH.size, deadline_s))
-    if length > max_bytes:
-        raise ConnectionError(f"a frame of {length} bytes, at most {max_bytes} are allowed")
-    return _receive(stream, length, deadline_s)
 
 
 def _receive(stream: socket.socket, num_bytes: int, deadline_s: float | None) -> bytes:

@@ -48,8 +48,7 @@ FORM = "'package.module:name' or 'path/to/file.py:name'"
 
 
 def absolute(path: str) -> str:
-    """Returns the import path with an absolute file path, ~ expanded, so that it holds in any
-    working directory. An import path of a module is returned unchanged."""
+    """Returns the import path of a file with an absolute file, ~ expanded; of a module as it is."""
     module_path, _, name = path.rpartition(":")
     if not module_path.endswith(".py"):
         return path
@@ -73,8 +72,7 @@ def find(path: str) -> Any:  # Any: whatever the user's module has there
 
 
 def load(path: str) -> Any:  # Any: likewise
-    """Import and return the object at an import path. Raises ValueError, with the cure, if that
-    fails."""
+    """Import the object at an import path. Raises ValueError, with the cure, if that fails."""
     try:
         return find(path)
     except (Exception, SystemExit) as error:  # a user's module may raise anything

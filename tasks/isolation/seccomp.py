@@ -141,23 +141,23 @@ def _tree(verdicts: list[tuple[int, int]]) -> list[Instruction]:
 
 
 def _lower(argument: int) -> Instruction:
-    """Load the lower word, all that the kernel reads of an `int`: the upper one changes nothing."""
+    """Load the lower word: of an `int` the kernel reads no more."""
     return (LOAD, 0, 0, ARGUMENTS + 8 * argument)
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
-    """Allow the call if this argument, an `int`, is one of these values; the end of a check."""
+    """Allow the call if this `int` is one of these values."""
     jumps = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [_lower(argument), *jumps, *_REFUSE_OR_ALLOW]
 
 
 def _without(argument: int, bits: int) -> list[Instruction]:
-    """Allow the call if this argument has none of these bits; the end of a check."""
+    """Allow the call if this argument has none of these bits."""
     return [_lower(argument), (ANY_BIT, 0, 1, bits), *_REFUSE_OR_ALLOW]
 
 
 def _null(argument: int) -> list[Instruction]:
-    """Allow the call if this argument is a null pointer in both words; the end of a check."""
+    """Allow the call if this argument is a null pointer in both words."""
     upper = (LOAD, 0, 0, ARGUMENTS + 8 * argument + 4)
     return [_lower(argument), (EQUAL, 0, 2, 0), upper, (EQUAL, 1, 0, 0), *_REFUSE_OR_ALLOW]
 
@@ -188,8 +188,7 @@ class SystemCallFilter:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def install(self) -> None:
-        """Install the filter in this process; it stays until the process ends. Raises OSError if
-        the kernel refuses it."""
+        """Install the filter for good. Raises OSError if the kernel refuses it."""
         if self._libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or self._libc.prctl(
             PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(self._program), 0, 0
         ):

@@ -3,9 +3,9 @@
     bubblewrap == its process ==> host --writes the map--> its namespace
     host == go on ==> bubblewrap
 
-Without a map, programs would be the machine's root under another name, and own its files. The
-set-up itself runs as root, because directories on the way to the interpreter may be closed to
-everybody else. A run of any other user needs no map: bubblewrap maps that user alone.
+Without a map, programs would be the machine's root under another name. The set-up itself runs as
+root: directories on the way to the interpreter may be closed to everybody else. For a run of any
+other user bubblewrap maps that user alone.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def is_needed(uid: int, own_map: str) -> bool:
 
 
 class UserMap:
-    """Two pipes to one bubblewrap: one reports its process, on the other it waits for the user
-    map."""
+    """Two pipes to one bubblewrap: it reports its process, and waits for the user map."""
 
     def __init__(self) -> None:
         """Open the pipes. Raises OSError if no descriptors are left."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -114,12 +114,10 @@ class CustomEnvironment:
     def _text(self, observation: object, method: str) -> str:
         return checked_text(observation, f"{method} of {self._config.path}", "put it into words")
 
-    def __reduce__(self) -> tuple[Any, ...]:  # Any: as pickle has it
-        return _restored, (self._config, pickle.dumps(self._inner))
+    def __getstate__(self) -> tuple[CustomEnvironmentConfig, bytes]:
+        return self._config, pickle.dumps(self._inner)
 
-
-def _restored(config: CustomEnvironmentConfig, pickled: bytes) -> CustomEnvironment:
-    load(config.path)  # the class must be known before its object is read
-    environment = CustomEnvironment.__new__(CustomEnvironment)
-    environment._config, environment._inner = config, pickle.loads(pickled)
-    return environment
+    def __setstate__(self, state: tuple[CustomEnvironmentConfig, bytes]) -> None:
+        self._config, pickled = state
+        load(self._config.path)  # the class must be known before its object is read
+        self._inner = pickle.loads(pickled)

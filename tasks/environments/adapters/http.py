@@ -73,8 +73,7 @@ class HttpRecipe(NamedTuple):
     authorization: dict[str, str]
 
     def build(self) -> Environment:
-        """Make the environment. It does not hold the token itself, because its pickles are
-        stored."""
+        """Make the environment. Its pickles are stored, so it does not hold the token itself."""
         _authorizations[self.config.url] = self.authorization
         return HttpEnvironment(self.config)
 
@@ -137,8 +136,7 @@ class HttpEnvironment:
 
 
 def post(config: HttpConfig, call: str, body: Mapping[str, Json]) -> Json:
-    """Send a call to the server; returns its answer, a JSON object. Raises RuntimeError without
-    one."""
+    """Send a call; returns the server's answer, a JSON object. Raises RuntimeError without one."""
     place = f"{config.url.rstrip('/')}/{call}"
     request = urllib.request.Request(
         place, json.dumps(body).encode(), {"Content-Type": "application/json"}

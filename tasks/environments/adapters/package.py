@@ -1,8 +1,8 @@
 """A game of GEM or TextArena, in processes of an interpreter that has the package.
 
 The packages pin versions that a run cannot have, so they live in a virtual environment of their
-own; `python` names it. Nothing is installed or imported there but the package, these sources and
-the standard library. What the games themselves do is in `gem` and `textarena`.
+own; `python` names it. Nothing is imported there but the package, these sources and the standard
+library.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from tasks.environments.processes.blocking import BlockingEnvironment
 
 
 def _absolute(path: str) -> str:
-    """Returns the absolute path with its links: a virtual environment is recognised by its own
-    link."""
+    """Keeps links: a virtual environment is recognised by its own."""
     return os.path.abspath(os.path.expanduser(path)) if path else ""
 
 
@@ -54,8 +53,7 @@ class PackageConfig(AdapterConfig):
         )
 
     def build(self) -> Environment:
-        """Make the environment in a process of its own, because this process may not have the
-        package."""
+        """Make the environment in a process of its own: this one may lack the package."""
         return BlockingEnvironment(self)
 
 

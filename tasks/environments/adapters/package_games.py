@@ -26,8 +26,7 @@ MAX_DETAIL_CHARS = 200  # of a value of `info`
 
 
 class PackageGame(ABC):
-    """Plays one game at a time. The game is made anew for every episode, because a game may keep
-    state over its reset."""
+    """Plays a game that is made anew for every episode, as it may keep state over its reset."""
 
     package: ClassVar[str]  # what is imported
     distribution: ClassVar[str]  # what is installed
@@ -195,7 +194,15 @@ class TextArenaGame(PackageGame):
 
     def begin(self, game: Any, seed: int) -> str:  # Any: of the package
         game.reset(num_players=1, seed=seed)
-        self._bound = _Bound(game.state)
+        self._is_at_bound = False  # whether the game has found that its turns are used up
+        asked: Callable[[], bool] = getattr(game.state, "check_turn_limit", lambda: False)
+
+        def check_turn_limit() -> bool:
+            is_met = bool(asked())
+            self._is_at_bound |= is_met
+            return is_met
+
+        game.state.check_turn_limit = check_turn_limit
         return "\n".join(messages_of(game))
 
     def act(self, game: Any, text: str) -> Transition:  # Any: likewise
@@ -209,25 +216,10 @@ class TextArenaGame(PackageGame):
         return Transition(
             observation="\n".join(filter(None, messages)),
             reward=float((rewards or {}).get(PLAYER, 0.0)),
-            terminated=not self._bound.was_met,
-            truncated=self._bound.was_met,
+            terminated=not self._is_at_bound,
+            truncated=self._is_at_bound,
             info=details,
         )
-
-
-class _Bound:
-    """Records whether a game has found that its turns are used up."""
-
-    def __init__(self, state: Any) -> None:  # Any: of the package
-        self.was_met = False
-        asked: Callable[[], bool] = getattr(state, "check_turn_limit", lambda: False)
-
-        def check_turn_limit() -> bool:
-            is_met = bool(asked())
-            self.was_met = self.was_met or is_met
-            return is_met
-
-        state.check_turn_limit = check_turn_limit
 
 
 def messages_of(game: Any) -> list[str]:  # Any: of the package

@@ -6,15 +6,11 @@
     bridge of a ChatML model, after an action that ended with its own <|im_end|>:
            "\\n<|im_start|>user\\n" + observation + "<|im_end|>\\n<|im_start|>assistant\\n"
 
-Sampled ids do not survive decoding and encoding: of a small model's turns one or two in a hundred
-come back as other ids. So a later prompt is never made from text: it is all ids so far and a
-bridge. The bridge is read off the chat template, with markers in the places of observations and
-actions, and the template must allow it: with one more turn it repeats the earlier text, and adds to
-it. If a template changes nothing but the thoughts of earlier turns, the history is rendered anew
-(`Rewriting`); a template that changes other earlier text is refused.
-
-For a template that only concatenates, the bridge is the observation alone, after the end token of
-the action. Without a template messages stand a blank line apart.
+Sampled ids do not survive decoding and encoding, so a later prompt is never made from text: it is
+all ids so far and a bridge. The bridge is read off the chat template, with markers in the places of
+observations and actions. The template must repeat the earlier text when there is one more turn; if
+it changes nothing but the thoughts of earlier turns, the history is rendered anew (`Rewriting`).
+Without a template messages stand a blank line apart.
 """
 
 from __future__ import annotations
@@ -105,8 +101,7 @@ class Bridge:
 
 @lru_cache(maxsize=16)
 def bridge_of(model_path: str, head: tuple[Message, ...]) -> Bridge:
-    """Returns the bridge of the model in this directory, cached per process. Raises ValueError as
-    `make_bridge`."""
+    """Returns the bridge of the model in this directory. Raises ValueError as `make_bridge`."""
     tokenizer = read_tokenizer(model_path)
     return make_bridge(tokenizer, read_stop_ids(model_path, tokenizer), head, model_path)
 
@@ -154,11 +149,7 @@ def make_bridge(
     return bridge
 
 
-# --- from text to ids --------------------------------------------------------------------------
-
-
 def _opening(text: str, marker: str, tokens: ChatTokens) -> Opening:
-    """The template's text around the marker of an observation."""
     before, _, after = text.partition(marker)
     *in_front, lead = tokens.pieces(before)
     trail, *behind = tokens.pieces(after)
@@ -171,15 +162,14 @@ def _opening(text: str, marker: str, tokens: ChatTokens) -> Opening:
 
 
 def _is_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
-    """True if head and bridges have the ids that they have within a whole episode."""
+    """True if a whole episode has the ids of head and bridges."""
     start = (*bridge.head, *bridge.first(OBSERVATIONS[0]))
     end = bridge.next(OBSERVATIONS[1], last_id=-1)
     return whole[: len(start)] == start and whole[-len(end) :] == end
 
 
 def _rewrites_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
-    """True if a history that is rendered anew has the ids of a whole episode, after the same
-    head."""
+    """True if a whole episode has the ids of a history that is rendered anew."""
     rewriting = bridge.rewriting
     if rewriting is None:
         return True

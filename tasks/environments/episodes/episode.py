@@ -1,15 +1,13 @@
 """An episode as far as it has come: a pure accumulator, from the first observation to the record.
 
-    given(bridge, observation) ─▶ sampled(what the engine said) ─▶ answered(what followed) ─▶ ...
+    opened(bridge, observation) ─▶ sampled(what the engine said) ─▶ answered(what followed) ─▶ ...
 
 Given tokens are added together with the action that follows them: an episode that stops before an
-action does not contain them. Leaves out the calls to engine and environment, and the end of an
-episode (`play`).
+action does not contain them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from artifacts.episodes import Ending, Episode, Snapshot, Turn
@@ -27,15 +25,6 @@ class End:
     ending: Ending | None  # None of one that was stopped
     detail: str = ""  # the reason in a few words
     last_observation: str = ""  # what the model never read
-
-    @classmethod
-    def of(cls, episode: Episode) -> End:
-        """The end of a recorded episode."""
-        return cls(
-            ending=episode.ending,
-            detail=episode.detail,
-            last_observation=episode.last_observation,
-        )
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -104,8 +93,8 @@ class EpisodeSoFar:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The tokens of the turns that the model reads after the prompt: all of them, or those
-        since the history was last rendered anew."""
+        """The tokens of the turns since the history was last rendered anew, of all turns if
+        never."""
         num_read = 0
         for turn in self.turns:
             num_read = turn.num_tokens + (0 if turn.starts_over else num_read)
@@ -125,28 +114,11 @@ class EpisodeSoFar:
 
     @property
     def num_held(self) -> int:
-        """Tokens after the prompt that an engine holds for the episode, without those that it is
-        sampling."""
+        """Tokens after the prompt that an engine holds, without those that it is sampling."""
         return len(self.token_ids) + (len(self.opened.given) if self.opened is not None else 0)
 
-    def given(
-        self,
-        token_ids: Sequence[int],
-        observation: str,
-        asked_s: float,
-        starts_over: bool = False,
-    ) -> EpisodeSoFar:
-        """Returns the episode with a turn opened after these given tokens."""
-        opened = Opened(
-            given=tuple(token_ids),
-            observation=observation,
-            asked_s=asked_s,
-            starts_over=starts_over,
-        )
-        return replace(self, opened=opened)
-
     def reopened(self, asked_s: float) -> EpisodeSoFar:
-        """Returns the episode with its last turn opened again, because its action was stopped
+        """Returns the episode with its last turn opened again, as its action was stopped
         half-way."""
         last = self.turns[-1]
         begun = len(self.token_ids) - last.num_sampled
@@ -170,8 +142,7 @@ class EpisodeSoFar:
         )
 
     def sampled(self, action: Generated, acted_s: float) -> EpisodeSoFar:
-        """Returns the episode after an action of the model; an action without a token makes no
-        turn."""
+        """Returns the episode after an action; an action without a token makes no turn."""
         assert self.opened is not None, "somebody was asked"
         if not action.token_ids:
             return replace(self, opened=None)
@@ -202,8 +173,8 @@ class EpisodeSoFar:
     def answered(
         self, transition: Transition, answered_s: float, state: bytes = b""
     ) -> EpisodeSoFar:
-        """Returns the episode after the environment's answer. state: the environment's pickled
-        state, empty without one."""
+        """Returns the episode after the environment's answer and its pickled state, empty without
+        one."""
         last = replace(
             self.turns[-1],
             reward=transition.reward,

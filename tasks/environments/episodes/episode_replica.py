@@ -4,13 +4,9 @@
            └▶ any other ─────────────────────────────────────────▶ inner replica
     collect ◀─ whole episodes, stopped ones, and what the inner replica has for others
 
-The driver of the engines sees ordinary requests and responses. The inner engine sees turns, each a
-request by itself, so that an episode holds no slot of the inner engine while its environment
-computes. The submitter decides how many episodes run, the inner engine how many turns decode
-together.
-
-New weights affect the turns of running episodes. DROP ends every episode with its environment.
-INTERRUPT and KEEP let turns and episodes go on. DRAIN finishes the running turns, not the episodes:
+The inner engine sees turns, each a request by itself, so that an episode holds no slot of the inner
+engine while its environment computes. At new weights DROP ends every episode with its environment;
+INTERRUPT and KEEP let turns and episodes go on; DRAIN finishes the running turns, not the episodes:
 their later turns are sampled by the new version.
 """
 
@@ -42,8 +38,7 @@ from tasks.isolation.isolation import Isolation
 
 
 class EpisodeReplica(Replica):
-    """A replica that plays episodes, turn by turn, on an inner replica. Belongs to one event
-    loop."""
+    """Plays episodes, turn by turn, on an inner replica. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -158,8 +153,6 @@ class EpisodeReplica(Replica):
         if self._log is not None:
             self._log.close()
 
-    # --- episodes ------------------------------------------------------------------------------
-
     def _ended(self, play: Play, task: asyncio.Task[Generated]) -> None:
         """Hand back an episode that is over. A cancelled task was stopped, or dropped."""
         name = play.request.response_id
@@ -190,8 +183,7 @@ class EpisodeReplica(Replica):
         self._done.drop()
 
     def _lose(self, error: EngineLost | ValueError) -> None:
-        """Fail for good: later calls raise this error, and all episodes end with their
-        environments."""
+        """Have later calls raise this error, and end all episodes with their environments."""
         self._lost = self._lost or error
         self._turns.close()
         for _, task in self._plays.values():
@@ -242,9 +234,16 @@ class EpisodePlayer:
     turns_folder: Path | None = None  # where running episodes are kept; None where they are not
 
     def __call__(self, inner: Replica) -> Replica:
+        hosts = self.config.hosts
+        processes: EnvironmentProcesses
+        if self.workers:
+            processes = RemotePools.of(self.run_id, inner.name, self.workers, hosts)
+        else:
+            expected = self.environments.values()
+            processes = ReportingPool(hosts, expected, self.run_id, inner.name)
         return EpisodeReplica(
             inner,
-            self._processes(inner.name),
+            processes,
             self.environments,
             {
                 domain: bridge_of(self.model_path, settings.head())
@@ -254,9 +253,3 @@ class EpisodePlayer:
             self.max_model_len,
             log=TurnLog(self.turns_folder, inner.name) if self.turns_folder is not None else None,
         )
-
-    def _processes(self, engine: str) -> EnvironmentProcesses:
-        hosts = self.config.hosts
-        if self.workers:
-            return RemotePools.of(self.run_id, engine, self.workers, hosts)
-        return ReportingPool(hosts, self.environments.values(), self.run_id, engine)

@@ -28,7 +28,7 @@ from tasks.environments.base import (
 )
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import Bridge
-from tasks.environments.episodes.episode import STOPPED, End, EpisodeSoFar
+from tasks.environments.episodes.episode import STOPPED, End, EpisodeSoFar, Opened
 from tasks.environments.tools.programs import ProgramRunner
 from tasks.scheduling.prompt_stream import derive_seed
 
@@ -54,8 +54,7 @@ class Means:
 
 
 class Play:
-    """One episode, which `run` plays. Setting `is_stopped` ends it, at the latest after the turn
-    that the engine is generating."""
+    """One episode, which `run` plays; `is_stopped` ends it after a turn that is being generated."""
 
     def __init__(self, request: Request, means: Means) -> None:
         self.request = request
@@ -75,7 +74,14 @@ class Play:
         """Play the episode; returns all of it, or the turns so far if it is stopped."""
         kept = self.request.kept_episode
         if kept is not None and kept.ending is not None:
-            return self.generated(End.of(kept))  # its engine was lost before it had handed it over
+            # its engine was lost before it had handed it over
+            return self.generated(
+                End(
+                    ending=kept.ending,
+                    detail=kept.detail,
+                    last_observation=kept.last_observation,
+                )
+            )
         try:
             end = await self._play()
         except EnvironmentFailed as failure:
@@ -89,8 +95,7 @@ class Play:
         return generated
 
     async def _play(self) -> End:
-        """Play to the end, from the turn where the episode was left; again from there when its
-        environment is lost."""
+        """Play to the end, again from where the episode is when its environment is lost."""
         num_lost = 0
         while True:
             try:
@@ -110,7 +115,6 @@ class Play:
                     ) from lost
 
     async def _play_on(self, observation: str) -> End:
-        """Play turns after this observation."""
         while True:
             if not self.so_far.awaits_answer:
                 if not self._open_turn(observation):
@@ -131,7 +135,7 @@ class Play:
     # --- the beginning -------------------------------------------------------------------------
 
     async def _begin(self) -> str:
-        """Bring an environment to where the episode was left; returns its last observation."""
+        """Bring an environment to where the episode is; returns the observation there."""
         observation = await self._resume()
         if observation is None:
             logger.warning(
@@ -157,8 +161,8 @@ class Play:
         return observation
 
     async def _resume(self) -> str | None:
-        """Bring an environment to the turn where the episode is; returns its observation there. If
-        the environment does not repeat the record, ends it and returns None."""
+        """Bring an environment there; returns None if it does not repeat the record, and ends
+        it."""
         means, snapshot = self._means, self.so_far.snapshot
         began_s = means.clock()
         observation = await means.processes.reset(
@@ -181,8 +185,7 @@ class Play:
         return observation
 
     async def _replayed(self, observation: str) -> str | None:
-        """Repeat the recorded actions after this first observation; returns the observation after
-        them, None if one differs from the record."""
+        """Repeat the recorded actions; returns the last observation, None if one differs."""
         for turn in self.so_far.turns:
             if observation != turn.observation:
                 return None
@@ -203,9 +206,8 @@ class Play:
         return await self._means.programs.observe(self._means.settings, action, transition)
 
     def _open_turn(self, observation: str) -> bool:
-        """Open a turn after this observation; false if there is no room for an action. Raises
-        EnvironmentFailed when there was none from the beginning: such an episode has nothing to
-        judge."""
+        """Open a turn; false if there is no room for an action. Raises EnvironmentFailed if there
+        never was: such an episode has nothing to judge."""
         if self.so_far.opened is not None:  # begun elsewhere
             return True
         tokens, path, said = self.so_far.token_ids, self.so_far.path, self.so_far.said
@@ -218,16 +220,20 @@ class Play:
                 f"the first observation has {len(given)} tokens with what stands around it, and"
                 f" leaves no room for an action in {self.request.max_new_tokens}",
             )
-        self.so_far = self.so_far.given(given, observation, self._means.clock(), starts_over)
+        opened = Opened(
+            given=given,
+            observation=observation,
+            asked_s=self._means.clock(),
+            starts_over=starts_over,
+        )
+        self.so_far = replace(self.so_far, opened=opened)
         return True
 
     def _room(self, num_tokens: int) -> int:
-        """Returns the most tokens that an action may have after num_tokens tokens of the
-        episode."""
+        """Returns the most tokens of an action after num_tokens of the episode."""
         return min(self._means.config.max_turn_tokens, self.request.max_new_tokens - num_tokens)
 
     async def _act(self) -> None:
-        """Have the engine sample the action of the opened turn."""
         opened = self.so_far.opened
         assert opened is not None, "a turn is opened"
         num_restarts = self.so_far.num_restarts
@@ -255,7 +261,6 @@ class Play:
         self.is_stopped = self.is_stopped or action.finish_reason == "aborted"
 
     def _ending(self, transition: Transition) -> Ending | None:
-        """How the episode ended, None if it goes on after this transition."""
         if transition.terminated:
             return Ending.TERMINATED
         if transition.truncated:
@@ -273,7 +278,6 @@ class Play:
         return replace(self._record(end), text=self._means.bridge.text(self.so_far.token_ids))
 
     def _record(self, end: End) -> Generated:
-        """Returns the record of the episode so far, without its text."""
         request, so_far, now_s = self.request, self.so_far, self._means.clock()
         episode = replace(
             self._counted,

@@ -28,15 +28,11 @@ def render(
     try:
         token_ids = chat_tokens(tokenizer).chat(row.messages)
         f"{row.domain}{row.gold}".encode()  # no table holds half of a surrogate pair
-    except (
-        TemplateError,
-        UnicodeError,
-        TypeError,
-    ) as error:  # a role that the template forbids, text that is no Unicode
+    # a role that the template forbids, text that is no Unicode
+    except (TemplateError, UnicodeError, TypeError) as error:
         raise ValueError(
-            f"a prompt must be text and roles that the model's tokenizer takes, row {prompt_id} "
-            f"({row.text[:60]!r}) is refused: "
-            f"{error}; mend or drop the row"
+            f"a prompt must be text and roles that the model's tokenizer takes, row {prompt_id}"
+            f" ({row.text[:60]!r}) is refused: {error}; mend or drop the row"
         ) from error
     if not token_ids:
         raise ValueError(

@@ -8,10 +8,8 @@ Most templates of models that think take the thoughts out of earlier turns:
     turn 1   head │ observation │ <think>...</think> 12
     turn 2   head │ observation │ 12 │ observation │ <think>...</think> 17      no extension
 
-Such a turn is given the whole history anew, as the template renders it now (`Rewriting`). The
-record keeps what the model read, and its sampled tokens are trained after that context: the episode
-has several token paths instead of one. Where the template changes nothing, the path goes on. Leaves
-out token ids (`bridge`).
+Such a turn is given the whole history anew, as the template renders it now (`Rewriting`), and its
+sampled tokens are trained after that context: the episode has several token paths instead of one.
 """
 
 from __future__ import annotations
@@ -93,8 +91,7 @@ def render_episode(
 
 
 def _start(tokens: ChatTokens, head: Sequence[Message]) -> str:
-    """Returns the head as it stands before an observation. If the template renders the head alone
-    differently, the head ends before the control token that begins the observation's turn."""
+    """Returns the head as it stands before an observation: without a turn's first control token."""
     asked = tokens.render([*head, Message(role="user", content=OBSERVATIONS[0])], asks=True)
     alone = tokens.render(head, asks=False)
     if asked.startswith(alone):
@@ -113,7 +110,6 @@ def keeps_thoughts(tokens: ChatTokens, head: Sequence[Message]) -> bool:
 
 
 def _difference(before: str, after: str) -> str:
-    """Where two texts part, in a few characters of each."""
     place = next(
         (place for place, (one, two) in enumerate(zip(before, after, strict=False)) if one != two),
         min(len(before), len(after)),

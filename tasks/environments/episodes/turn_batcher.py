@@ -3,7 +3,7 @@
     turn(request) ─▶ outbox ─▶ (end of the loop's tick) ─▶ engine.submit, all of them
     engine.collect ─▶ a turn's answer wakes its episode; what is no episode's is handed on
 
-The engine is polled only while it has requests to answer. Leaves out the content of turns.
+The engine is polled only while it has requests to answer.
 """
 
 from __future__ import annotations
@@ -81,8 +81,6 @@ class TurnBatcher:
         self._outbox.clear()
         self._waiting.clear()
         self._inside.clear()
-
-    # --- to and from the engine ----------------------------------------------------------------
 
     def _send(self) -> None:
         batch, self._outbox = self._outbox, []

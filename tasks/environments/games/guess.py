@@ -51,8 +51,7 @@ RULES = (
 
 
 def narrowed(low: int, high: int, guess: int, *, is_higher: bool) -> tuple[int, int]:
-    """Returns the smallest and the largest number that are possible after a miss. is_higher:
-    whether the number is higher than the guess."""
+    """Returns the smallest and the largest number that are possible after a miss."""
     return (max(low, guess + 1), high) if is_higher else (low, min(high, guess - 1))
 
 
@@ -74,7 +73,6 @@ class GuessConfig(GameConfig):
         return head_messages(rules, shots[0] + shots[1])
 
     def _shot(self, secret: int) -> list[tuple[str, str]]:
-        """An episode played by halving the interval."""
         words = self.words()
         low, high, observation = 1, self.largest, words.begin
         turns = list[tuple[str, str]]()

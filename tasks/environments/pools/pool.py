@@ -4,8 +4,7 @@
     step, step, ... ─▶ end ─▶ free again; killed if it is in a call or failed
     killed ─▶ its fork server reports its end ─▶ its place is free
 
-Everything happens in one event loop, without a thread per process. The processes are forked behind
-walls; a lost fork server takes its processes with it and is replaced.
+A lost fork server takes its processes with it and is replaced.
 """
 
 from __future__ import annotations
@@ -105,8 +104,7 @@ class EnvironmentPool:
     async def reset(
         self, episode_id: str, settings: EnvironmentSettings, seed: int, state: bytes = b""
     ) -> str | None:
-        """Begin an episode, or go on from a state; an episode of the same id is ended before.
-        Returns and raises as `EnvironmentProcesses.reset`."""
+        """End an episode of the same id; else as `EnvironmentProcesses.reset`."""
         await self.end(episode_id)
         self.report.resets += 1
         process = await self._take(settings)
@@ -127,7 +125,6 @@ class EnvironmentPool:
         return observation
 
     async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn."""
         process = self._episodes.get(episode_id)
         if process is None:
             raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
@@ -144,12 +141,10 @@ class EnvironmentPool:
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
-        """Returns the episode's environment after its last step, pickled; empty without one."""
         process = self._episodes.get(episode_id)
         return process.snapshot if process is not None else b""
 
     async def end(self, episode_id: str) -> None:
-        """End an episode: its process becomes free, or is killed if it is in a call."""
         process = self._episodes.pop(episode_id, None)
         if process is None:
             return
@@ -168,7 +163,6 @@ class EnvironmentPool:
 
     @property
     def load(self) -> PoolLoad:
-        """The load of the pool now."""
         return PoolLoad(
             num_places=self._config.num_hosts,
             num_episodes=len(self._placed),
@@ -178,8 +172,7 @@ class EnvironmentPool:
     async def _call(
         self, process: EnvironmentProcess, call: Callable[[], Awaitable[Answer]]
     ) -> Answer:
-        """Make a call of an episode. Afterwards it is the model's turn, or the process is
-        killed."""
+        """Make a call; after it it is the model's turn, or the process is killed."""
         restarts = self._restarts_of(process.settings)
         try:
             answer = await call()
@@ -201,8 +194,7 @@ class EnvironmentPool:
     # --- a process for an episode --------------------------------------------------------------
 
     async def _take(self, settings: EnvironmentSettings) -> EnvironmentProcess:
-        """Returns a process of these settings, free or not yet forked, in the order of the
-        calls."""
+        """Returns a process of these settings, free or not yet forked, in the order of calls."""
         await self._wait_for_place()
         try:
             self._check(settings)
@@ -219,8 +211,7 @@ class EnvironmentPool:
         return process
 
     async def _wait_for_place(self) -> None:
-        """Wait for a place. Raises EnvironmentFailed after the deadline, which counts as a call
-        without an answer."""
+        """Raises EnvironmentFailed after the deadline, as if a call had no answer."""
         self._num_waiting += 1
         try:
             async with asyncio.timeout(self._config.place_s):
@@ -237,7 +228,13 @@ class EnvironmentPool:
 
     async def _new(self, settings: EnvironmentSettings) -> EnvironmentProcess:
         while len(self._alive) >= self._config.num_hosts:
-            await asyncio.shield(self._make_way().ended)
+            if self._free:
+                unused = self._free.pop(0)
+                self._kill(unused)
+            else:  # one about to end for a reset that was broken off: who has a place has no other
+                alive = self._alive.values()
+                unused = next(process for process in alive if process not in self._placed)
+            await asyncio.shield(unused.ended)
         fork_server = await self._fork_servers.get(fork_server_key(settings))
         self._check(settings)
         self._num_started += 1
@@ -250,16 +247,6 @@ class EnvironmentPool:
         self.report.starts += 1
         self.report.restarts += slot.take(process)
         return process
-
-    def _make_way(self) -> EnvironmentProcess:
-        """Returns a process that ends to make room for another one: a free one, or one that is
-        about to end for a reset that was broken off. There is one, because the caller has a place
-        and no process."""
-        if not self._free:
-            return next(process for process in self._alive.values() if process not in self._placed)
-        unused = self._free.pop(0)
-        self._kill(unused)
-        return unused
 
     def _empty_slot(self) -> ProcessSlot:
         """A slot whose process is gone or about to be, first of those that must be refilled."""
@@ -302,13 +289,11 @@ class EnvironmentPool:
             self._ended(process.number, None)
 
     def _end_silent_server(self, process: EnvironmentProcess) -> None:
-        """End a fork server that has not reported this process's end: it is stopped or hangs."""
         if process.number in self._alive:
             LOG.warning("fork server of environments silent: limit_s=%g", GRACE_S)
             self._fork_servers.end(process.fork_server)
 
     def _ended(self, number: int, code: int | None) -> None:
-        """A process has ended, by our order or by itself."""
         process = self._alive.pop(number, None)
         if process is None:
             return
@@ -324,13 +309,11 @@ class EnvironmentPool:
         self._release(process)
 
     def _all_ended(self, fork_server: ForkServerProcess) -> None:
-        """A fork server is gone, and its processes with it."""
         for process in tuple(self._alive.values()):
             if process.fork_server is fork_server:
                 self._ended(process.number, None)
 
     def _release(self, process: EnvironmentProcess) -> None:
-        """Free its place for the next reset in order."""
         if process in self._placed:
             self._placed.remove(process)
             self._places.release()

@@ -4,9 +4,8 @@ the keeper that replaces lost actors.
     engine-0, engine-1, ... ── reset, step, end ──▶ PoolActor ─▶ EnvironmentPool ─▶ processes
 
 An engine calls under a name that no later process of that engine has, and gives every reset another
-episode id. The episodes of an engine that makes no call for a while are ended. Calls are coroutines
-on the worker's event loop, so that none waits behind another. An `end` may therefore arrive before
-the `reset` of the same episode, which it then breaks off.
+episode id. The episodes of an engine that makes no call for a while are ended. No call waits behind
+another, so an `end` may arrive before the `reset` of the same episode, which it then breaks off.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class CallResult:
 
 
 class PoolActor:
-    """The actor that holds the pool of one worker. Made by the flow; `warm` comes before the first
-    episode."""
+    """The actor with the pool of one worker; `warm` comes before the first episode."""
 
     def __init__(
         self,
@@ -71,8 +69,7 @@ class PoolActor:
         """Return as long as the process lives."""
 
     async def warm(self) -> None:
-        """Start the fork servers. Raises ValueError, with the cure, if this machine cannot host
-        environments."""
+        """Start the fork servers. Raises as `EnvironmentProcesses.warm`."""
         await self._pool.warm()
         if self._sweeping is None:
             self._sweeping = asyncio.create_task(self._sweep())
@@ -83,8 +80,8 @@ class PoolActor:
         return pack(self._pool.load)
 
     async def reset(self, caller: str, episode_id: str, payload: bytes) -> bytes:
-        """Begin an episode or go on from a state; payload: its settings, seed and state, packed.
-        Returns a packed `CallResult`."""
+        """Begin an episode; payload: settings, seed and state, packed. Returns a packed
+        `CallResult`."""
         settings, seed, state = unpack(payload)
         self._last_call_s[caller] = time.monotonic()
         name = _name(caller, episode_id)
@@ -149,7 +146,6 @@ class PoolActor:
         await self._pool.end(name)
 
     async def _sweep(self) -> None:
-        """End the episodes of silent callers, again and again."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
@@ -159,7 +155,6 @@ class PoolActor:
 
 
 def _name(caller: str, episode_id: str) -> str:
-    """The episode's name in the pool."""
     return f"{caller}/{episode_id}"
 
 

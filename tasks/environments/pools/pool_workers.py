@@ -46,8 +46,7 @@ class WorkerView:
         return replace(self, own=self.own + 1)
 
     def ended(self, held_s: float | None = None) -> WorkerView:
-        """Count one episode of this engine less. held_s: the episode's duration, None if it had not
-        begun."""
+        """Count one episode less. held_s: its duration, None if it had not begun."""
         known = self.held_s if held_s is None else _mean(self.held_s, held_s)
         return replace(self, own=self.own - 1, held_s=known)
 
@@ -61,8 +60,7 @@ class WorkerView:
         return replace(self, others=max(0, others), num_places=load.num_places)
 
     def expected_wait_s(self, step_s: float, held_s: float) -> float:
-        """Returns the expected wait of the next episode there. step_s, held_s: means to use where
-        this worker has no reading yet."""
+        """Returns the next episode's expected wait; step_s, held_s: where there is no reading."""
         step_s = step_s if self.step_s is None else self.step_s
         held_s = held_s if self.held_s is None else self.held_s
         num_episodes = self.own + self.others + 1
@@ -125,8 +123,7 @@ class PoolWorker:
             raise WorkerLost(str(error)) from error
 
     async def check(self) -> bool:
-        """Send a sign of life and take the load from the answer; connect first if the worker was
-        lost. True if the worker answers."""
+        """Connect if it was lost, and take its load. True if the worker answers."""
         if self._connection is None:
             try:
                 self._connection = await self._connect(self.name)
@@ -153,7 +150,7 @@ class PoolWorkers:
         self._found = asyncio.Event()
 
     async def best(self, wait_s: float) -> PoolWorker:
-        """Returns the worker for the next episode. Raises EnvironmentFailed if none is there for
+        """Returns the next episode's worker. Raises EnvironmentFailed if none is there for
         wait_s."""
         self.watch()
         try:

@@ -64,8 +64,7 @@ class RemotePools:
     def of(
         cls, run_id: str, engine: str, names: Sequence[str], config: EnvironmentProcessConfig
     ) -> RemotePools:
-        """Make the pools for an engine in a Dask worker. names: the workers of the role
-        environment."""
+        """Make the pools for an engine. names: the workers of the role environment."""
 
         async def connect(name: str) -> Call:
             return (await asyncio.to_thread(Remote.connect, run_id, name)).call
@@ -94,7 +93,6 @@ class RemotePools:
         return said
 
     async def step(self, episode_id: str, text: str) -> Transition:
-        """Take a turn. Raises EnvironmentLost if the episode's worker is lost."""
         started_s = time.monotonic()
         transition = await self._ask(episode_id, "step", text, self._config.step_s)
         assert isinstance(transition, Transition), "that is the answer to a reset"
@@ -104,12 +102,10 @@ class RemotePools:
         return transition
 
     def snapshot(self, episode_id: str) -> bytes:
-        """Returns the episode's environment after its last step, pickled; empty without one."""
         remote = self._remote.get(episode_id)
         return remote.state if remote is not None else b""
 
     async def end(self, episode_id: str) -> None:
-        """End an episode: its process becomes free, or is killed if it is in a call."""
         remote = self._remote.get(episode_id)
         if remote is None:
             return
@@ -131,8 +127,7 @@ class RemotePools:
     async def _ask(
         self, episode_id: str, method: str, told: str | bytes, limit_s: float
     ) -> str | Transition | None:
-        """Call the episode's worker. Raises EnvironmentFailed, and EnvironmentLost if the worker
-        does not answer or does not know the episode."""
+        """Call the episode's worker. Raises as `EnvironmentProcesses.step`."""
         remote = self._remote.get(episode_id)
         if remote is None:
             raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
@@ -152,8 +147,7 @@ class RemotePools:
         return answer.value
 
     def _lost(self, episode_id: str, reason: str) -> EnvironmentLost:
-        """Returns the error for an episode whose worker is gone or does not know it. What is left
-        of the episode there is ended when the worker is back."""
+        """Returns the error; what is left of the episode is ended when its worker is back."""
         remote = self._remote.pop(episode_id, None)
         if remote is not None:  # else it was ended meanwhile
             remote.worker.view = remote.worker.view.ended()
@@ -161,7 +155,6 @@ class RemotePools:
         return EnvironmentLost(f"its worker of environments was lost: {reason}")
 
     def _leave(self, episode_id: str) -> None:
-        """Forget an episode that is at no worker any more."""
         remote = self._remote.pop(episode_id, None)
         if remote is not None:
             held_s = time.monotonic() - remote.began_s

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from distributed import Client, get_client
 
@@ -26,10 +26,6 @@ REPORT_S = 5.0
 MAX_PROCESSES = 200  # that are listed one by one, those that failed first
 
 
-def _set_metadata(key: list[str], text: str) -> None:
-    get_client().set_metadata(key, text)
-
-
 class ReportingPool(EnvironmentPool):
     """A pool that publishes its state from `warm` to `close`."""
 
@@ -39,12 +35,10 @@ class ReportingPool(EnvironmentPool):
         settings: Iterable[EnvironmentSettings],
         run_id: str,
         name: str,
-        publish: Callable[[list[str], str], None] = _set_metadata,
     ) -> None:
-        """name: of the worker that holds the pool. publish: called with a key and a text."""
+        """name: of the worker that holds the pool."""
         super().__init__(config, settings)
         self._key, self._name = _key(run_id, name), name
-        self._publish = publish
         self._reporting: asyncio.Task[None] | None = None
 
     async def warm(self) -> None:
@@ -58,11 +52,13 @@ class ReportingPool(EnvironmentPool):
         super().close()
 
     async def _keep_reporting(self) -> None:
-        """Publish again and again. A state that does not arrive costs no episode."""
+
+        def publish(text: str) -> None:
+            get_client().set_metadata(self._key, text)
+
         while True:
-            text = to_json(state_of(self, self._name))
             try:
-                await asyncio.to_thread(self._publish, self._key, text)
+                await asyncio.to_thread(publish, to_json(state_of(self, self._name)))
             except Exception as error:  # of a scheduler that is busy or gone
                 LOG.warning("state of environment processes not published: %s", error)
             await asyncio.sleep(REPORT_S)
@@ -93,12 +89,10 @@ def state_of(pool: EnvironmentPool, name: str) -> PoolState:
 
 
 def reported_states(client: Client, run_id: str, names: Iterable[str]) -> tuple[PoolState, ...]:
-    """Returns the last published states of the pools of these workers; a pool that published none
-    is left out."""
+    """Returns the last published states of these workers' pools, without those that have none."""
     texts = [client.get_metadata(_key(run_id, name), default=None) for name in names]
     return tuple(from_json(text) for text in texts if text is not None)
 
 
 def _key(run_id: str, name: str) -> list[str]:
-    """The place of a state in the metadata, field by field."""
     return ["rollflow", run_id, "hosts", name]

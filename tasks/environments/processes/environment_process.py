@@ -133,8 +133,6 @@ class ProcessLink(asyncio.Protocol):
             self._answer.exception()  # retrieved, even if nobody awaits it
 
     def _next(self) -> bytes | None:
-        """Returns the next complete message, or None; a message that is too long breaks the
-        link."""
         if len(self._received) < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._received)
@@ -153,8 +151,7 @@ class ProcessLink(asyncio.Protocol):
 
 
 class EnvironmentProcess:
-    """One process, which plays one episode after the other. A call that raises EnvironmentFailed
-    leaves the process unusable."""
+    """Plays one episode after the other. A call that raises EnvironmentFailed is the last."""
 
     def __init__(
         self,
@@ -208,13 +205,11 @@ class EnvironmentProcess:
         self._link.send(framed(RECIPE + self._pickled))
 
     async def make(self) -> None:
-        """Make the environment, which `reset` would do otherwise. Raises ValueError, with the cure,
-        for an environment that cannot work."""
+        """Make the environment, else `reset` does. Raises Unusable if it cannot work."""
         read_answer(await self._ask(MAKE, self._config.reset_s))
 
     async def reset(self, seed: int) -> str:
-        """Begin an episode; returns the first observation. Raises ValueError, with the cure, for an
-        environment that cannot work."""
+        """Begin an episode; returns the first observation. Raises Unusable if it cannot work."""
         self.snapshot = b""
         body = await self._ask(RESET + str(seed).encode("ascii"), self._config.reset_s)
         return read_observation(body, self._config.max_observation_chars)
@@ -234,8 +229,7 @@ class EnvironmentProcess:
         return read_transition(body, self._config.max_observation_chars)
 
     def kill(self) -> None:
-        """Have the fork server kill the process and all it started, without waiting; does nothing
-        once the process has ended."""
+        """Have the process killed with all it started, without waiting for that."""
         self.is_killed = True
         self._link.close()
         if self.is_forked:
@@ -271,8 +265,7 @@ def end_text(code: int | None) -> str:
 
 
 def pickled_recipe(settings: EnvironmentSettings) -> bytes:
-    """Pickle the recipe of an environment for its process. Raises ValueError, with the cure, if
-    another process could not load it."""
+    """Raises ValueError, with the cure, for a recipe that another process cannot load."""
     try:
         if type(settings).__module__ == "__main__":
             raise AttributeError("another process has another __main__")

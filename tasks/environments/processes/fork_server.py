@@ -144,8 +144,7 @@ class EnvironmentForkServer:
 
 
 def _import(modules: Sequence[str]) -> None:
-    """Import these modules. Raises ImportError for one that fails or starts threads, after which
-    forking is unsafe."""
+    """Raises ImportError for a module that fails or starts threads: forking is unsafe then."""
     for name in modules:
         try:
             importlib.import_module(name)
@@ -156,8 +155,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _address_space() -> int:
-    """Returns the bytes of this process's address space, found by trying limits: there is no /proc
-    here."""
+    """Returns this process's bytes, found by trying limits: there is no /proc here."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     low, high = 0, 1 << MAX_ADDRESS_BITS
     while high - low > mmap.PAGESIZE:

@@ -20,7 +20,7 @@ from tasks.environments.processes.fork_server import FORK, KILL, ORDER
 from tasks.environments.processes.walls import ENVIRONMENT, START_S, closed_to_nobody, command
 from tasks.isolation.child_process import ChildProcess, NotStarted, start_walled
 from tasks.isolation.frames import ENDED
-from tasks.isolation.interpreter import Interpreter, at, own
+from tasks.isolation.interpreter import at, own
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import CURES, Isolation
 
@@ -60,7 +60,7 @@ class ForkServerProcess:
         self._key = key
         self._imports = tuple(imports)
         self.forking = asyncio.Semaphore(MAX_FORKING)  # from the order until the walls stand
-        self._interrupt = Interrupt()
+        self.interrupt = Interrupt()  # breaks off `start` from another thread
         self._process: ChildProcess | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._received = bytearray()
@@ -73,7 +73,7 @@ class ForkServerProcess:
         return self._process.popen.pid if self._process else None
 
     def start(self) -> None:
-        """Start the process, which takes about a second. Raises Interrupted after `interrupt`, and
+        """Start the process, which takes about a second. Raises Interrupted by `interrupt`, and
         ValueError, with the cure, if the machine does not give the isolation or the interpreter.
 
         If a shared import fails, hangs or starts threads, each process imports for itself.
@@ -81,11 +81,28 @@ class ForkServerProcess:
         isolation = Isolation(self._config.isolation)
         # asking another interpreter may take a second
         interpreter = at(self._key.interpreter) if self._key.interpreter else own()
+
+        def started(imports: Sequence[str]) -> ChildProcess:
+            return start_walled(
+                lambda socket_fd, users: command(
+                    self._config,
+                    socket_fd,
+                    users,
+                    imports=imports,
+                    has_network=self._key.has_network,
+                    interpreter=interpreter,
+                ),
+                isolation,
+                env=ENVIRONMENT if isolation is Isolation.LANDLOCK else {},
+                limit_s=START_S,
+                interrupt=self.interrupt,
+            )
+
         try:
             if isolation is Isolation.LANDLOCK and (closed := closed_to_nobody(interpreter)):
                 raise NotStarted(f"could not read Python, {closed} is closed to others")
             try:
-                self._process = self._started(self._imports, isolation, interpreter)
+                self._process = started(self._imports)
             except NotStarted as error:
                 if not self._imports:
                     raise
@@ -94,30 +111,12 @@ class ForkServerProcess:
                     self._imports,
                     error,
                 )
-                self._process = self._started((), isolation, interpreter)
+                self._process = started(())
         except NotStarted as error:
             raise ValueError(
                 f"environments need the isolation {self._config.isolation!r}, this machine does not"
                 f" give it: the fork server of their processes {error}; {CURES[isolation]}"
             ) from error
-
-    def _started(
-        self, imports: Sequence[str], isolation: Isolation, interpreter: Interpreter
-    ) -> ChildProcess:
-        return start_walled(
-            lambda socket_fd, users: command(
-                self._config,
-                socket_fd,
-                users,
-                imports=imports,
-                has_network=self._key.has_network,
-                interpreter=interpreter,
-            ),
-            isolation,
-            env=ENVIRONMENT if isolation is Isolation.LANDLOCK else {},
-            limit_s=START_S,
-            interrupt=self._interrupt,
-        )
 
     def attach(self, ended: Ended, lost: Callable[[], None]) -> None:
         """Report ends of processes to the running event loop. ended: called with a process's number
@@ -130,13 +129,11 @@ class ForkServerProcess:
         self._loop.add_reader(self._process.stream.fileno(), self._read_ends)
 
     def fork(self, number: int, stream: socket.socket) -> None:
-        """Fork a process with this number and hand it the stream. Raises OSError if the fork server
-        is gone."""
+        """Fork a process with this stream. Raises OSError if the fork server is gone."""
         self._send(FORK, number, stream)
 
     def kill(self, number: int) -> None:
-        """Have a process killed with all it started; its end is reported. Does nothing if it has
-        ended."""
+        """Have a process killed with all it started; does nothing if it has ended."""
         try:
             self._send(KILL, number)
         except BlockingIOError:
@@ -144,10 +141,6 @@ class ForkServerProcess:
                 self._loop.call_later(AGAIN_S, self.kill, number)
         except OSError:  # a fork server that is gone has ended it
             return
-
-    def interrupt(self) -> None:
-        """Break off `start` from another thread; `start` then raises Interrupted."""
-        self._interrupt.set()
 
     def close(self) -> None:
         """End the fork server and all its processes; does nothing if there is none."""
@@ -193,8 +186,7 @@ class ForkServers:
         ended: Ended,
         lost: Callable[[ForkServerProcess], None],
     ) -> None:
-        """settings: of expected environments. ended: called at the end of a process. lost: called
-        when a fork server is gone with its processes."""
+        """ended, lost: called when a process, or a fork server with its processes, is gone."""
         self._config = config
         self._ended, self._lost = ended, lost
         self._imports: dict[ForkServerKey, tuple[str, ...]] = {}
@@ -212,9 +204,7 @@ class ForkServers:
             await self.get(key)
 
     async def get(self, key: ForkServerKey) -> ForkServerProcess:
-        """Returns a running fork server with these traits; starting one takes about a second.
-        Raises ValueError, with the cure, if the machine does not give the isolation or the
-        interpreter."""
+        """Returns a running fork server. Raises as `ForkServerProcess.start`."""
         if key in self._running:
             return self._running[key]
         if key not in self._starting:
@@ -246,6 +236,6 @@ class ForkServers:
     def close(self) -> None:
         """End all fork servers, and break off those that are starting."""
         for server in self._unborn:
-            server.interrupt()
+            server.interrupt.set()
         for server in list(self._running.values()):
             self.end(server)

@@ -5,10 +5,8 @@ interpreter than the run's: standard library only.
     -> recipe -> ( make, reset, step or restore -> answer )*
 
 The answer to a step is followed by the pickled state of the environment if that is small and no
-part of it lies on a server. A state is unpickled only in such a process.
-
-From the filter on nothing in this process is trusted: the caller checks its answers and holds the
-clock.
+part of it lies on a server. A state is unpickled only in such a process. From the filter on nothing
+in this process is trusted: the caller checks its answers and holds the clock.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tasks.environments.transition import Unusable
-from tasks.isolation.confinement import confine, connect, limit
-from tasks.isolation.frames import CONFINED, read_message, write_message
+from tasks.isolation.confinement import enclose
+from tasks.isolation.frames import read_message, write_message
 from tasks.isolation.seccomp import SystemCallFilter
 
 if TYPE_CHECKING:  # another interpreter may lack what these import
@@ -50,22 +48,15 @@ class ProcessLimits:
 def run_environment_process(stream: int, bounds: ProcessLimits) -> None:
     """Build the walls and serve orders until the caller is gone; never returns."""
     try:
-        confine(bounds.tmp_bytes)
-        nothing = os.open("/dev/null", os.O_RDWR)
-        connect((nothing, nothing, nothing, stream))
-        stream = STREAM
-        limit(
+        enclose(
+            (None, None, None, stream),
+            bounds.calls,
+            tmp_bytes=bounds.tmp_bytes,
             memory_bytes=bounds.memory_bytes,
             file_bytes=bounds.tmp_bytes or LANDLOCK_FILE_BYTES,
             num_files=NUM_FILES,
             cpu_s=FOREVER_S,
         )
-        bounds.calls.install()
-    except BaseException as error:  # behind half-built walls runs no environment
-        write_message(stream, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
-        os._exit(1)
-    try:
-        write_message(STREAM, CONFINED)
         _serve(keeps_state=bounds.keeps_state)
     finally:
         os._exit(0)
@@ -104,7 +95,6 @@ def _serve(*, keeps_state: bool) -> None:
 
 
 def _step(environment: Environment, text: str, states: States) -> tuple[dict[str, object], bytes]:
-    """Take a step; returns its answer, and the pickled state after it."""
     turn = environment.step(text)
     answer: dict[str, object] = {
         "observation": turn.observation,
@@ -153,8 +143,7 @@ class States:
         self._is_first, self._is_tried = is_first, self._are_kept
 
     def after_turn(self, environment: object) -> bytes:
-        """Returns the pickled environment; empty if pickling is not tried, fails or gives too many
-        bytes."""
+        """Returns the pickled environment; empty if that is not tried, fails or is too large."""
         if not self._is_tried:
             return b""
         try:
@@ -168,7 +157,6 @@ class States:
 
 
 def split_state(body: bytes) -> tuple[bytes, bytes]:
-    """Split an answer from the state behind it. The state is empty if there is none or it is too
-    large."""
+    """Split an answer from the state behind it: empty without one, or if it is too large."""
     answer, _, state = body.partition(STATE)
     return answer, state if len(state) <= MAX_STATE_BYTES else b""

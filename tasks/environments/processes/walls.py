@@ -3,8 +3,7 @@
 The processes see the interpreter, the system's libraries, the interpreter's import paths and the
 paths that the configuration names, all read-only, and a private /tmp. Processes of another
 interpreter than the run's see its virtual environment and a part of these sources, but no packages
-of the run. Besides, `seccomp` refuses new processes and threads, and sockets but those of an
-environment that needs the network.
+of the run.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def command(
     has_network: bool,
     interpreter: Interpreter,
 ) -> list[str]:
-    """Returns the command line of a fork server that talks over socket_fd. Raises FileNotFoundError
-    without bubblewrap, and ValueError if the processes could not see a path that they need."""
+    """Returns the fork server's command line. Raises FileNotFoundError without bubblewrap, and
+    ValueError if the processes could not see a path that they need."""
     isolation = Isolation(config.isolation)
     has_namespaces = isolation is Isolation.NAMESPACES
     check_seen(config, interpreter)
@@ -132,8 +131,8 @@ def closed_to_nobody(interpreter: Interpreter) -> str:
 
 
 def _search_path(interpreter: Interpreter) -> list[str]:
-    """Returns the directories that the interpreter imports from, and these sources. The sources
-    come first where the names of its packages are not ours to know."""
+    """These sources come first where the names of the interpreter's packages are not ours to
+    know."""
     if interpreter == own():
         return list(dict.fromkeys([*interpreter.search_path, str(ROOT)]))
     return list(dict.fromkeys([str(ROOT), *interpreter.search_path]))

@@ -81,7 +81,6 @@ def meant(text: str) -> str:
 
 
 def _program(said: str) -> Action | None:
-    """Returns the program that a text asks to run; None if it asks for none."""
     found = PROGRAM.fullmatch(said)
     body = found[1] if found else said
     fenced = FENCE.match(body.lstrip())

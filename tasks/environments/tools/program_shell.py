@@ -2,8 +2,7 @@
 model's is the standard input: standard library only.
 
 What is printed is the result, the value of a last expression included; an exception is its last
-line. A program that draws random numbers draws the same ones every time, so that an episode can be
-repeated.
+line. Random numbers are the same every time, so that an episode can be repeated.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     step ─▶ the environment takes the turn ─▶ a program in the action? ─▶ run ─▶ its output
                                            └▶ none ─▶ the environment's own observation
 
-The program runs once the environment has answered, in a fresh process that does not know the
-environment. It ends within its limit and its output is cut to a short text. The episode fails only
-if a sandbox is lost by no fault of the program.
+The program runs in a fresh process that does not know the environment. The episode fails only if a
+sandbox is lost by no fault of the program.
 """
 
 from __future__ import annotations
@@ -116,7 +115,6 @@ class ProgramRunner:
 
 
 def _words(reply: CommandReply, limit_s: float) -> str:
-    """Describe the end of a program in the words that the model reads."""
     match reply.kind:
         case "timeout":
             return f"It did not end within {limit_s:g} s."

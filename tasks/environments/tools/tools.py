@@ -114,8 +114,7 @@ class ToolsConfig(GameConfig):
         return RequestedProgram(body, self.program_s, self.max_result_chars) if is_program else None
 
     def valid_action(self, observations: Sequence[str], rng: random.Random) -> str:
-        """Returns a call that continues the work, or equally often an answer with the last number
-        seen."""
+        """Returns a call that continues the work, or as often an answer with the last number."""
         numbers = [seen for seen in observations[1:] if NUMBER.fullmatch(seen)]
         if rng.random() < 0.5:
             return answer(numbers[-1] if numbers else str(rng.randint(10, 999)), self.style)

@@ -23,8 +23,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from artifacts.datasets.plain_values import from_json, to_json
-from tasks.isolation.confinement import confine, connect, limit
-from tasks.isolation.frames import CONFINED, read_message, write_message
+from tasks.isolation.confinement import enclose
+from tasks.isolation.frames import read_message, write_message
 from tasks.isolation.seccomp import SystemCallFilter
 
 Message = dict[str, Any]  # Any: JSON values
@@ -41,24 +41,16 @@ def run_program(
 ) -> None:
     """Confine this process, wait for the program and run it; never returns. The four streams become
     the descriptors 0, 1, 3 and 4; standard error (2) goes to /dev/null."""
-    replies = streams[-1]
     try:
-        confine(tmp_bytes)
-        nothing = os.open("/dev/null", os.O_RDWR)  # own descriptor, with flags of its own
-        connect((*streams[:2], nothing, *streams[2:]))
-        replies = REPLIES
-        limit(
+        enclose(
+            (*streams[:2], None, *streams[2:]),
+            filter_calls,
+            tmp_bytes=tmp_bytes,
             memory_bytes=memory_bytes,
             file_bytes=tmp_bytes or OUTPUT_FILE_BYTES,
             num_files=NUM_FILES,
             cpu_s=CPU_S,
         )
-        filter_calls.install()
-    except BaseException as error:  # a process that is not fully confined must not run a program
-        write_message(replies, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
-        os._exit(1)
-    try:
-        write_message(REPLIES, CONFINED)
         start = _read(COMMANDS)
         if start is not None:
             _serve(start)
