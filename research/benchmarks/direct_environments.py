@@ -3,19 +3,15 @@ limited, killed, contained or restored."""
 
 from __future__ import annotations
 
-from artifacts.episodes import Ending
 from tasks.environments.base import (
+    Crashed,
     Environment,
     EnvironmentFailed,
     EnvironmentSettings,
     Transition,
 )
 from tasks.environments.config import EnvironmentProcessConfig
-from tasks.environments.processes.answers import (
-    BadAnswer,
-    checked_observation,
-    checked_transition,
-)
+from tasks.environments.processes.answers import checked_observation, checked_transition
 
 
 class DirectEnvironments:
@@ -45,7 +41,7 @@ class DirectEnvironments:
         """Take a turn."""
         environment = self._episodes.get(episode_id)
         if environment is None:
-            raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
+            raise Crashed("this pool knows no such episode")
         try:
             return checked_transition(environment.step(text), self._max_chars)
         except Exception as error:  # whatever an environment raises is data
@@ -66,5 +62,5 @@ class DirectEnvironments:
 
 
 def _failed(error: Exception) -> EnvironmentFailed:
-    said = str(error) if isinstance(error, BadAnswer) else f"{type(error).__name__}: {error}"
-    return EnvironmentFailed(Ending.CRASHED, said)
+    said = str(error) if isinstance(error, Crashed) else f"{type(error).__name__}: {error}"
+    return Crashed(said)

@@ -100,21 +100,23 @@ class EnvironmentFailed(RuntimeError):
         self.ending = ending  # CRASHED or UNANSWERED
 
 
-class EnvironmentLost(EnvironmentFailed):
-    """Raised if the environment's worker is gone; after another `reset` the episode may go on."""
+class Crashed(EnvironmentFailed):
+    """Raised if the environment raised, died or broke the protocol, or its process is unusable."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(Ending.CRASHED, detail)
 
 
+class EnvironmentLost(Crashed):
+    """Raised if the environment's worker is gone; after another `reset` the episode may go on."""
+
+
 class EnvironmentProcesses(Protocol):
-    """The processes in which environments step. Each episode, named by its id, has a process of its
-    own from `reset` to `end`."""
+    """The processes in which environments step; each episode has one from `reset` to `end`."""
 
     async def warm(self) -> None:
-        """Start what every episode needs, such as fork servers, before the first one; returns at
-        once when that is done. Raises ValueError, with the cure, if this machine cannot host
-        environments."""
+        """Start what every episode needs, such as fork servers. Raises ValueError, with the cure,
+        if this machine cannot host environments."""
         ...
 
     async def reset(
@@ -139,8 +141,7 @@ class EnvironmentProcesses(Protocol):
         ...
 
     async def end(self, episode_id: str) -> None:
-        """End an episode: its process becomes free, or is killed if it is in a call. Does nothing
-        for an episode that is unknown or over."""
+        """End an episode: its process becomes free, or is killed if it is in a call."""
         ...
 
     def close(self) -> None:

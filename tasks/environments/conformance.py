@@ -143,8 +143,7 @@ def check_environment(
 
 
 class _Suite:
-    """One run of the checks. Every call is timed, and every answer checked; the first failure of a
-    rule is kept."""
+    """One run of the checks; the first failure of a rule is kept."""
 
     def __init__(
         self, settings: EnvironmentSettings, programs: ProgramRunner, clock: Callable[[], float]
@@ -181,8 +180,6 @@ class _Suite:
             step_s=_percentiles(self._steps_s),
             transcript=tuple(transcript),
         )
-
-    # --- checks, each of some rules ---------------------------------------------------------------
 
     def check_head(self) -> None:
         self._tried.add(ConformanceRule.HEAD)
@@ -237,8 +234,6 @@ class _Suite:
             " random.Random of the seed alone, and begin anew in reset",
         )
 
-    # --- episodes ---------------------------------------------------------------------------------
-
     def _replays(
         self, environment: Environment, played: PlayedEpisode, *, over_pickles: bool = False
     ) -> Iterator[PlayedEpisode]:
@@ -259,8 +254,7 @@ class _Suite:
         *,
         over_pickles: bool = False,
     ) -> Iterator[PlayedEpisode]:
-        """Play an episode; yields the episode so far after the reset and after every turn. Raises
-        Broken."""
+        """Play an episode; yields it so far after the reset and every turn. Raises Broken."""
         played = PlayedEpisode(seed=seed, observations=(self._reset(environment, seed),))
         self._tried.add(ConformanceRule.ENDS)
         yield played

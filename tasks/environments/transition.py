@@ -18,5 +18,4 @@ class Transition(NamedTuple):
 
 
 class Unusable(ValueError):
-    """Raised for an environment that can never work: something is missing, or its configuration is
-    wrong. The message has the cure."""
+    """Raised for an environment that can never work. The message has the cure."""

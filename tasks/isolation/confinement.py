@@ -47,9 +47,6 @@ _PREPARED = (_LIBC.prctl, _LIBC.unshare, _LIBC.mount)
 Fork = Callable[[], int]  # as `os.fork`
 
 
-# --- the fork server -----------------------------------------------------------------------------
-
-
 def confine_fork_server(readable: Sequence[str], *, has_network: bool = False) -> Fork:
     """Confine this process and all that it forks: by Landlock if readable paths are given, else
     within namespaces. Returns the function that forks. has_network: TCP stays allowed. Raises
@@ -99,9 +96,6 @@ def forking_apart() -> Fork:
     return fork
 
 
-# --- Landlock ------------------------------------------------------------------------------------
-
-
 class Ruleset(ctypes.Structure):
     """`struct landlock_ruleset_attr`; each field came with a version."""
 
@@ -116,8 +110,8 @@ class PathRule(ctypes.Structure):
 
 
 def restrict_to_reading(paths: Sequence[str], *, has_network: bool = False) -> None:
-    """Let this process and its children only read from now on, and only beneath these paths.
-    has_network: TCP stays allowed. Raises OSError without Landlock."""
+    """Let this process and its children only read, beneath these paths. has_network: TCP stays
+    allowed. Raises OSError without Landlock."""
     version = int(_LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION_FLAG))
     if version < 1:
         raise OSError(0, "the kernel has no Landlock")
@@ -147,9 +141,6 @@ def _checked(result: int, what: str) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), f"the kernel refused to {what}")
     return result
-
-
-# --- its children --------------------------------------------------------------------------------
 
 
 def enclose(

@@ -58,7 +58,7 @@ def _read_bytes(descriptor: int, count: int) -> bytes | None:
 def send_frame(
     stream: socket.socket, message: dict[str, Json], deadline_s: float | None = None
 ) -> None:
-    """Send one message. Raises as `receive_frame`."""
+    """Send one message. Raises TimeoutError and ConnectionError as `receive_frame`."""
     body = json.dumps(message).encode("ascii")
     stream.settimeout(_remaining(deadline_s))
     stream.sendall(framed(body))

@@ -84,8 +84,7 @@ def load(path: str) -> Any:  # Any: likewise
 
 
 def file_of(path: str) -> str:
-    """Returns the file of the module that defines the object at an import path; empty if it has no
-    file. Raises ValueError as `load`."""
+    """Returns the file that defines the object; empty if it has none. Raises as `load`."""
     made_in = sys.modules.get(getattr(load(path), "__module__", ""))
     return str(getattr(made_in, "__file__", None) or "")
 

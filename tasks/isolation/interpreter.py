@@ -45,8 +45,7 @@ def own() -> Interpreter:
 
 @lru_cache(maxsize=16)
 def at(path: str) -> Interpreter:
-    """Returns the interpreter at an absolute path; it is run once to report its paths. Raises
-    ValueError, with the cure, if it cannot be used."""
+    """Returns the interpreter at an absolute path. Raises ValueError, with the cure."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         raise ValueError(
             f"an interpreter must be a file that can be executed, {path} is none; make a virtual"
@@ -73,8 +72,7 @@ def at(path: str) -> Interpreter:
 
 
 def below_tmp(interpreter: Interpreter) -> str:
-    """Returns the executable or library of the interpreter that lies below /tmp, where a process
-    with a /tmp of its own cannot see it; empty if none does."""
+    """Returns the executable or library that lies below /tmp; empty if none does."""
     paths = (interpreter.executable, interpreter.library)
     return next((path for path in paths if is_below_tmp(os.path.realpath(path))), "")
 

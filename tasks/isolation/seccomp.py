@@ -84,8 +84,7 @@ class FilterProgram(ctypes.Structure):
 
 
 def allowed_calls(machine: str, *, has_files: bool, has_network: bool = False) -> dict[str, int]:
-    """Returns the numbers of the calls that pass with any argument. Raises ValueError for an
-    unknown machine."""
+    """Returns the numbers that pass with any argument. Raises ValueError for an unknown machine."""
     files = _ALLOWED_WITH_FILES if has_files else ""
     network = _ALLOWED_WITH_NETWORK if has_network else ""
     return _numbers(_ALLOWED + files + network, machine)
@@ -131,8 +130,7 @@ def _verdicts(allowed: set[int]) -> list[tuple[int, int]]:
 
 
 def _tree(verdicts: list[tuple[int, int]]) -> list[Instruction]:
-    """Build a binary search. At every installation the kernel tries each number, so length
-    costs."""
+    """Build a binary search: at installation the kernel tries each number, so length costs."""
     if len(verdicts) == 1:
         return [(RETURN, 0, 0, verdicts[0][1])]
     lower, upper = verdicts[: len(verdicts) // 2], verdicts[len(verdicts) // 2 :]

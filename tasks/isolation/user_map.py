@@ -24,10 +24,7 @@ MAP = f"0 0 1\n{NOBODY} {NOBODY} 1\n"  # inside, outside, how many
 
 def is_needed(uid: int, own_map: str) -> bool:
     """True if the user of this run is the machine's root. own_map: the kernel's uid_map of this
-    process.
-
-    A root inside a user namespace of a single user is that other user outside, and needs no map.
-    """
+    process; a root in a user namespace of a single user is that other user outside."""
     _, outside, *counts = own_map.split()
     is_other_user = counts == ["1"] and outside != "0"
     return uid == 0 and not is_other_user

@@ -19,8 +19,7 @@ from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.registry import ActorRegistry
 from tasks.environments.base import EnvironmentLost
 from tasks.environments.pools.pool_actor import PoolActor, PoolKeeper
-from tasks.environments.pools.pool_workers import Call, PoolWorkers
-from tasks.environments.pools.remote_pools import RemotePools
+from tasks.environments.pools.remote_pools import Call, RemotePools
 from tasks.environments.pools.status_board import reported_states
 
 WORKERS = ("environment-0", "environment-1")
@@ -57,7 +56,7 @@ class Run:
         async def connect(name: str) -> Call:
             return self.registry.remote(name).call
 
-        return RemotePools(PoolWorkers(WORKERS, engine, connect), PATIENT)
+        return RemotePools(WORKERS, engine, connect, PATIENT)
 
     def pid(self, name: str) -> int:
         address = worker_addresses(self.client)[name]
@@ -111,7 +110,7 @@ async def test_a_killed_worker_costs_no_episode_and_comes_back(run: Run) -> None
             await hosts.step(str(number), "last")
     await asyncio.to_thread(psutil.wait_procs, left, 60)
     assert not [process for process in left if process.is_running()]
-    await until(lambda: hosts._workers._workers["environment-0"].is_there, 120)
+    await until(lambda: hosts.workers["environment-0"].is_there, 120)
     for number in lost:
         assert await hosts.reset(str(number), SCRIPT, number, states[number]) is None
     for number in others:
@@ -120,14 +119,14 @@ async def test_a_killed_worker_costs_no_episode_and_comes_back(run: Run) -> None
         await hosts.end(str(number))
     await hosts.reset("again", SCRIPT, 9)
     assert place_of(hosts, "again") == "environment-0"  # it answers sooner
-    await hosts._workers.close()
+    await hosts._leave_workers()
 
 
 async def test_what_an_engine_left_is_ended_when_it_leaves(run: Run) -> None:
     hosts = run.hosts("engine-1")
     for number in range(8):  # all the places there are
         await hosts.reset(str(number), SCRIPT, number)
-    await hosts._workers.close()
+    await hosts._leave_workers()
     other = run.hosts("engine-2")
     for number in range(8):
         assert await other.reset(str(number), SCRIPT, 3) == "3:0"
@@ -139,7 +138,7 @@ async def test_what_an_engine_left_is_ended_when_it_leaves(run: Run) -> None:
     await other.end("late")
     await other.end("7")
     assert await other.reset("next", SCRIPT, 4) == "4:0"  # "late" holds no place
-    await other._workers.close()
+    await other._leave_workers()
 
 
 async def fail_often(hosts: RemotePools, settings: Script) -> None:
@@ -156,7 +155,7 @@ async def test_failures_and_errors_come_through(run: Run) -> None:
     broken = Script(at_build="raise no game")
     with pytest.raises(ValueError, match="must answer at least once in 8 restarts"):
         await fail_often(hosts, broken)
-    await hosts._workers.close()
+    await hosts._leave_workers()
 
 
 async def test_pools_tell_their_states(run: Run) -> None:
@@ -170,4 +169,4 @@ async def test_pools_tell_their_states(run: Run) -> None:
     (told,) = [host for pool in pools for host in pool.processes if host.episode]
     assert told.state == "thinking"
     assert told.kind == "scripted_environments.Script"
-    await hosts._workers.close()
+    await hosts._leave_workers()

@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from artifacts.datasets.rows import Message
 from artifacts.models.character_tokenizer import BOS, EOS, character_tokenizer
 from artifacts.models.registry import SmolLM2Config
+from tasks.engines.chat_tokens import BLANK_LINE, Bridge, make_bridge
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
-from tasks.environments.episodes.bridge import Bridge, make_bridge
-from tasks.environments.episodes.rendered_episode import BLANK_LINE
 from tasks.tiny_models.models import resolve_model
 
 HEAD = (

@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.environments.base import Transition
-from tasks.environments.processes.answers import (
-    BadAnswer,
-    max_answer_bytes,
-    read_observation,
-    read_transition,
-)
+from tasks.environments.base import Crashed, Transition
+from tasks.environments.processes.answers import max_answer_bytes, read_observation, read_transition
 
 GOOD = {
     "observation": "Higher.",
@@ -60,13 +55,13 @@ def test_lone_surrogates_become_question_marks() -> None:
     ],
 )
 def test_what_is_wrong_is_refused_by_its_name(changed: dict[str, object], reason: str) -> None:
-    with pytest.raises(BadAnswer, match=reason):
+    with pytest.raises(Crashed, match=reason):
         read_transition(json.dumps({**GOOD, **changed}).encode(), 100)
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_object_is_refused(body: bytes) -> None:
-    with pytest.raises(BadAnswer, match="broke the protocol"):
+    with pytest.raises(Crashed, match="broke the protocol"):
         read_observation(body, 100)
 
 

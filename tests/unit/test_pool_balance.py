@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tasks.environments.pools.pool_report import PoolLoad
-from tasks.environments.pools.pool_workers import WorkerView, least_wait
+from tasks.environments.pools.remote_pools import WorkerView, least_wait
 
 
 def view(step_s: float | None = None, *, own: int = 0, **known: float) -> WorkerView:

@@ -12,8 +12,7 @@ from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.games.guess import GuessConfig
 from tasks.environments.pools.pool_actor import CallResult
 from tasks.environments.pools.pool_report import PoolLoad
-from tasks.environments.pools.pool_workers import Call, PoolWorker, PoolWorkers
-from tasks.environments.pools.remote_pools import RemotePools
+from tasks.environments.pools.remote_pools import Call, PoolWorker, RemotePools
 
 ROOM = PoolLoad(num_places=1, num_episodes=0, num_waiting=0)
 LOAD = pack(ROOM)
@@ -75,8 +74,8 @@ async def test_an_end_that_its_worker_may_not_have_heard_of_is_told_again(
     async def connect(name: str) -> Call:
         return cut.call
 
-    workers = PoolWorkers(("environment-0",), "engine-0:1", connect)
-    hosts = RemotePools(workers, EnvironmentProcessConfig())
+    names = ("environment-0",)
+    hosts = RemotePools(names, "engine-0:1", connect, EnvironmentProcessConfig())
     await hosts.reset("0/1:0", GuessConfig(), 1)
     ending = asyncio.create_task(hosts.end("0/1:0"))
     await cut.is_cut.wait()
@@ -86,6 +85,8 @@ async def test_an_end_that_its_worker_may_not_have_heard_of_is_told_again(
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
-    assert await workers._workers["environment-0"].check()
+    assert await hosts.workers["environment-0"].check()
     assert cut.ended == ["0/1:0#1"]
-    await workers.close()
+    hosts.close()
+    assert hosts._closing is not None
+    await hosts._closing

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tasks.environments.base import EnvironmentFailed
-from tasks.environments.processes.answers import BadAnswer
+from tasks.environments.base import Crashed, EnvironmentFailed
 from tasks.environments.processes.environment_process import LinkLost, ProcessLink
 from tasks.isolation.frames import framed
 
@@ -94,7 +93,7 @@ async def test_an_answer_that_nobody_asked_for_breaks_the_next_call_and_is_the_l
             theirs.send(framed(b"more"))
         assert not late
         link.expect()
-        with pytest.raises(BadAnswer, match="nobody asked for"):
+        with pytest.raises(Crashed, match="nobody asked for"):
             await link.answer(LONG_S)
 
 
@@ -102,7 +101,7 @@ async def test_a_length_beyond_the_bound_is_refused_before_it_is_read() -> None:
     async with linked([]) as (link, theirs):
         link.expect()
         theirs.send(framed(bytes(101))[:4])
-        with pytest.raises(BadAnswer, match="an answer of 101 bytes, at most 100 may be"):
+        with pytest.raises(Crashed, match="an answer of 101 bytes, at most 100 may be"):
             await link.answer(LONG_S)
 
 

@@ -22,9 +22,8 @@ from tasks.engines.simulation.replica import SimulatedEngine
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.environments.base import EnvironmentSettings, Transition
 from tasks.environments.config import EpisodeConfig
-from tasks.environments.episodes.bridge import Bridge, make_bridge
+from tasks.environments.episodes.bridge import Bridge, Exchange, make_bridge
 from tasks.environments.episodes.episode_replica import EpisodeReplica
-from tasks.environments.episodes.rendered_episode import Exchange
 from tasks.tiny_models.models import resolve_model
 
 Result = TypeVar("Result")

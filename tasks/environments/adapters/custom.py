@@ -61,8 +61,7 @@ class CustomEnvironmentConfig(AdapterConfig):
 
 
 class CustomEnvironment:
-    """Wraps a user's object and checks its answers against the protocol. It pickles if the object
-    does, also into a process that has not imported the class yet."""
+    """Wraps a user's object and checks its answers. It pickles if the object does."""
 
     def __init__(self, config: CustomEnvironmentConfig) -> None:
         self._config = config

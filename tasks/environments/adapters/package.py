@@ -14,7 +14,12 @@ from pydantic import AfterValidator, Field
 
 from artifacts.urls import Arguments, Location
 from tasks.environments.adapters.adapter import AdapterConfig
-from tasks.environments.adapters.package_games import GemGame, PackageRecipe, TextArenaGame
+from tasks.environments.adapters.package_games import (
+    GemGame,
+    PackageGame,
+    PackageRecipe,
+    TextArenaGame,
+)
 from tasks.environments.base import Environment
 from tasks.environments.processes.blocking import BlockingEnvironment
 
@@ -27,7 +32,7 @@ def _absolute(path: str) -> str:
 class PackageConfig(AdapterConfig):
     """Play a game of a package."""
 
-    package: ClassVar[str]  # as the recipe names it
+    game: ClassVar[type[PackageGame]]
 
     id: str = Field(
         ..., description="Its id, for example game:Mastermind-v0-easy or FrozenLake-v0."
@@ -49,7 +54,7 @@ class PackageConfig(AdapterConfig):
 
     def recipe(self) -> PackageRecipe:
         return PackageRecipe(
-            package=self.package, id=self.id, kwargs=dict(self.kwargs), max_turns=self.max_turns
+            game=self.game, id=self.id, kwargs=dict(self.kwargs), max_turns=self.max_turns
         )
 
     def build(self) -> Environment:
@@ -60,7 +65,7 @@ class PackageConfig(AdapterConfig):
 class GemConfig(PackageConfig):
     """Play a game of GEM."""
 
-    package: ClassVar[str] = GemGame.package
+    game: ClassVar[type[PackageGame]] = GemGame
     slow_imports: ClassVar[tuple[str, ...]] = (GemGame.registry,)
 
     kind: Literal["gem"] = Field("gem", description="Chooses a game of the package gem-llm.")
@@ -69,7 +74,7 @@ class GemConfig(PackageConfig):
 class TextArenaConfig(PackageConfig):
     """Play a game of TextArena."""
 
-    package: ClassVar[str] = TextArenaGame.package
+    game: ClassVar[type[PackageGame]] = TextArenaGame
     slow_imports: ClassVar[tuple[str, ...]] = (TextArenaGame.registry,)
 
     kind: Literal["textarena"] = Field(

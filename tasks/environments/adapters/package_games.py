@@ -26,7 +26,7 @@ MAX_DETAIL_CHARS = 200  # of a value of `info`
 
 
 class PackageGame(ABC):
-    """Plays a game that is made anew for every episode, as it may keep state over its reset."""
+    """Plays a game, made anew for every episode because a game may keep state over its reset."""
 
     package: ClassVar[str]  # what is imported
     distribution: ClassVar[str]  # what is installed
@@ -232,18 +232,15 @@ def messages_of(game: Any) -> list[str]:  # Any: of the package
     return [str(text) for sender, text, *_ in messages or () if sender != player]
 
 
-GAMES: Mapping[str, type[PackageGame]] = {"gem": GemGame, "textarena": TextArenaGame}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageRecipe:
     """The recipe of one game, for a process of another interpreter."""
 
-    package: str  # one of GAMES
+    game: type[PackageGame]
     id: str
     kwargs: Mapping[str, Any]  # Any: the game's own keyword arguments
     max_turns: int
 
     def build(self) -> PackageGame:
         """Make the game. Raises Unusable, with the cure, if that is impossible."""
-        return GAMES[self.package](self.id, self.kwargs, self.max_turns)
+        return self.game(self.id, self.kwargs, self.max_turns)

@@ -101,18 +101,6 @@ class EpisodeSoFar:
         return self.token_ids[len(self.token_ids) - num_read :]
 
     @property
-    def read(self) -> tuple[int, ...]:
-        """The tokens after the prompt that the model reads before its next action."""
-        assert self.opened is not None, "a turn is opened"
-        return (*(() if self.opened.starts_over else self.path), *self.opened.given)
-
-    @property
-    def num_restarts(self) -> int:
-        """The number of times that the history was rendered anew."""
-        opened = self.opened is not None and self.opened.starts_over
-        return sum(turn.starts_over for turn in self.turns) + opened
-
-    @property
     def num_held(self) -> int:
         """Tokens after the prompt that an engine holds, without those that it is sampling."""
         return len(self.token_ids) + (len(self.opened.given) if self.opened is not None else 0)

@@ -79,8 +79,7 @@ class EpisodeReplica(Replica):
         }
 
     async def submit(self, requests: Sequence[Request]) -> None:
-        """Submit requests, with or without an environment. Raises ValueError, and submits none, if
-        an episode is unfit."""
+        """Submit requests. Raises ValueError, and submits none, if an episode is unfit."""
         self._check_alive()
         episodes = [request for request in requests if request.environment]
         self._check(episodes)

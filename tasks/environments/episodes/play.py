@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from artifacts.episodes import Ending, Episode
 from artifacts.records import Generated, Request
 from tasks.environments.base import (
+    Crashed,
     EnvironmentFailed,
     EnvironmentLost,
     EnvironmentProcesses,
@@ -109,8 +110,7 @@ class Play:
                     lost,
                 )
                 if num_lost > MAX_LOST:
-                    raise EnvironmentFailed(
-                        Ending.CRASHED,
+                    raise Crashed(
                         f"its workers of environments were lost {num_lost} times, at last: {lost}",
                     ) from lost
 
@@ -215,8 +215,7 @@ class Play:
         if self._room(len(tokens) + len(given)) < 1:
             if tokens:
                 return False
-            raise EnvironmentFailed(
-                Ending.CRASHED,
+            raise Crashed(
                 f"the first observation has {len(given)} tokens with what stands around it, and"
                 f" leaves no room for an action in {self.request.max_new_tokens}",
             )
@@ -236,10 +235,11 @@ class Play:
     async def _act(self) -> None:
         opened = self.so_far.opened
         assert opened is not None, "a turn is opened"
-        num_restarts = self.so_far.num_restarts
+        path = () if opened.starts_over else self.so_far.path
+        num_restarts = sum(turn.starts_over for turn in self.so_far.turns) + opened.starts_over
         asked = replace(
             self.request,
-            prompt_tokens=(*self.request.prompt_tokens, *self.so_far.read),
+            prompt_tokens=(*self.request.prompt_tokens, *path, *opened.given),
             max_new_tokens=self._room(len(self.so_far.token_ids) + len(opened.given)),
             # noise is a function of seed and position, and positions come back on another path
             seed=derive_seed(self.request.seed, "path", num_restarts)

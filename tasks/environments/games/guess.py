@@ -109,8 +109,7 @@ class GuessConfig(GameConfig):
 
 
 class Guess:
-    """A game with one secret number. `info` says whether an action was `consistent` with all
-    answers before it, `inconsistent` or `invalid`."""
+    """A game with one secret number; `info` says if an action fits all answers before it."""
 
     def __init__(self, config: GuessConfig) -> None:
         self._config, self._words = config, config.words()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from artifacts.episodes import Ending
-from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.base import Crashed, EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.pools.pool_report import PoolLoad, PoolReport, ProcessSlot
 from tasks.environments.processes.environment_process import (
@@ -96,8 +96,8 @@ class EnvironmentPool:
         self._is_closed = False
 
     async def warm(self) -> None:
-        """Start the fork servers, so that no episode waits for them. ValueError, with the cure, if
-        the machine does not give the isolation, or not as many open files."""
+        """Start the fork servers. Raises as `EnvironmentProcesses.warm`, and for too few open
+        files."""
         raise_descriptor_limit(self._config.num_hosts)
         await self._fork_servers.warm()
 
@@ -127,7 +127,7 @@ class EnvironmentPool:
     async def step(self, episode_id: str, text: str) -> Transition:
         process = self._episodes.get(episode_id)
         if process is None:
-            raise EnvironmentFailed(Ending.CRASHED, "this pool knows no such episode")
+            raise Crashed("this pool knows no such episode")
         assert process.state in (ProcessState.THINKING, ProcessState.DEAD), "one call at a time"
         self.report.steps += 1
         process.enter(ProcessState.STEPPING, episode_id)
@@ -262,7 +262,7 @@ class EnvironmentPool:
 
     def _check(self, settings: EnvironmentSettings) -> None:
         if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
+            raise Crashed("this pool is closed")
         self._restarts_of(settings).check()
 
     def _restarts_of(self, settings: EnvironmentSettings) -> Restarts:
@@ -300,7 +300,8 @@ class EnvironmentPool:
         process.bury(code)
         process.enter(ProcessState.DEAD, process.episode_id)
         slot = self._slot(process)
-        slot.leave(process)
+        if slot.process is process:  # and no other one has taken the slot already
+            slot.process, slot.empty_since_s = None, time.time()
         if process in self._free:
             self._free.remove(process)
             slot.failed(end_text(code))

@@ -110,12 +110,6 @@ class ProcessSlot:
         self.process = process
         return is_restart
 
-    def leave(self, process: EnvironmentProcess) -> None:
-        """Remove a process that has ended, unless another one has taken the slot already."""
-        if self.process is process:
-            self.process = None
-            self.empty_since_s = time.time()
-
     def failed(self, detail: str) -> None:
         """Count a failure of its process. detail: the reason in a few words."""
         self.num_failures += 1

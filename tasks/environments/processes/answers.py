@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from artifacts.episodes import Ending
 from artifacts.printable import printable_line
-from tasks.environments.base import EnvironmentFailed
+from tasks.environments.base import Crashed
 from tasks.environments.processes.process_main import MAX_STATE_BYTES
 from tasks.environments.transition import Transition, Unusable
 from tasks.rewards.base import checked_reward
@@ -26,30 +25,23 @@ ESCAPED_BYTES = 12  # that a character takes in JSON at most
 INFO_BYTES = 64 << 10  # for all of an answer beside its observation and its state
 
 
-class BadAnswer(EnvironmentFailed):
-    """Raised if the environment raised or its answer breaks the protocol."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(Ending.CRASHED, reason)
-
-
 def max_answer_bytes(max_observation_chars: int) -> int:
     """Returns the largest size in bytes of an allowed answer and its state."""
     return ESCAPED_BYTES * max_observation_chars + INFO_BYTES + MAX_STATE_BYTES
 
 
 def read_answer(body: bytes) -> dict[str, object]:
-    """Read any answer. Raises BadAnswer, and Unusable for an environment that can never work."""
+    """Read any answer. Raises Crashed, and Unusable for an environment that can never work."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadAnswer("its process broke the protocol: an answer that is no JSON") from error
+        raise Crashed("its process broke the protocol: an answer that is no JSON") from error
     if not isinstance(answer, dict):
-        raise BadAnswer("its process broke the protocol: an answer that is no object")
+        raise Crashed("its process broke the protocol: an answer that is no object")
     if "unusable" in answer:
         raise Unusable(printable_line(str(answer["unusable"]), SENTENCE_CHARS))
     if "raised" in answer:
-        raise BadAnswer(str(answer["raised"]))
+        raise Crashed(str(answer["raised"]))
     return answer
 
 
@@ -65,11 +57,11 @@ def read_transition(body: bytes, max_chars: int) -> Transition:
 
 
 def checked_observation(observation: object, max_chars: int) -> str:
-    """Check that an observation is text, and not too long. Raises BadAnswer."""
+    """Check that an observation is text, and not too long. Raises Crashed."""
     if not isinstance(observation, str):
-        raise BadAnswer(f"an observation must be text, got {type(observation).__name__}")
+        raise Crashed(f"an observation must be text, got {type(observation).__name__}")
     if len(observation) > max_chars:
-        raise BadAnswer(
+        raise Crashed(
             f"an observation must have at most {max_chars} characters, got {len(observation)};"
             " shorten it or raise max_observation_chars"
         )
@@ -77,20 +69,20 @@ def checked_observation(observation: object, max_chars: int) -> str:
 
 
 def checked_transition(values: Sequence[object], max_chars: int) -> Transition:
-    """Check types and reward of a transition's values. Raises BadAnswer."""
+    """Check types and reward of a transition's values. Raises Crashed."""
     observation, reward, terminated, truncated, info = values
     text = checked_observation(observation, max_chars)
     try:
         paid = checked_reward(reward)
     except ValueError as error:
-        raise BadAnswer(str(error)) from error
+        raise Crashed(str(error)) from error
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool):
-            raise BadAnswer(f"{name} must be a truth value, got {type(flag).__name__}")
+            raise Crashed(f"{name} must be a truth value, got {type(flag).__name__}")
     if not isinstance(info, Mapping) or not all(
         isinstance(word, str) for item in info.items() for word in item
     ):
-        raise BadAnswer("info must be texts by name")
+        raise Crashed("info must be texts by name")
     details = {_writable(name): _writable(said) for name, said in info.items()}
     return Transition(text, paid, terminated is True, truncated is True, details)
 

@@ -34,12 +34,10 @@ _servers: dict[tuple[ForkServerKey, tuple[str, ...]], ForkServers] = {}
 
 
 class BlockingEnvironment:
-    """An environment in a process of its own, which plays one episode at a time. A call that raises
-    EnvironmentFailed leaves it unusable."""
+    """An environment in a process of its own. A call that raises EnvironmentFailed is the last."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        """Start the process and make the environment. Raises ValueError, with the cure, if that
-        fails."""
+        """Make the environment. Raises ValueError, with the cure, if that fails."""
         self._settings = settings
         self._seed, self._actions = 0, list[str]()
         try:
@@ -74,8 +72,6 @@ def _replayed(
 
 
 async def _started(settings: EnvironmentSettings) -> EnvironmentProcess:
-    """Start a process and make its environment; one fork server serves all environments of a
-    kind."""
     key, imports = fork_server_key(settings), shared_imports(settings)
     if (key, imports) not in _servers:
         _servers[key, imports] = ForkServers(

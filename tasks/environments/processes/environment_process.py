@@ -16,10 +16,9 @@ from enum import StrEnum
 
 from artifacts.episodes import Ending
 from tasks.cluster.deaths import manner
-from tasks.environments.base import EnvironmentFailed, EnvironmentSettings, Transition
+from tasks.environments.base import Crashed, EnvironmentFailed, EnvironmentSettings, Transition
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.processes.answers import (
-    BadAnswer,
     max_answer_bytes,
     read_answer,
     read_observation,
@@ -80,7 +79,7 @@ class ProcessLink(asyncio.Protocol):
             elif self._is_over:
                 self._late()
             else:
-                self._break(BadAnswer("its process broke the protocol: an answer nobody asked for"))
+                self._break(Crashed("its process broke the protocol: an answer nobody asked for"))
                 self.disconnect()  # one that says more and more would have the loop to itself
 
     def expect(self) -> None:
@@ -138,7 +137,7 @@ class ProcessLink(asyncio.Protocol):
         (length,) = LENGTH.unpack_from(self._received)
         if length > self._max_answer_bytes:
             self._break(
-                BadAnswer(f"an answer of {length} bytes, at most {self._max_answer_bytes} may be")
+                Crashed(f"an answer of {length} bytes, at most {self._max_answer_bytes} may be")
             )
             self.disconnect()
             return None
@@ -151,7 +150,7 @@ class ProcessLink(asyncio.Protocol):
 
 
 class EnvironmentProcess:
-    """Plays one episode after the other. A call that raises EnvironmentFailed is the last."""
+    """Plays episodes one after the other. A call that raises EnvironmentFailed is the last."""
 
     def __init__(
         self,
@@ -197,11 +196,11 @@ class EnvironmentProcess:
                     self.fork_server.fork(self.number, theirs)
                 except OSError as error:
                     self._link.disconnect()
-                    raise crashed(f"no process could be forked: {error}") from error
+                    raise Crashed(f"no process could be forked: {error}") from error
                 self.is_forked = True
             report = await self._answer(WALLS_S)
             if report != CONFINED:
-                raise crashed(f"its walls do not stand: {report.decode('utf-8', 'replace')}")
+                raise Crashed(f"its walls do not stand: {report.decode('utf-8', 'replace')}")
         self._link.send(framed(RECIPE + self._pickled))
 
     async def make(self) -> None:
@@ -252,15 +251,14 @@ class EnvironmentProcess:
             return await self._link.answer(limit_s)
         except LinkLost as error:
             if self.is_killed:
-                raise crashed("its episode was ended") from error
+                raise Crashed("its episode was ended") from error
             await asyncio.wait((self.ended,), timeout=DYING_S)
             is_reported = self.ended.done()
-            raise crashed(end_text(self.ended.result()) if is_reported else str(error)) from error
+            raise Crashed(end_text(self.ended.result()) if is_reported else str(error)) from error
 
 
 def end_text(code: int | None) -> str:
-    """Describe how a process ended, in a few words. code: its exit code, None if its fork server is
-    gone, too."""
+    """Describe how a process ended. code: its exit code, None if its fork server is gone, too."""
     return "its fork server was lost" if code is None else f"its process {manner(code)}"
 
 
@@ -275,8 +273,3 @@ def pickled_recipe(settings: EnvironmentSettings) -> bytes:
             "settings of environments must pickle, by a class at the top of a module,"
             f" {settings.class_name} does not: {error}; move it to a module"
         ) from error
-
-
-def crashed(detail: str) -> EnvironmentFailed:
-    """Returns the failure of an environment whose process is unusable."""
-    return EnvironmentFailed(Ending.CRASHED, detail)

@@ -25,8 +25,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
-from tasks.environments.processes.process_main import ProcessLimits, run_environment_process
+from tasks.environments.processes.process_main import run_environment_process
 from tasks.isolation.confinement import Fork, confine_fork_server
 from tasks.isolation.frames import ENDED, send_frame
 from tasks.isolation.seccomp import SystemCallFilter
@@ -68,10 +69,11 @@ def main(text: str) -> None:
     signal.alarm(0)
     gc.collect()
     gc.freeze()
-    bounds = ProcessLimits(
+    run = partial(
+        run_environment_process,
+        calls=calls,
         memory_bytes=_address_space() + orders.memory_bytes,
         tmp_bytes=orders.tmp_bytes,
-        calls=calls,
         keeps_state=not orders.has_network,
     )
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -79,9 +81,7 @@ def main(text: str) -> None:
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stderr.fileno())  # nobody reads the pipe from here on
     control.settimeout(None)
-    EnvironmentForkServer(
-        control, fork, lambda stream: run_environment_process(stream, bounds)
-    ).serve()
+    EnvironmentForkServer(control, fork, run).serve()
 
 
 class EnvironmentForkServer:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from artifacts.episodes import Ending
-from tasks.environments.base import EnvironmentFailed, EnvironmentSettings
+from tasks.environments.base import Crashed, EnvironmentSettings
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.processes.fork_server import FORK, KILL, ORDER
 from tasks.environments.processes.walls import ENVIRONMENT, START_S, closed_to_nobody, command
@@ -217,7 +216,7 @@ class ForkServers:
         try:
             await asyncio.to_thread(server.start)
         except Interrupted as error:
-            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed") from error
+            raise Crashed("this pool is closed") from error
         finally:
             self._unborn.discard(server)
             del self._starting[key]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tasks.environments.transition import Unusable
@@ -35,29 +34,25 @@ MAX_STATE_BYTES = 64 << 10  # of an environment that is to be restored; a larger
 STATE = b"\0"  # between an answer and its state; no JSON has it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLimits:
-    """Bounds of one process of an environment."""
+def run_environment_process(
+    stream: int, calls: SystemCallFilter, *, memory_bytes: int, tmp_bytes: int, keeps_state: bool
+) -> None:
+    """Build the walls and serve orders until the caller is gone; never returns.
 
-    memory_bytes: int  # address space, all that it shares included
-    tmp_bytes: int  # its /tmp; 0 without namespaces
-    calls: SystemCallFilter
-    keeps_state: bool  # whether states are pickled: not if a server holds a part
-
-
-def run_environment_process(stream: int, bounds: ProcessLimits) -> None:
-    """Build the walls and serve orders until the caller is gone; never returns."""
+    memory_bytes: of address space, all that is shared included. tmp_bytes: of its /tmp; 0 without
+    namespaces. keeps_state: false if a server holds a part of the environment's state.
+    """
     try:
         enclose(
             (None, None, None, stream),
-            bounds.calls,
-            tmp_bytes=bounds.tmp_bytes,
-            memory_bytes=bounds.memory_bytes,
-            file_bytes=bounds.tmp_bytes or LANDLOCK_FILE_BYTES,
+            calls,
+            tmp_bytes=tmp_bytes,
+            memory_bytes=memory_bytes,
+            file_bytes=tmp_bytes or LANDLOCK_FILE_BYTES,
             num_files=NUM_FILES,
             cpu_s=FOREVER_S,
         )
-        _serve(keeps_state=bounds.keeps_state)
+        _serve(keeps_state=keeps_state)
     finally:
         os._exit(0)
 

@@ -87,8 +87,7 @@ def command(
 def check_seen(
     config: EnvironmentProcessConfig, interpreter: Interpreter, sources: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError if a path that the processes need lies below /tmp, where they have a
-    directory of their own. sources: files of users' environments."""
+    """Raise ValueError if the processes could not see a path. sources: files of environments."""
     if hidden := hidden_path(config, interpreter, sources):
         raise ValueError(
             "Rollflow, its virtual environment and the environments of users must lie outside of"

@@ -14,13 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import LifoQueue
 
-from artifacts.episodes import Ending
-from tasks.environments.base import (
-    EnvironmentFailed,
-    EnvironmentSettings,
-    RequestedProgram,
-    Transition,
-)
+from tasks.environments.base import Crashed, EnvironmentSettings, RequestedProgram, Transition
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import CURES, Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.messages import CommandReply
@@ -64,7 +58,7 @@ class ProgramRunner:
         if program is None:
             return transition
         if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
+            raise Crashed("this pool is closed")
         loop = asyncio.get_running_loop()
         output = await loop.run_in_executor(self._threads, self.run, program)
         return transition._replace(observation=output)
@@ -78,14 +72,14 @@ class ProgramRunner:
                 f" machine does not give it: {reason}; {CURES[self._isolation]}"
             )
         if self._is_closed:
-            raise EnvironmentFailed(Ending.CRASHED, "this pool is closed")
+            raise Crashed("this pool is closed")
         sandbox = self._free.get()
         try:
             text = self._output(sandbox, program)
             is_long = len(text) > program.max_chars
             return text[: program.max_chars - len(CUT)] + CUT if is_long else text
         except (SandboxUnavailable, Interrupted) as error:
-            raise EnvironmentFailed(Ending.CRASHED, ascii(str(error))[1:-1]) from error
+            raise Crashed(ascii(str(error))[1:-1]) from error
         finally:
             self._free.put(sandbox)
 
