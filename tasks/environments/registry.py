@@ -2,8 +2,7 @@
 
     EnvironmentConfig (chosen by `kind`) ──▶ head, build ──▶ Environment
 
-A new kind is a file with its configuration and its class, and one line in this union. A user's own
-environment needs neither: `kind: custom` names its class by import path.
+A new kind is a file with its configuration and its class, and one line in this union.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The system calls that a process behind walls may make. Runs inside: standard library only.
 
 A list of what CPython and its library need of the kernel to compute, to keep the time and to use
-files; everything else is refused, including calls that later kernels add. So no process or thread
-is started, no other process signalled, stopped or slowed, and no network or kernel interface
-reached, however the kernel spells it. Namespaces, limits and mounts refuse the rest.
+files; everything else is refused, including calls that later kernels add: no process or thread is
+started, no other process signalled or slowed, and no network or kernel interface reached.
 """
 
 from __future__ import annotations

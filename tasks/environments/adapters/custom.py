@@ -24,8 +24,6 @@ from tasks.environments.adapters.adapter import (
 from tasks.environments.base import Environment, Transition, head_messages
 from tasks.isolation.import_path import file_of, load
 
-METHODS = ("reset", "step")
-
 
 class CustomEnvironmentConfig(AdapterConfig):
     """Play an environment of the user's."""
@@ -73,7 +71,7 @@ class CustomEnvironment:
                 f"{config.path} must be callable with kwargs {dict(config.kwargs)}, it raised"
                 f" {type(error).__name__}: {error}; correct the class or kwargs"
             ) from error
-        for name in METHODS:
+        for name in ("reset", "step"):
             if not callable(getattr(self._inner, name, None)):
                 raise ValueError(
                     f"an environment must have reset(seed) and step(text), {config.path} has no"

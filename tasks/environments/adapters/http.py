@@ -6,8 +6,7 @@
               POST /step {sandbox_id, action} -> {observation, reward, terminated, truncated, info}
               POST /close {sandbox_id}, when an episode has ended
 
-A server that does not answer, or answers with an error, is the environment's failure: it raises. An
-OpenEnv server that takes no notice of `episode_id` has one episode at a time.
+An OpenEnv server that takes no notice of `episode_id` has one episode at a time.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ only.
 
     package there? ─▶ recent enough? ─▶ id known? ─▶ made once ─▶ ( seeded, made anew ─▶ turns )*
 
-A check that fails raises `Unusable`. The packages draw from the random sources that a whole process
-shares: they are seeded before every game, and a process has one game.
+The packages draw from the random sources that a whole process shares: they are seeded before every
+game, and a process has one game.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     Press A, B or C.  ->  B  ->  4 coins.  ->  A  ->  9 coins.  ->  A  ->  9 coins.
 
-A press is worth its coins as a share of what the best button pays in a whole episode, so that an
-episode's reward lies from 0 to 1. The terse style has one character an observation.
+A press is worth its coins as a share of what the best button pays in a whole episode.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     At 0 3, goal 2 1.  ->  right  ->  At 1 3, goal 2 1.  ->  down  ->  At 1 2, goal 2 1.  -> ...
 
-Every observation gives the place and the goal: nothing need be remembered. The terse style has the
-four numbers as four characters and moves of one letter, for the tiny model.
+Every observation gives the place and the goal: nothing need be remembered.
 """
 
 from __future__ import annotations

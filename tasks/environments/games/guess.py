@@ -2,8 +2,7 @@
 
     Guess a number from 1 to 20.  ->  7  ->  Higher.  ->  12  ->  Lower.  ->  9  (right: reward 1)
 
-The observations do not repeat the interval that is left: to keep it in mind is the skill to learn,
-halving it the next one. The terse style has one character an observation, for the tiny model.
+The observations do not repeat the interval that is left: to keep it in mind is the skill to learn.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 and terminal.
 
     pool ── every few seconds ──▶ scheduler's metadata ──▶ flow
-
-The last state of a lost worker stays there with its time.
 """
 
 from __future__ import annotations

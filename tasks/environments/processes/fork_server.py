@@ -4,8 +4,8 @@
     pool == the stream ==============================================================> process
     pool <== number and exit code of each that ended === fork server
 
-Runs behind the walls, maybe in another interpreter than the run's: standard library only. No order
-and no answer of an environment passes through the fork server, and no environment is built in it.
+Runs behind the walls, maybe in another interpreter than the run's: standard library only. No
+environment is built in it, and no order or answer of one passes through.
 """
 
 from __future__ import annotations

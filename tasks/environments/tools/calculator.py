@@ -2,8 +2,7 @@
 
     text -> its signs as Python's -> only digits and signs? -> syntax tree -> fractions -> text
 
-Numbers, + - * / // % ** and brackets are all there is. Every operation's result is bounded before
-it is taken, so that no text takes longer than a millisecond.
+Every operation's result is bounded before it is taken: no text takes longer than a millisecond.
 """
 
 from __future__ import annotations
