@@ -10,14 +10,16 @@ to the same transcript, and pickles between turns.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
 from artifacts.printable import printable_line
+from artifacts.urls import Location
 from tasks.environments.transition import Transition as Transition
+from tasks.isolation.import_path import absolute
 
 
 class Environment(Protocol):
@@ -161,3 +163,39 @@ def head_messages(rules: str, turns: Iterable[tuple[str, str]]) -> tuple[Message
         messages.append(Message(role="user", content=observation))
         messages.append(Message(role="assistant", content=action))
     return tuple(messages)
+
+
+ImportPath = Annotated[Location, AfterValidator(absolute)]
+
+
+class AdapterConfig(EnvironmentSettings):
+    """An environment of somebody else's, which does not tell a model itself how to play."""
+
+    rules: str = Field(
+        "",
+        description="System turn before the first observation: what the game is, how to reply.",
+    )
+    examples: tuple[tuple[str, str], ...] = Field(
+        (),
+        description=(
+            "Observations with the actions that answer them, shown to the model as turns of the"
+            " chat before the first observation."
+        ),
+    )
+
+    def head(self) -> tuple[Message, ...]:
+        return head_messages(self.rules, self.examples)
+
+
+class ProtocolError(TypeError):
+    """Raised if an environment breaks the protocol: the environment's fault, never the model's."""
+
+
+def checked_text(observation: object, place: str, cure: str) -> str:
+    """Returns an observation. Raises ProtocolError if it is no text; place: where it came from."""
+    if not isinstance(observation, str):
+        raise ProtocolError(
+            f"an observation must be text, {place} gave {type(observation).__name__}"
+            f" {observation!r:.60}; {cure}"
+        )
+    return observation

@@ -19,8 +19,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Literal
 
-from tasks.environments.adapters.adapter import ProtocolError
-from tasks.environments.base import Environment, EnvironmentSettings, Transition
+from tasks.environments.base import Environment, EnvironmentSettings, ProtocolError, Transition
 from tasks.environments.games.game import GameConfig
 from tasks.environments.tools.programs import ProgramRunner
 from tasks.isolation.isolation import Isolation

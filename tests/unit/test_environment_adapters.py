@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from guess_server import GuessServer, guess_server
 
-from tasks.environments.adapters.adapter import ProtocolError
 from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
 from tasks.environments.adapters.http import HttpConfig
-from tasks.environments.base import Transition
+from tasks.environments.base import ProtocolError, Transition
 from tasks.environments.conformance import check_environment
 from tasks.environments.games.guess import GuessConfig
 

@@ -15,13 +15,15 @@ from pydantic import Field
 
 from artifacts.datasets.rows import Message
 from artifacts.urls import Arguments
-from tasks.environments.adapters.adapter import (
+from tasks.environments.base import (
     AdapterConfig,
+    Environment,
     ImportPath,
     ProtocolError,
+    Transition,
     checked_text,
+    head_messages,
 )
-from tasks.environments.base import Environment, Transition, head_messages
 from tasks.isolation.import_path import file_of, load
 
 

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from artifacts.urls import Arguments
-from tasks.environments.adapters.adapter import AdapterConfig, ImportPath, checked_text
-from tasks.environments.base import Environment, Transition
+from tasks.environments.base import AdapterConfig, Environment, ImportPath, Transition, checked_text
 from tasks.isolation.import_path import load
 
 ANSI = "ansi"

@@ -24,8 +24,7 @@ from pydantic import Field
 from artifacts.config_parts import TokenPlace
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import ServiceUrl
-from tasks.environments.adapters.adapter import AdapterConfig, checked_text
-from tasks.environments.base import Environment, Transition
+from tasks.environments.base import AdapterConfig, Environment, Transition, checked_text
 
 Json = Any  # Any: parsed JSON
 

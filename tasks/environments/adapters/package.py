@@ -13,14 +13,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from artifacts.urls import Arguments, Location
-from tasks.environments.adapters.adapter import AdapterConfig
 from tasks.environments.adapters.package_games import (
     GemGame,
     PackageGame,
     PackageRecipe,
     TextArenaGame,
 )
-from tasks.environments.base import Environment
+from tasks.environments.base import AdapterConfig, Environment
 from tasks.environments.processes.blocking import BlockingEnvironment
 
 

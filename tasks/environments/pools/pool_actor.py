@@ -60,7 +60,8 @@ class PoolActor:
         """settings: of expected environments. name: of the worker."""
         self._pool = ReportingPool(config, settings, run_id, name)
         self._last_call_s: dict[str, float] = {}  # by caller, on the monotonic clock
-        self._open: dict[str, set[str]] = {}  # episodes by caller
+        # an episode's name here is CALLER/ID
+        self._open: set[str] = set()
         self._calls: dict[str, asyncio.Future[str | Transition | None]] = {}  # that are made
         self._ended_first: deque[str] = deque(maxlen=NUM_ENDED)
         self._sweeping: asyncio.Task[None] | None = None
@@ -84,33 +85,34 @@ class PoolActor:
         `CallResult`."""
         settings, seed, state = unpack(payload)
         self._last_call_s[caller] = time.monotonic()
-        name = _name(caller, episode_id)
+        name = f"{caller}/{episode_id}"
         if name in self._ended_first:
             return pack(CallResult(ending=Ending.CRASHED, detail=ENDED, load=self._pool.load))
-        self._open.setdefault(caller, set()).add(episode_id)
-        return await self._answer(caller, episode_id, self._pool.reset(name, settings, seed, state))
+        self._open.add(name)
+        return await self._answer(name, self._pool.reset(name, settings, seed, state))
 
     async def step(self, caller: str, episode_id: str, text: str) -> bytes:
         """Take a turn. Returns a packed `CallResult`."""
         self._last_call_s[caller] = time.monotonic()
-        if episode_id not in self._open.get(caller, ()):
+        name = f"{caller}/{episode_id}"
+        if name not in self._open:
             return pack(CallResult(is_unknown=True, load=self._pool.load))
-        step = self._pool.step(_name(caller, episode_id), text)
-        return await self._answer(caller, episode_id, step)
+        return await self._answer(name, self._pool.step(name, text))
 
     async def end(self, caller: str, episode_id: str) -> bytes:
         """End an episode. Returns a packed `PoolLoad`."""
         self._last_call_s[caller] = time.monotonic()
-        if episode_id not in self._open.get(caller, ()):
-            self._ended_first.append(_name(caller, episode_id))
-        await self._end(caller, episode_id)
+        name = f"{caller}/{episode_id}"
+        if name not in self._open:
+            self._ended_first.append(name)
+        await self._end(name)
         return pack(self._pool.load)
 
     async def leave(self, caller: str) -> None:
         """End all episodes of a caller that ends."""
         self._last_call_s.pop(caller, None)
-        for episode_id in tuple(self._open.pop(caller, ())):
-            await self._end(caller, episode_id)
+        for name in [name for name in self._open if name.startswith(f"{caller}/")]:
+            await self._end(name)
 
     async def close(self) -> None:
         """End every process."""
@@ -118,11 +120,8 @@ class PoolActor:
             self._sweeping.cancel()
         self._pool.close()
 
-    async def _answer(
-        self, caller: str, episode_id: str, work: Awaitable[str | Transition | None]
-    ) -> bytes:
+    async def _answer(self, name: str, work: Awaitable[str | Transition | None]) -> bytes:
         """Make a call; the end of its episode breaks the call off."""
-        name = _name(caller, episode_id)
         call = self._calls[name] = asyncio.ensure_future(work)
         try:
             value, state = await call, self._pool.snapshot(name)
@@ -134,12 +133,11 @@ class PoolActor:
         finally:
             if self._calls.get(name) is call:
                 del self._calls[name]
-        self._open.get(caller, set()).discard(episode_id)
+        self._open.discard(name)
         return pack(CallResult(ending=ending, detail=detail, load=self._pool.load))
 
-    async def _end(self, caller: str, episode_id: str) -> None:
-        self._open.get(caller, set()).discard(episode_id)
-        name = _name(caller, episode_id)
+    async def _end(self, name: str) -> None:
+        self._open.discard(name)
         call = self._calls.pop(name, None)
         if call is not None:
             call.cancel()
@@ -152,10 +150,6 @@ class PoolActor:
             for caller, last_s in tuple(self._last_call_s.items()):
                 if now_s - last_s > SILENT_S:
                     await self.leave(caller)
-
-
-def _name(caller: str, episode_id: str) -> str:
-    return f"{caller}/{episode_id}"
 
 
 class PoolKeeper:
