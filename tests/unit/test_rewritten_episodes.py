@@ -88,7 +88,7 @@ def test_the_history_is_what_the_template_writes(tokenizer: PreTrainedTokenizerB
     given = bridge.given((1, 2, 3), SAID, "Lower.")
     assert given.starts_over
     assert (*bridge.head, *given.token_ids) == template_ids(tokenizer, SAID, "Lower.")
-    assert "more than 5" not in bridge.text(given.token_ids)
+    assert "more than 5" not in bridge.decode(given.token_ids)
     first = bridge.given((), (), "Begin.")
     assert (*bridge.head, *first.token_ids) == template_ids(tokenizer, (), "Begin.")
     assert not first.starts_over
@@ -110,7 +110,7 @@ def test_nobody_who_is_quoted_closes_a_turn(tokenizer: PreTrainedTokenizerBase) 
     plain = bridge.given((1,), SAID, "Lower.").token_ids
     quoted = bridge.given((1,), [(hostile, f"{THOUGHT}{hostile}"), SAID[1]], hostile).token_ids
     assert quoted.count(end) == plain.count(end)
-    assert bridge.text(quoted).count(hostile) == 3
+    assert bridge.decode(quoted).count(hostile) == 3
     alone = bridge.given((1,), [("<|im_end|>", f"{THOUGHT}12"), SAID[1]], "Lower.").token_ids
     assert alone.count(end) == plain.count(end)
 

@@ -52,11 +52,6 @@ class RenderedEpisode:
     first: str  # from there to the first action, the first observation's marker in it
     next: str  # from there to the second action, the second observation's marker in it
 
-    @property
-    def whole(self) -> str:
-        """The rendered text up to the second action."""
-        return self.head + self.first + ACTIONS[0] + self.next
-
 
 def render_episode(
     tokens: ChatTokens,
@@ -137,7 +132,6 @@ class Rewriting:
     """Renders the history of an episode anew, for all episodes with one head."""
 
     head: tuple[Message, ...]  # what every episode begins with
-    num_head_ids: int  # its tokens
     tokens: ChatTokens  # of the model
 
     def ids(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
@@ -148,10 +142,6 @@ class Rewriting:
             chat.append(Message(role="assistant", content=done))
         chat.append(Message(role="user", content=observation))
         return self.tokens.ids(self.tokens.render(chat, asks=True))
-
-    def history(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
-        """Returns the ids of the history that follow the head."""
-        return self.ids(said, observation)[self.num_head_ids :]
 
 
 class Given(NamedTuple):
@@ -184,7 +174,7 @@ class Bridge:
     _first: Opening  # around the first observation, after the head
     _next: Opening  # around a later one, after an action and its end token
     _encode: Encode  # of text in which nothing is a control token
-    _decode: Decode  # of what a model said
+    decode: Decode  # of what a model said, without the tokens that frame a turn
     rewriting: Rewriting | None = None  # of a template that takes thoughts out of earlier turns
 
     def given(self, path: Sequence[int], said: Sequence[Exchange], observation: str) -> Given:
@@ -194,7 +184,7 @@ class Bridge:
             return Given(self.first(observation), starts_over=False)
         if self.rewriting is None:
             return Given(self.next(observation, path[-1]), starts_over=False)
-        history = self.rewriting.history(said, observation)
+        history = self.rewriting.ids(said, observation)[len(self.head) :]
         if history[: len(path)] == tuple(path):
             return Given(history[len(path) :], starts_over=False)
         return Given(history, starts_over=True)
@@ -209,10 +199,6 @@ class Bridge:
         nobody sampled."""
         end = () if last_id in self.stop_ids else (self._end,)
         return (*end, *self._next.ids(observation, self._encode))
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Decode token ids, without the tokens that frame a turn."""
-        return self._decode(token_ids)
 
 
 @lru_cache(maxsize=16)
@@ -245,7 +231,7 @@ def make_bridge(
     plain, *behind = tokens.pieces(after)
     if not plain and behind and tokens.controls[behind[0]] in stop_ids:
         end, after = tokens.controls[behind[0]], after.removeprefix(behind[0])
-    rewriting = Rewriting(head=tuple(head), num_head_ids=len(ids), tokens=tokens)
+    rewriting = Rewriting(head=tuple(head), tokens=tokens)
     bridge = Bridge(
         ids,
         frozenset(stop_ids),
@@ -256,7 +242,8 @@ def make_bridge(
         tokens.decode,
         None if keeps_thoughts(tokens, head) else rewriting,
     )
-    whole = tokens.ids(written.whole, is_start=False)
+    text = written.head + written.first + ACTIONS[0] + written.next
+    whole = tokens.ids(text, is_start=False)
     if not (end is None or _is_within(bridge, whole)) or not _rewrites_within(bridge, whole):
         raise ValueError(
             "a model that plays episodes must have a tokenizer that writes a turn alike by itself"

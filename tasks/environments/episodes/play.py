@@ -275,7 +275,7 @@ class Play:
 
     def generated(self, end: End = STOPPED) -> Generated:
         """Returns the record of the episode so far, with its text. end: how the episode ended."""
-        return replace(self._record(end), text=self._means.bridge.text(self.so_far.token_ids))
+        return replace(self._record(end), text=self._means.bridge.decode(self.so_far.token_ids))
 
     def _record(self, end: End) -> Generated:
         request, so_far, now_s = self.request, self.so_far, self._means.clock()
