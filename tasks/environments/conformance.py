@@ -207,8 +207,7 @@ class _Suite:
         self._compare(ConformanceRule.PICKLES, played, again)
 
     def check_side_by_side(self) -> None:
-        """Neighbouring episodes take turns in one process: what one does to random sources or
-        class attributes shows in the other."""
+        """Neighbouring episodes take turns: do random sources or class attributes show?"""
         for pair in itertools.pairwise(self._episodes):
             plays = [self._replays(self._settings.build(), played) for played in pair]
             latest = list(pair)

@@ -34,8 +34,7 @@ class ChildProcess:
     stream: socket.socket
 
     def kill(self) -> None:
-        """Kill the process, its group and all that it started; close the socket and the pipe to
-        it."""
+        """Kill the process, its group and all it started; close the socket and the pipe."""
         self.stream.close()
         started = self._tree()  # before its end makes orphans of them
         with contextlib.suppress(ProcessLookupError):

@@ -90,8 +90,7 @@ def file_of(path: str) -> str:
 
 
 def _file_module(path: Path) -> ModuleType:
-    """Import a file once per process, as a class that exists twice cannot be pickled, under a name
-    that shadows no other module."""
+    """A class that exists twice cannot be pickled: import a file once per process."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     place = str(path.resolve())

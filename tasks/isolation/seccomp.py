@@ -117,8 +117,7 @@ def assemble(machine: str, *, has_files: bool, has_network: bool = False) -> byt
 
 
 def _verdicts(allowed: set[int]) -> list[tuple[int, int]]:
-    """Returns the call numbers from which on another verdict holds, each with its verdict; the
-    first number is 0."""
+    """Returns the call numbers from which on another verdict holds, from 0 on."""
     found: list[tuple[int, int]] = []
     for number in range(max(*allowed, FIRST_PROBED) + 2):
         refused = REFUSE | (errno.ENOSYS if number >= FIRST_PROBED else errno.EPERM)

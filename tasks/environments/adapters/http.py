@@ -125,8 +125,7 @@ class HttpEnvironment:
         return checked_text(observation, "the server", cure)
 
     def _end(self) -> None:
-        """Close the sandbox, if there is one. The server ends by itself the sandboxes that it
-        cannot close, and may have done so."""
+        """Close the sandbox, if there is one; the server may have ended it by itself."""
         if self._is_gem and self._episode.get("sandbox_id"):
             episode, self._episode = self._episode, {"sandbox_id": ""}
             with contextlib.suppress(RuntimeError):

@@ -93,8 +93,7 @@ class EpisodeSoFar:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The tokens of the turns since the history was last rendered anew, of all turns if
-        never."""
+        """The tokens of the turns since the history was last rendered anew, if ever."""
         num_read = 0
         for turn in self.turns:
             num_read = turn.num_tokens + (0 if turn.starts_over else num_read)
@@ -106,8 +105,7 @@ class EpisodeSoFar:
         return len(self.token_ids) + (len(self.opened.given) if self.opened is not None else 0)
 
     def reopened(self, asked_s: float) -> EpisodeSoFar:
-        """Returns the episode with its last turn opened again, as its action was stopped
-        half-way."""
+        """Returns the episode with its last turn, whose action was stopped, opened again."""
         last = self.turns[-1]
         begun = len(self.token_ids) - last.num_sampled
         num_before = begun - last.num_given
@@ -161,8 +159,7 @@ class EpisodeSoFar:
     def answered(
         self, transition: Transition, answered_s: float, state: bytes = b""
     ) -> EpisodeSoFar:
-        """Returns the episode after the environment's answer and its pickled state, empty without
-        one."""
+        """Returns the episode after an answer. state: the environment's, empty without one."""
         last = replace(
             self.turns[-1],
             reward=transition.reward,

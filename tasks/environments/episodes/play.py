@@ -161,8 +161,7 @@ class Play:
         return observation
 
     async def _resume(self) -> str | None:
-        """Bring an environment there; returns None if it does not repeat the record, and ends
-        it."""
+        """Bring an environment there; None, without one, if it does not repeat the record."""
         means, snapshot = self._means, self.so_far.snapshot
         began_s = means.clock()
         observation = await means.processes.reset(

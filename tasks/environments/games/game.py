@@ -47,8 +47,7 @@ class GameConfig(EnvironmentSettings):
     def demonstrate(
         self, seed: int, rng: random.Random, *, is_heedful: bool = False
     ) -> list[tuple[str, str]]:
-        """Play an episode of valid moves, heedful ones if is_heedful. Returns every observation
-        with the action that answers it."""
+        """Play an episode of valid moves; returns every observation with its action."""
         environment = self.build()
         observation, seen, actions = environment.reset(seed), list[str](), list[str]()
         while len(actions) < self.max_turns:

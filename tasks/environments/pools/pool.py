@@ -96,8 +96,7 @@ class EnvironmentPool:
         self._is_closed = False
 
     async def warm(self) -> None:
-        """Start the fork servers. Raises as `EnvironmentProcesses.warm`, and for too few open
-        files."""
+        """Start the fork servers. Raises also ValueError for too few open files."""
         raise_descriptor_limit(self._config.num_hosts)
         await self._fork_servers.warm()
 

@@ -81,8 +81,7 @@ class PoolActor:
         return pack(self._pool.load)
 
     async def reset(self, caller: str, episode_id: str, payload: bytes) -> bytes:
-        """Begin an episode; payload: settings, seed and state, packed. Returns a packed
-        `CallResult`."""
+        """Begin an episode; payload: settings, seed, state. Returns a packed `CallResult`."""
         settings, seed, state = unpack(payload)
         self._last_call_s[caller] = time.monotonic()
         name = f"{caller}/{episode_id}"

@@ -130,8 +130,7 @@ def closed_to_nobody(interpreter: Interpreter) -> str:
 
 
 def _search_path(interpreter: Interpreter) -> list[str]:
-    """These sources come first where the names of the interpreter's packages are not ours to
-    know."""
+    """These sources come first where the names of its packages are not ours to know."""
     if interpreter == own():
         return list(dict.fromkeys([*interpreter.search_path, str(ROOT)]))
     return list(dict.fromkeys([str(ROOT), *interpreter.search_path]))

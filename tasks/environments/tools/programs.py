@@ -17,7 +17,6 @@ from queue import LifoQueue
 from tasks.environments.base import Crashed, EnvironmentSettings, RequestedProgram, Transition
 from tasks.isolation.interrupt import Interrupt, Interrupted
 from tasks.isolation.isolation import CURES, Isolation, SandboxLimits
-from tasks.rewards.programs.sandbox.messages import CommandReply
 from tasks.rewards.programs.sandbox.sandbox import (
     LostUnderProgram,
     Sandbox,
@@ -99,24 +98,19 @@ class ProgramRunner:
         for is_last in (False, True):
             try:
                 (reply,) = sandbox.start(SHELL, limit_s=program.limit_s, stdin=program.text)
-                return _words(reply, program.limit_s)
             except LostUnderProgram:
                 continue
             except SandboxLost:
                 if is_last:
                     raise
+                continue
+            match reply.kind:
+                case "timeout":
+                    return f"It did not end within {program.limit_s:g} s."
+                case "memory":
+                    return NO_MEMORY
+                case "value" | "exited" | "raised":
+                    return TOO_MUCH if reply.stdout is None else reply.stdout.strip() or SILENT
+                case _:
+                    return KILLED
         return KILLED  # with its sandbox, and again with a fresh one: its own doing
-
-
-def _words(reply: CommandReply, limit_s: float) -> str:
-    match reply.kind:
-        case "timeout":
-            return f"It did not end within {limit_s:g} s."
-        case "memory":
-            return NO_MEMORY
-        case "value" | "exited" | "raised":
-            if reply.stdout is None:
-                return TOO_MUCH
-            return reply.stdout.strip() or SILENT
-        case _:
-            return KILLED
