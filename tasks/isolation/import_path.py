@@ -44,8 +44,6 @@ class Beside:
 _beside = Beside()
 _files = threading.RLock()  # one thread imports a file, the others wait until all of it is there
 
-FORM = "'package.module:name' or 'path/to/file.py:name'"
-
 
 def absolute(path: str) -> str:
     """Returns the import path of a file with an absolute file, ~ expanded; of a module as it is."""
@@ -78,8 +76,8 @@ def load(path: str) -> Any:  # Any: likewise
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ValueError(
             f"an import path must be importable, {path!r} is not"
-            f" ({type(error).__name__}: {error}); write {FORM}, and import it in a shell to see the"
-            " error"
+            f" ({type(error).__name__}: {error}); write 'package.module:name' or"
+            " 'path/to/file.py:name', and import it in a shell to see the error"
         ) from error
 
 

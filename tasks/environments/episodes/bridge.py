@@ -244,7 +244,7 @@ def make_bridge(
     )
     text = written.head + written.first + ACTIONS[0] + written.next
     whole = tokens.ids(text, is_start=False)
-    if not (end is None or _is_within(bridge, whole)) or not _rewrites_within(bridge, whole):
+    if not _is_within(bridge, whole, writes_end=end is not None):
         raise ValueError(
             "a model that plays episodes must have a tokenizer that writes a turn alike by itself"
             f" and within a chat, {model}'s does not; {CURE}"
@@ -264,15 +264,12 @@ def _opening(text: str, marker: str, tokens: ChatTokens) -> Opening:
     )
 
 
-def _is_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
-    """True if a whole episode has the ids of head and bridges."""
+def _is_within(bridge: Bridge, whole: tuple[int, ...], *, writes_end: bool) -> bool:
+    """True if a whole episode has the ids of head, bridges and a history that is rendered anew."""
     start = (*bridge.head, *bridge.first(OBSERVATIONS[0]))
     end = bridge.next(OBSERVATIONS[1], last_id=-1)
-    return whole[: len(start)] == start and whole[-len(end) :] == end
-
-
-def _rewrites_within(bridge: Bridge, whole: tuple[int, ...]) -> bool:
-    """True if a whole episode has the ids of a history that is rendered anew."""
+    if writes_end and not (whole[: len(start)] == start and whole[-len(end) :] == end):
+        return False
     rewriting = bridge.rewriting
     if rewriting is None:
         return True
