@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, NamedTuple, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
 from artifacts.printable import printable_line
@@ -50,10 +51,8 @@ class Recipe(Protocol):
         ...
 
 
-class EnvironmentSettings(BaseModel):
+class EnvironmentSettings(FrozenConfig):
     """Settings of any kind of environment, and the questions that every kind answers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     needs_network: ClassVar[bool] = False  # its process may open connections
     slow_imports: ClassVar[tuple[str, ...]] = ()  # modules that its processes share, imported once

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.urls import Location
 
 
-class EnvironmentProcessConfig(BaseModel):
+class EnvironmentProcessConfig(FrozenConfig):
     """The processes in which environments step, of one engine or of one worker for them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_hosts: int = Field(
         64,
@@ -57,12 +56,10 @@ class EnvironmentProcessConfig(BaseModel):
     )
 
 
-class EpisodeConfig(BaseModel):
+class EpisodeConfig(FrozenConfig):
     """Bounds of episodes, whatever their environment. Their turns are bounded by each
     environment's `max_turns`, and their tokens, given ones included, by
     `sampling.max_response_tokens`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_turn_tokens: int = Field(
         128,

@@ -9,8 +9,9 @@ import random
 from math import isqrt
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from tasks.environments.tools.calculator import calculate, written
 
@@ -28,10 +29,8 @@ class ToolQuestion(NamedTuple):
     program: str  # the program that prints the answer
 
 
-class QuestionConfig(BaseModel):
+class QuestionConfig(FrozenConfig):
     """A sort of questions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def draw(self, seed: int) -> ToolQuestion:
         """Draw the question of this seed."""
