@@ -9,22 +9,18 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from tasks.learner.token_loss import TokenBatch, TokenLoss
+from tasks.learner.token_loss import PolicyLoss, TokenBatch, TokenLoss
 
 
-class PraiseLoss(BaseModel):
+class PraiseLoss(PolicyLoss):
     """-w max(A, 0) logp with the truncated importance weight w = min(policy/engine, cap)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["praise"] = Field("praise", description="Learns from good responses alone.")
     importance_cap: float = Field(1.0, gt=0, description="Bound on the weight policy/engine.")
     clips: ClassVar[bool] = True  # it cuts the gradient of every token with a negative advantage
-    corrects_staleness: ClassVar[bool] = True  # tokens of older weights are weighed as well
-    needs_whole_responses: ClassVar[bool] = False  # each token has its own weight
 
     def explain(self) -> str:
         return f"good responses alone, weights truncated at {self.importance_cap:g}"

@@ -87,7 +87,7 @@ FORBIDDEN_STEMS = {
 # bases of configurations
 CONFIGS = {
     "BaseModel", "FrozenConfig", "ReplicaConfig", "EnvironmentSettings", "GameConfig",
-    "QuestionConfig",
+    "QuestionConfig", "PolicyLoss", "OverlongRule",
 }  # fmt: skip
 
 

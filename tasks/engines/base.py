@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.new_tokens import News
 from artifacts.records import Request, Running, WeightsRef
 
@@ -69,19 +70,16 @@ class Engine(Protocol):
 
     async def submit(self, requests: Sequence[Request]) -> None:
         """Queue the requests, in the order given."""
-        ...
 
     async def collect(self, wait_s: float) -> list[News]:
         """Return the responses that finished or were aborted since the last call and, from an
         engine that reports tokens (`report_tokens`), the new tokens of running ones. Waits up to
         wait_s for the first; the list is empty if none came."""
-        ...
 
     async def abort(self, response_ids: Sequence[str]) -> None:
         """Stop these requests. Each partial response comes once through collect() with
         finish_reason "aborted", unless the response had just finished. Without ids, only ends the
         waits of `collect`."""
-        ...
 
     async def load_weights(
         self,
@@ -100,11 +98,9 @@ class Engine(Protocol):
         version first; requests without a token by then, and those submitted meanwhile, wait for the
         new one. A load with DROP ends a drain, whose call then raises EngineLost.
         """
-        ...
 
     async def stats(self) -> EngineStats:
         """Return the replica's counters, without disturbing its generation."""
-        ...
 
 
 class Replica(Engine, Protocol):
@@ -113,17 +109,13 @@ class Replica(Engine, Protocol):
     async def sleep(self) -> None:
         """Release the GPU's memory until the next load or request. An engine that holds no such
         memory does nothing."""
-        ...
 
     def close(self) -> None:
         """Free the device. Pending and later calls raise EngineLost."""
-        ...
 
 
-class ReplicaConfig(BaseModel):
+class ReplicaConfig(FrozenConfig):
     """The settings that every kind of engine has, for callers that do not know the kind."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_model_len: int = Field(
         default=1024, ge=2, description="Bound on prompt plus generated tokens of a response."
@@ -219,10 +211,8 @@ async def load_all(
 LEAST_TEMPERATURE = 0.01  # vLLM takes this one for any that is lower and not 0
 
 
-class SamplingConfig(BaseModel):
+class SamplingConfig(FrozenConfig):
     """The distribution that rollouts are drawn from; the learner's temperature must be the same."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(
         1.0,

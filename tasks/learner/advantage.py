@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from tasks.rewards.base import LARGEST_REWARD
 
@@ -55,11 +56,9 @@ def _within(mean: float, values: Sequence[float]) -> float:
     return min(max(mean, min(values)), max(values)) if values else mean
 
 
-class GrpoAdvantage(BaseModel):
+class GrpoAdvantage(FrozenConfig):
     """(r - mean) / (std + epsilon): every group has the same influence, whatever the spread of its
     rewards."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["grpo"] = Field(
         default="grpo", description="Advantage by the group's mean and standard deviation."
@@ -74,11 +73,9 @@ class GrpoAdvantage(BaseModel):
         return [(reward - group.mean) / (group.deviation + self.epsilon) for reward in rewards]
 
 
-class DrGrpoAdvantage(BaseModel):
+class DrGrpoAdvantage(FrozenConfig):
     """r - mean, without GRPO's division by the deviation, which favours questions that are nearly
     always or nearly never answered."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["dr_grpo"] = Field(
         default="dr_grpo", description="Advantage by the group's mean alone."
@@ -92,7 +89,7 @@ class DrGrpoAdvantage(BaseModel):
         return [reward - mean for reward in rewards]
 
 
-class ReinforcePlusPlusAdvantage(BaseModel):
+class ReinforcePlusPlusAdvantage(FrozenConfig):
     """(c - mean) / (std + epsilon), with mean and deviation over all responses of the step
     (REINFORCE++, arXiv 2501.03262): a group's few rewards estimate their spread badly, a step's
     many do well.
@@ -106,8 +103,6 @@ class ReinforcePlusPlusAdvantage(BaseModel):
     right by luck and hardly blames the rest; by the mean of a whole period it is judged as a
     synchronous step would be.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["reinforce_plus_plus"] = Field(
         default="reinforce_plus_plus",
@@ -145,15 +140,13 @@ class ReinforcePlusPlusAdvantage(BaseModel):
         return [(value - mean) / spread for value in self.centred(rewards)]
 
 
-class GaeAdvantage(BaseModel):
+class GaeAdvantage(FrozenConfig):
     """Generalised advantage estimation: each token's advantage comes from a critic's values (PPO as
     published, arXiv 1506.02438 and 1707.06347). The other responses of a group do not matter.
 
     `of` returns the rewards unchanged; the learner makes advantages of them when it has the values
     (gae). Whitening needs all tokens of the step.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["gae"] = Field(
         default="gae", description="Advantage of each token by the values of learner.critic."

@@ -21,8 +21,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from artifacts.records import Generated, Group
 from tasks.learner.advantage import (
@@ -92,11 +93,9 @@ def normed(
     ]
 
 
-class TurnReturnAdvantage(BaseModel):
+class TurnReturnAdvantage(FrozenConfig):
     """Compares a turn's discounted return with those of the siblings' turns of the same number: an
     action is credited with what came after it, and not with what came before."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["turn_returns"] = Field(
         default="turn_returns",
@@ -116,7 +115,7 @@ class TurnReturnAdvantage(BaseModel):
         return normed(values, [range(len(own)) for own in values], self.epsilon)
 
 
-class AnchorStateAdvantage(BaseModel):
+class AnchorStateAdvantage(FrozenConfig):
     """GiGPO (arXiv 2505.10978, equations for the episode and the step relative advantage): the
     episode's advantage, plus that of a turn's return among all turns of the group before which the
     model read exactly the same observation. The second term helps where states recur.
@@ -124,8 +123,6 @@ class AnchorStateAdvantage(BaseModel):
     States are compared within the group only: in other episodes the same words may mean something
     else.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["anchor_states"] = Field(
         default="anchor_states",

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from artifacts.config_parts import with_defaults
+from artifacts.config_parts import FrozenConfig, with_defaults
 from tasks.learner.optimizer import AdamWConfig, ShardedAdamW, Updater
 from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import ReplicatedParameters
@@ -71,10 +71,8 @@ FOLDER = "critic"  # its folder in a checkpoint
 LEARNING_RATE = 5e-5  # the default
 
 
-class CriticConfig(BaseModel):
+class CriticConfig(FrozenConfig):
     """The critic for advantages of kind gae; other kinds use no critic."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     optimizer: Annotated[AdamWConfig, with_defaults({"learning_rate": LEARNING_RATE})] = Field(
         default=AdamWConfig(learning_rate=LEARNING_RATE),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
 from tasks.learner.credit import CreditConfig
 from tasks.learner.critic import CriticConfig
@@ -22,10 +23,8 @@ from tasks.learner.policy import ComputeDtype, Placement
 from tasks.learner.samples import AggregationConfig, TokenMean
 
 
-class LearnerConfig(BaseModel):
+class LearnerConfig(FrozenConfig):
     """The settings by which the policy learns."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: LossConfig = Field(default=PpoClipLoss(), description="Loss per token.")
     aggregation: AggregationConfig = Field(

@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from artifacts.config_parts import FrozenConfig
 from tasks.learner.log_ratios import ESTIMATORS, LARGEST_PENALTY, Estimator, finite, floored, k1
 from tasks.learner.token_loss import Lengths, PolicyLoss, TokenBatch, means, spread, sums_to_go
 
 
-class NoSequenceMask(BaseModel):
+class NoSequenceMask(FrozenConfig):
     """Every response is trained, however far it drifted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["open"] = Field(default="open", description="Drops no response.")
     drops: ClassVar[bool] = False
@@ -41,7 +40,7 @@ class NoSequenceMask(BaseModel):
         return torch.zeros(len(lengths), dtype=torch.bool)
 
 
-class DriftMask(BaseModel):
+class DriftMask(FrozenConfig):
     """Drops a response whose mean drift over its tokens exceeds the bound. Drift estimates
     KL(engine || learner) from d = engine - learner log-probability.
 
@@ -49,8 +48,6 @@ class DriftMask(BaseModel):
     2512.02556; slime); `geometric`, |mean of d|, is geometric rejection sampling (verl). In `k2`
     and `k3`, tokens of opposite sign do not cancel.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["drift"] = Field(
         default="drift", description="Drops responses that the policy has drifted away from."

@@ -12,20 +12,19 @@ import time
 from collections.abc import Sequence
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from tasks.learner.parameters import Piece, TrainedParameters
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import MadeUpdate, skip_reason
 
 
-class AdamWConfig(BaseModel):
+class AdamWConfig(FrozenConfig):
     """The settings of AdamW, its learning-rate schedule and the gradient clip."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     learning_rate: float = Field(default=2e-5, gt=0, description="Learning rate after the warm-up.")
     warmup_steps: int = Field(

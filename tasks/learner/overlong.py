@@ -11,35 +11,36 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.records import Generated
 from tasks.rewards.base import LARGEST_REWARD
 
 
-class TrainOverlong(BaseModel):
-    """Truncated responses are trained on their verdict, like all others."""
+class OverlongRule(FrozenConfig):
+    """The base of all kinds: trains every response on its verdict."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    def shaped(self, reward: float, generated: Generated) -> float:
+        """The reward that advantages are computed from."""
+        return reward
+
+    def is_masked(self, generated: Generated) -> bool:
+        """True if a response is left out of the loss."""
+        return False
+
+
+class TrainOverlong(OverlongRule):
+    """Truncated responses are trained on their verdict, like all others."""
 
     kind: Literal["train"] = Field(
         default="train", description="Train truncated responses as they were scored."
     )
 
-    def shaped(self, reward: float, generated: Generated) -> float:
-        """The reward that advantages are computed from: here, the reward itself."""
-        return reward
 
-    def is_masked(self, generated: Generated) -> bool:
-        """True if a response is left out of the loss; here, never."""
-        return False
-
-
-class SoftPunishment(BaseModel):
+class SoftPunishment(OverlongRule):
     """Soft overlong punishment (equation 13): no penalty before the buffer, a linearly growing one
     in it, and the full penalty from max_tokens on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["soft"] = Field(
         default="soft", description="Subtract a growing penalty from the reward of long responses."
@@ -72,16 +73,11 @@ class SoftPunishment(BaseModel):
         return self
 
     def shaped(self, reward: float, generated: Generated) -> float:
-        """The reward less the punishment for the response's length."""
         into_buffer = generated.num_sampled - (self.max_tokens - self.buffer_tokens)
         return reward - self.penalty * min(1.0, max(0.0, into_buffer / self.buffer_tokens))
 
-    def is_masked(self, generated: Generated) -> bool:
-        """False: punished responses are trained."""
-        return False
 
-
-class MaskTruncated(BaseModel):
+class MaskTruncated(OverlongRule):
     """Overlong filtering: truncated responses are left out of the loss and of its divisor, but stay
     in their group's statistics.
 
@@ -90,18 +86,11 @@ class MaskTruncated(BaseModel):
     nothing.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["mask"] = Field(
         default="mask", description="Leave truncated responses out of the loss."
     )
 
-    def shaped(self, reward: float, generated: Generated) -> float:
-        """The reward itself."""
-        return reward
-
     def is_masked(self, generated: Generated) -> bool:
-        """True if the bound on tokens cut the response off."""
         return generated.finish_reason == "length"
 
 

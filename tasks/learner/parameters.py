@@ -49,7 +49,6 @@ class Parameters(Protocol):
 
     def whole(self, name: str) -> AbstractContextManager[Tensor]:
         """Provide a parameter as a whole tensor within the block."""
-        ...
 
 
 class TrainedParameters(Parameters, Protocol):
@@ -58,44 +57,35 @@ class TrainedParameters(Parameters, Protocol):
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
         """Every parameter's shape by its name, tied ones once."""
-        ...
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The pieces that this rank owns."""
-        ...
 
     def checksum(self) -> int:
         """A checksum of the loaded weights, which all ranks must agree on. Valid before the first
         update."""
-        ...
 
     def gradient(self, name: str) -> Tensor:
         """The fp32 sum to which a pass adds the gradient of the whole parameter."""
-        ...
 
     def reduce(self, name: str) -> None:
         """Mark the parameter's gradient as complete for this pass, so that it can be reduced."""
-        ...
 
     def discard(self) -> None:
         """Zero the sums of gradients, and drop gradients that an interrupted backward pass left
         elsewhere."""
-        ...
 
     def reduced(self) -> list[Tensor]:
         """Return the gradient of every piece, summed over all ranks; the caller may change these
         tensors in place. Collective."""
-        ...
 
     def publish(self) -> None:
         """Make the updated pieces the weights that the decoder computes with. Collective."""
-        ...
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter by name, whole; a tensor is valid only until the next one is
         taken."""
-        ...
 
 
 _ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bit fingerprints

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.records import Generated, Group, Prompt, Score, of_sampled, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.credit import Credit, token_mean, turn_advantages
@@ -22,13 +23,9 @@ from tasks.learner.overlong import AS_SCORED, Overlong
 from tasks.learner.packing import Sample
 from tasks.rewards.base import checked_reward
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
 
-
-class TokenMean(BaseModel):
+class TokenMean(FrozenConfig):
     """Every token counts the same: long responses weigh more than short ones."""
-
-    model_config = _FROZEN
 
     kind: Literal["token_mean"] = Field(
         default="token_mean", description="Mean over all tokens of the update."
@@ -38,11 +35,9 @@ class TokenMean(BaseModel):
         return 1.0, float(num_tokens)
 
 
-class SequenceMean(BaseModel):
+class SequenceMean(FrozenConfig):
     """Every response counts the same, an episode as one response: the mean over responses of the
     mean over their tokens (GRPO as published)."""
-
-    model_config = _FROZEN
 
     kind: Literal["sequence_mean"] = Field(
         default="sequence_mean", description="Mean over responses of their tokens' mean."
@@ -52,11 +47,9 @@ class SequenceMean(BaseModel):
         return 1.0 / num_tokens, 1.0
 
 
-class ConstantLength(BaseModel):
+class ConstantLength(FrozenConfig):
     """Token sums over a constant, then the mean over responses (Dr.GRPO): the length of a response
     is neither favoured nor punished."""
-
-    model_config = _FROZEN
 
     kind: Literal["constant"] = Field(
         default="constant", description="Mean over responses of their token sum over a constant."

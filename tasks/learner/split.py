@@ -25,7 +25,6 @@ class GradientRank(Protocol):
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         """Add the gradients of these parts to the rank's sums."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

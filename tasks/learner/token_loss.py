@@ -25,13 +25,14 @@ no such sum crosses micro-batches or ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from artifacts.config_parts import FrozenConfig
 from tasks.learner.log_ratios import bounded_exp, ratio
 
 
@@ -55,17 +56,11 @@ class TokenBatch:
 
     def take(self, indices: Tensor) -> TokenBatch:
         """The batch of the tokens with these indices."""
-        reference, ratio, proximal = self.reference, self.mean_log_ratio, self.proximal
-        return TokenBatch(
-            sampling_logp=self.sampling_logp[indices],
-            advantage=self.advantage[indices],
-            reward=self.reward[indices],
-            weight=self.weight[indices],
-            num_tokens=self.num_tokens[indices],
-            reference=None if reference is None else reference[indices],
-            mean_log_ratio=None if ratio is None else ratio[indices],
-            proximal=None if proximal is None else proximal[indices],
-        )
+        taken: dict[str, Any] = {}  # Any: a tensor, or None where the batch has none
+        for each in fields(self):
+            values = getattr(self, each.name)
+            taken[each.name] = None if values is None else values[indices]
+        return TokenBatch(**taken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,39 +73,33 @@ class TokenLoss:
     clipped: Tensor  # bool: no gradient, because its ratio lies beyond a bound
 
 
-class PolicyLoss(Protocol):
-    """The interface of every kind of loss."""
+class PolicyLoss(FrozenConfig):
+    """The base of every kind of loss: its settings, which have a field `kind` too, and the loss of
+    each token."""
 
-    @property
-    def kind(self) -> str:
-        """The loss's name under `learner.loss.kind`."""
-        ...
+    # True if the loss uses the sampling log-probabilities to weigh, clip or mask tokens, so that
+    # tokens of older weights may be trained
+    corrects_staleness: ClassVar[bool] = True
 
     @property
     def clips(self) -> bool:
         """True if the loss may zero the gradient of a token in a step of one update, so that
         clipped tokens are counted."""
-        ...
-
-    @property
-    def corrects_staleness(self) -> bool:
-        """True if the loss uses the sampling log-probabilities to weigh, clip or mask tokens, so
-        that tokens of older weights may be trained."""
-        ...
+        return False
 
     @property
     def needs_whole_responses(self) -> bool:
         """True if a token's loss depends on the whole of its response (`mean_log_ratio`)."""
-        ...
+        return False
 
     def explain(self) -> str:
         """Describe in words what bounds the weight of a token."""
-        ...
+        raise NotImplementedError
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         """Compute the loss of each token; `logp` are the learner's log-probabilities (tokens,),
         with gradient."""
-        ...
+        raise NotImplementedError
 
 
 # sampled tokens of each response of a row, in the order of the row's tokens

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from tasks.engines.base import Attestation
 
 
-class WeightCheckConfig(BaseModel):
+class WeightCheckConfig(FrozenConfig):
     """The settings of the weight check."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
         True,

@@ -10,17 +10,16 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.records import Generated, Outcome, Score
 from tasks.engines.mailbox import Mailbox
 from tasks.scheduling.prompt_stream import derive_seed
 
 
-class SimulatedRewardConfig(BaseModel):
+class SimulatedRewardConfig(FrozenConfig):
     """How long simulated scoring takes, and with what verdicts it ends."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     median_s: float = Field(
         0.5, ge=0, description="Median time from a finished response to its verdict, seconds."

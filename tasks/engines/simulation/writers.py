@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.chain_sum import demonstration
 from artifacts.records import Request
 from tasks.engines.chat_tokens import chat_tokens
@@ -31,13 +32,10 @@ class Lengths(Protocol):
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
         """The length of a response in tokens: a function of prompt, index and noise, whichever
         engine generates it."""
-        ...
 
 
-class LengthModel(BaseModel):
+class LengthModel(FrozenConfig):
     """Log-normal response lengths, correlated within a prompt."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     median_tokens: float = Field(
         500.0, ge=1, description="Median length of a response before the request's bound cuts it."
@@ -75,15 +73,12 @@ class Writer(Protocol):
 
     def num_tokens(self, request: Request, noise: int) -> int:
         """The length of the response if nothing bounds it, its end token included."""
-        ...
 
     def tokens(self, request: Request, noise: int, num_tokens: int) -> tuple[int, ...]:
         """The first num_tokens tokens of the response."""
-        ...
 
     def text(self, tokens: tuple[int, ...]) -> str:
         """Decode these tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,13 @@ class Core(Protocol):
     @property
     def busy(self) -> bool:
         """True if a step would do something."""
-        ...
 
     def step(self) -> Sequence[News]:
         """Make one step of the whole batch; returns the responses that finished in it, and new
         tokens of others."""
-        ...
 
     def close(self) -> None:
         """Free the device."""
-        ...
 
 
 C = TypeVar("C", bound=Core)

@@ -57,7 +57,6 @@ class VllmWorkers(Protocol):
 
     def collective_rpc(self, method: Callable[[Any], Answer]) -> list[Answer]:  # Any: vLLM's worker
         """Call a function on every worker; returns the results by rank."""
-        ...
 
 
 CPUINFO = Path("/proc/cpuinfo")

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from tasks.learner.log_ratios import finite, floored, ratio
-from tasks.learner.token_loss import TokenBatch, TokenLoss, importance
+from tasks.learner.token_loss import PolicyLoss, TokenBatch, TokenLoss, importance
 
 
 def clipped_surrogate(
@@ -23,7 +23,7 @@ def clipped_surrogate(
     return torch.minimum(plain, bounded), (bounded < plain).detach()
 
 
-class PpoClipLoss(BaseModel):
+class PpoClipLoss(PolicyLoss):
     """-w min(r A, clip(r) A), clipped to 1 - clip_low and 1 + clip_high (Schulman et al. 2017;
     clip-higher: DAPO, arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729).
 
@@ -34,8 +34,6 @@ class PpoClipLoss(BaseModel):
     gradient with truncated importance weights. With old_policy engine, r = policy/engine differs
     from 1 in any case; the clip then replaces the truncation, and w is 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["ppo_clip"] = Field(
         default="ppo_clip", description="Clipped policy-gradient loss."
@@ -78,8 +76,6 @@ class PpoClipLoss(BaseModel):
             " several updates a step."
         ),
     )
-    corrects_staleness: ClassVar[bool] = True
-    needs_whole_responses: ClassVar[bool] = False
 
     @property
     def clips(self) -> bool:
@@ -114,7 +110,7 @@ class PpoClipLoss(BaseModel):
         )
 
 
-class GspoLoss(BaseModel):
+class GspoLoss(PolicyLoss):
     """-min(s A, clip(s) A), s = exp(mean over the response of log(policy/engine)) (Group Sequence
     Policy Optimization, arXiv 2507.18071, equations 5 to 7).
 
@@ -124,8 +120,6 @@ class GspoLoss(BaseModel):
     equal the learner's: a difference of 0.04 a token, usual in bf16, moves s by 0.004 over a
     hundred tokens. Check train/clip_fraction before narrowing the bounds.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["gspo"] = Field(
         default="gspo", description="Clipped policy-gradient loss with one ratio per response."
@@ -142,7 +136,6 @@ class GspoLoss(BaseModel):
         description="No gradient up for a response whose ratio is above 1 + clip_high.",
     )
     clips: ClassVar[bool] = True
-    corrects_staleness: ClassVar[bool] = True
     needs_whole_responses: ClassVar[bool] = True
 
     def explain(self) -> str:
@@ -154,8 +147,4 @@ class GspoLoss(BaseModel):
         own = torch.exp(bounded - bounded.detach())  # 1, with the gradient of the token
         whole = importance(logp, batch, "geometric") * own
         kept, clipped = clipped_surrogate(whole, batch.advantage, self.clip_low, self.clip_high)
-        return TokenLoss(
-            loss=-kept,
-            truncated=torch.zeros_like(clipped),
-            clipped=clipped,
-        )
+        return TokenLoss(loss=-kept, truncated=torch.zeros_like(clipped), clipped=clipped)

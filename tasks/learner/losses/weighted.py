@@ -6,46 +6,57 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from tasks.learner.log_ratios import weighted_logp
-from tasks.learner.token_loss import Level, TokenBatch, TokenLoss, importance
+from tasks.learner.token_loss import Level, PolicyLoss, TokenBatch, TokenLoss, importance
 
 
-class PolicyGradientLoss(BaseModel):
+def weighted_loss(
+    weight: Tensor,
+    logp: Tensor,
+    batch: TokenBatch,
+    *,
+    truncated: Tensor | None = None,
+    clipped: Tensor | None = None,
+) -> TokenLoss:
+    """-weight A logp with a constant weight (tokens,), and the masks of the tokens whose weight was
+    bounded, or whose gradient was removed; None for none."""
+    none = torch.zeros_like(logp, dtype=torch.bool)
+    return TokenLoss(
+        loss=weighted_logp(weight * batch.advantage, logp),
+        truncated=none if truncated is None else truncated,
+        clipped=none if clipped is None else clipped,
+    )
+
+
+class PolicyGradientLoss(PolicyLoss):
     """-A logp (Williams 1992): right for tokens of the very policy that is trained.
 
     Corrects neither for the engine's different numerics nor for tokens of older weights. Meant as a
     baseline for comparisons.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["policy_gradient"] = Field(
         default="policy_gradient", description="Policy gradient without any correction."
     )
-    clips: ClassVar[bool] = False
     corrects_staleness: ClassVar[bool] = False
-    needs_whole_responses: ClassVar[bool] = False
 
     def explain(self) -> str:
         return "no weights: tokens count as if the learner had sampled them"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        none = torch.zeros_like(logp, dtype=torch.bool)
-        return TokenLoss(loss=weighted_logp(batch.advantage, logp), truncated=none, clipped=none)
+        return weighted_loss(torch.ones_like(logp), logp, batch)
 
 
-class ReinforceLoss(BaseModel):
+class ReinforceLoss(PolicyLoss):
     """-w A logp with the truncated importance weight w = min(policy/engine, cap), which is held
     constant: never clips a gradient away.
 
     Truncated importance sampling (Ionides 2008; Espeholt et al. 2018, IMPALA), per token or per
     response.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["reinforce"] = Field(
         default="reinforce", description="Policy gradient, truncated importance weights."
@@ -54,8 +65,6 @@ class ReinforceLoss(BaseModel):
         default=2.0, gt=0, description="Bound on the weight policy/engine."
     )
     level: Level = "token"
-    clips: ClassVar[bool] = False
-    corrects_staleness: ClassVar[bool] = True
 
     @property
     def needs_whole_responses(self) -> bool:
@@ -68,14 +77,10 @@ class ReinforceLoss(BaseModel):
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         ratio = importance(logp, batch, self.level)
         weight = ratio.clamp(max=self.importance_cap)
-        return TokenLoss(
-            loss=weighted_logp(weight * batch.advantage, logp),
-            truncated=ratio > self.importance_cap,
-            clipped=torch.zeros_like(ratio, dtype=torch.bool),
-        )
+        return weighted_loss(weight, logp, batch, truncated=ratio > self.importance_cap)
 
 
-class CispoLoss(BaseModel):
+class CispoLoss(PolicyLoss):
     """-w A logp with the constant w = clip(u, 1 - clip_low, 1 + clip_high), u = policy/engine
     (MiniMax-M1, arXiv 2506.13585, equation 4).
 
@@ -83,8 +88,6 @@ class CispoLoss(BaseModel):
     only bounds their weights. With the published lower bound of 0 it equals `reinforce` with a cap
     of 1 + clip_high.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["cispo"] = Field(
         default="cispo", description="Policy gradient, importance weights clipped on both sides."
@@ -96,9 +99,6 @@ class CispoLoss(BaseModel):
         description="No weight is below 1 - clip_low; 1, as published, bounds nothing from below.",
     )
     clip_high: float = Field(default=4.0, gt=0, description="No weight is above 1 + clip_high.")
-    clips: ClassVar[bool] = False
-    corrects_staleness: ClassVar[bool] = True
-    needs_whole_responses: ClassVar[bool] = False
 
     def explain(self) -> str:
         low, high = 1 - self.clip_low, 1 + self.clip_high
@@ -107,14 +107,11 @@ class CispoLoss(BaseModel):
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         ratio = importance(logp, batch, "token")
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return TokenLoss(
-            loss=weighted_logp(weight * batch.advantage, logp),
-            truncated=(ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high),
-            clipped=torch.zeros_like(ratio, dtype=torch.bool),
-        )
+        bounded = (ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)
+        return weighted_loss(weight, logp, batch, truncated=bounded)
 
 
-class ToprLoss(BaseModel):
+class ToprLoss(PolicyLoss):
     """Reward > 0: -w+ A logp. Reward <= 0: -w- min(u, 1) A logp, u = policy/engine held constant
     (Tapered Off-Policy REINFORCE, arXiv 2503.14286; w+ and w- are the weighted form of ROLL).
 
@@ -123,8 +120,6 @@ class ToprLoss(BaseModel):
     advantage: within a group of wrong answers, the least wrong one is still a bad one. The paper's
     ratio is that of the response (level sequence), ROLL's that of the token.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["topr"] = Field(
         default="topr", description="Policy gradient, weights taper off for bad responses alone."
@@ -139,8 +134,6 @@ class ToprLoss(BaseModel):
         description="Scales the loss of responses with a reward of 0 or less.",
     )
     level: Level = "token"
-    clips: ClassVar[bool] = False
-    corrects_staleness: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _learns(self) -> Self:
@@ -167,14 +160,10 @@ class ToprLoss(BaseModel):
         is_good = batch.reward > 0
         tapered = self.negative_weight * ratio.clamp(max=1.0)
         weight = torch.where(is_good, self.positive_weight, tapered)
-        return TokenLoss(
-            loss=weighted_logp(weight * batch.advantage, logp),
-            truncated=~is_good & (ratio > 1),
-            clipped=torch.zeros_like(ratio, dtype=torch.bool),
-        )
+        return weighted_loss(weight, logp, batch, truncated=~is_good & (ratio > 1))
 
 
-class IcePopLoss(BaseModel):
+class IcePopLoss(PolicyLoss):
     """-u A logp where mask_low <= u <= mask_high, else nothing; u = policy/engine held constant
     (Ling team, arXiv 2510.18855, IcePop).
 
@@ -182,8 +171,6 @@ class IcePopLoss(BaseModel):
     removes tokens with small ratios, of which the engine was sure and which the learner finds
     unlikely. Masked tokens still count in the divisor.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["icepop"] = Field(
         default="icepop", description="Policy gradient, tokens with extreme weights are masked."
@@ -195,8 +182,6 @@ class IcePopLoss(BaseModel):
         default=5.0, gt=1, description="Tokens with a weight above are left out."
     )
     clips: ClassVar[bool] = True
-    corrects_staleness: ClassVar[bool] = True
-    needs_whole_responses: ClassVar[bool] = False
 
     def explain(self) -> str:
         bounds = f"{self.mask_low:g} to {self.mask_high:g}"
@@ -206,8 +191,4 @@ class IcePopLoss(BaseModel):
         ratio = importance(logp, batch, "token")
         is_masked = (ratio < self.mask_low) | (ratio > self.mask_high)
         weight = torch.where(is_masked, 0.0, ratio)
-        return TokenLoss(
-            loss=weighted_logp(weight * batch.advantage, logp),
-            truncated=torch.zeros_like(is_masked),
-            clipped=is_masked,
-        )
+        return weighted_loss(weight, logp, batch, clipped=is_masked)
