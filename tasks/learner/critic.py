@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from artifacts.config_parts import FrozenConfig, with_defaults
-from tasks.learner.optimizer import AdamWConfig, ShardedAdamW, Updater
+from tasks.learner.optimizer import AdamWConfig, Updater
 from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import ReplicatedParameters
 from tasks.learner.policy import (
@@ -121,13 +121,10 @@ class Critic:
         recompute_layers: bool,
         ranks: Ranks,
     ) -> None:
-        self._config, self._ranks = config, ranks
+        self._config = config
         self._model = load_value_model(model_path, ranks, recompute_layers)
         self.parameters = ReplicatedParameters(self._model, DTYPES[compute], ranks)
-        self._optimizer = ShardedAdamW(config.optimizer, self.parameters.pieces)
-        self._updater = Updater(
-            config.optimizer.max_grad_norm, self.parameters, self._optimizer, ranks
-        )
+        self._updater = Updater(config.optimizer, self.parameters, ranks)
 
     @torch.no_grad()
     def values(self, batch: PackedBatch) -> Tensor:
@@ -150,22 +147,15 @@ class Critic:
 
     def update(self, step: int, normaliser: float, loss_sum: float) -> MadeUpdate:
         """Make one AdamW step. Collective."""
-        return self._updater.make(normaliser, loss_sum, self._config.optimizer.rate(step))
-
-    def discard(self) -> None:
-        """Zero the sums of gradients."""
-        self.parameters.discard()
+        return self._updater.make(step, normaliser, loss_sum)
 
     def save(self, path: str, step: int) -> None:
         """Write this rank's shard into a folder of the policy's checkpoint."""
-        folder = str(Path(path) / FOLDER)
-        save_shard(folder, step, self._optimizer, self.parameters.shapes, self._ranks)
+        save_shard(Path(path) / FOLDER, step, self._updater)
 
     def load(self, path: str) -> None:
         """Restore the critic bit by bit from a checkpoint. Collective."""
-        self.discard()
-        load_shards(str(Path(path) / FOLDER), self._optimizer, self.parameters.shapes)
-        self.parameters.publish()
+        load_shards(Path(path) / FOLDER, self._updater)
 
     def _forward(self, batch: PackedBatch) -> Tensor:
         def ids(values: tuple[int, ...]) -> Tensor:

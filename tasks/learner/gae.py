@@ -92,39 +92,30 @@ def whitened(values: Tensor, spread: Spread) -> Tensor:
     return (values - spread.mean) / (math.sqrt(spread.variance) + 1e-8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimates:
-    """Advantages and returns of all of this rank's rows in a step, from the critic's values."""
-
-    rows: tuple[ScoredRow, ...]  # with the advantages
-    returns: tuple[Tensor, ...]  # of the tokens of each row: the targets of the values
-    explained_variance: float  # share of the returns' variance that values explain, on all ranks
-
-
 def estimates(
-    rows: Sequence[ScoredRow], values: Sequence[Tensor], config: LearnerConfig, ranks: Ranks
-) -> Estimates:
-    """Compute advantages and returns from the critic's values before the step's first update.
-    Collective."""
+    rows: Sequence[ScoredRow], config: LearnerConfig, ranks: Ranks
+) -> tuple[list[ScoredRow], float]:
+    """Returns all of this rank's rows in a step with the advantages and returns that follow from
+    the critic's values, and the share of the returns' variance that the values explain, on all
+    ranks. Called before the step's first update. Collective."""
     advantage = config.advantage
     assert isinstance(advantage, GaeAdvantage)
-    advantages = [
-        token_advantages(_rewards(row, config), value, lengths_of(row.batch), advantage)
-        for row, value in zip(rows, values, strict=True)
-    ]
-    returns = [own + value for own, value in zip(advantages, values, strict=True)]
+    advantages: list[Tensor] = []
+    returns: list[Tensor] = []
+    for row in rows:
+        assert row.values is not None, "a critic has scored it"
+        rewards = _rewards(row, config)
+        advantages.append(token_advantages(rewards, row.values, lengths_of(row.batch), advantage))
+        returns.append(advantages[-1] + row.values)
     # an advantage is what a value leaves of its return
     left, whole = spread_of(advantages, ranks), spread_of(returns, ranks)
     if advantage.whiten:
         advantages = [whitened(own, left) for own in advantages]
-    return Estimates(
-        rows=tuple(
-            replace(row, tokens=replace(row.tokens, advantage=own))
-            for row, own in zip(rows, advantages, strict=True)
-        ),
-        returns=tuple(returns),
-        explained_variance=1.0 - left.variance / whole.variance if whole.variance else 0.0,
-    )
+    estimated = [
+        replace(row, tokens=replace(row.tokens, advantage=own), returns=due)
+        for row, own, due in zip(rows, advantages, returns, strict=True)
+    ]
+    return estimated, 1.0 - left.variance / whole.variance if whole.variance else 0.0
 
 
 def _rewards(row: ScoredRow, config: LearnerConfig) -> Tensor:

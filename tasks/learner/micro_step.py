@@ -40,6 +40,8 @@ class ScoredRow:
 
     batch: PackedBatch
     tokens: TokenBatch  # with the proximal policy's log-probabilities
+    values: Tensor | None = None  # the critic's value of each token; None without a critic
+    returns: Tensor | None = None  # what each value is to be, once all rows of the step are scored
 
 
 class MicroStep:

@@ -107,32 +107,25 @@ class ShardedAdamW:
             places = [
                 place for place, piece in enumerate(self.pieces) if piece.is_matrix == matrices
             ]
-            if places:
-                decay = self._config.weight_decay if matrices else 0.0
-                self._step_pieces(places, gradients, rate, decay)
-
-    def _step_pieces(
-        self, places: Sequence[int], gradients: Sequence[Tensor], rate: float, weight_decay: float
-    ) -> None:
-        before = torch.tensor(
-            float(self.num_updates - 1), device=self.pieces[places[0]].masters.device
-        )
-        adamw(
-            [self.pieces[place].masters for place in places],
-            [gradients[place] for place in places],
-            [self.mean[place] for place in places],
-            [self.square[place] for place in places],
-            [],
-            [before.clone() for _ in places],
-            fused=True,
-            amsgrad=False,
-            beta1=self._config.beta1,
-            beta2=self._config.beta2,
-            lr=rate,
-            weight_decay=weight_decay,
-            eps=self._config.epsilon,
-            maximize=False,
-        )
+            if not places:
+                continue
+            device = self.pieces[places[0]].masters.device
+            adamw(
+                [self.pieces[place].masters for place in places],
+                [gradients[place] for place in places],
+                [self.mean[place] for place in places],
+                [self.square[place] for place in places],
+                [],
+                [torch.tensor(float(self.num_updates - 1), device=device) for _ in places],
+                fused=True,
+                amsgrad=False,
+                beta1=self._config.beta1,
+                beta2=self._config.beta2,
+                lr=rate,
+                weight_decay=self._config.weight_decay if matrices else 0.0,
+                eps=self._config.epsilon,
+                maximize=False,
+            )
 
 
 _CHUNK = 1 << 20  # elements; torch's double precision copy of a chunk stays in the cache
@@ -154,37 +147,30 @@ def squared_norm(gradient: Tensor) -> float:
 class Updater:
     """Updates trained parameters by their accumulated gradients."""
 
-    def __init__(
-        self,
-        max_grad_norm: float,
-        parameters: TrainedParameters,
-        optimizer: ShardedAdamW,
-        ranks: Ranks,
-    ) -> None:
-        """`optimizer` must be the one of the pieces of `parameters`."""
-        self._max_grad_norm, self._ranks = max_grad_norm, ranks
-        self._parameters, self._optimizer = parameters, optimizer
+    def __init__(self, config: AdamWConfig, parameters: TrainedParameters, ranks: Ranks) -> None:
+        self._config, self.parameters, self.ranks = config, parameters, ranks
+        self.optimizer = ShardedAdamW(config, parameters.pieces)
 
-    def make(self, normaliser: float, loss_sum: float, rate: float) -> MadeUpdate:
-        """Apply the accumulated gradients, unless `skip_reason` gives a reason not to; the
-        gradients are zero afterwards. normaliser, loss_sum: this rank's, summed over the ranks
-        here. Collective."""
-        started = time.time()
-        normaliser, loss_sum = self._ranks.sum([normaliser, loss_sum])
+    def make(self, step: int, normaliser: float, loss_sum: float) -> MadeUpdate:
+        """Apply the accumulated gradients at the learning rate of the step, unless `skip_reason`
+        gives a reason not to; the gradients are zero afterwards. normaliser, loss_sum: this rank's,
+        summed over the ranks here. Collective."""
+        started, bound = time.time(), self._config.max_grad_norm
+        normaliser, loss_sum = self.ranks.sum([normaliser, loss_sum])
         loss = loss_sum / normaliser if normaliser else 0.0
-        gradients = self._parameters.reduced()
+        gradients = self.parameters.reduced()
         for gradient in gradients:
             gradient.div_(normaliser or 1.0)
         squares = sum(squared_norm(gradient) for gradient in gradients)
-        grad_norm = math.sqrt(self._ranks.sum([squares])[0])
+        grad_norm = math.sqrt(self.ranks.sum([squares])[0])
         skipped = skip_reason(normaliser, loss, grad_norm)
         if skipped is None:
-            if grad_norm > self._max_grad_norm:
+            if grad_norm > bound:
                 for gradient in gradients:
-                    gradient.mul_(self._max_grad_norm / grad_norm)
-            self._optimizer.step(gradients, rate)
-            self._parameters.publish()
-        self._parameters.discard()
+                    gradient.mul_(bound / grad_norm)
+            self.optimizer.step(gradients, self._config.rate(step))
+            self.parameters.publish()
+        self.parameters.discard()
         return MadeUpdate(
             skipped=skipped,
             normaliser=normaliser,

@@ -18,9 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-
-from torch import Tensor
+from itertools import chain, islice
 
 from tasks.learner.critic import Critic
 from tasks.learner.gae import estimates
@@ -46,8 +44,6 @@ class MiniBatch:
     rows: tuple[ScoredRow, ...]
     num_idle: int  # idle passes to match the rank with most rows, where ranks work in step
     normaliser: float  # what this part adds to the divisor of its updates
-    values: tuple[Tensor, ...] = ()  # the critic's values of each row's tokens; empty without one
-    returns: tuple[Tensor, ...] = ()  # the targets of the critic's values
 
 
 class SeveralUpdates:
@@ -78,17 +74,18 @@ class SeveralUpdates:
         for _ in range(num_idle):
             self._micro_step.idle_score()
         started = time.time()
-        values = () if self._critic is None else tuple(map(self._critic.values, rows))
-        self._taken.append(
-            MiniBatch(rows=tuple(scored), num_idle=num_idle, normaliser=normaliser, values=values)
-        )
-        return report + AccumulateReport(busy=((started, time.time()),) if values else ())
+        if self._critic is not None:
+            scored = [replace(row, values=self._critic.values(row.batch)) for row in scored]
+            if scored:
+                report += AccumulateReport(busy=((started, time.time()),))
+        self._taken.append(MiniBatch(rows=tuple(scored), num_idle=num_idle, normaliser=normaliser))
+        return report
 
     def forget(self) -> None:
         """Drop all mini-batches."""
         self._taken.clear()
         if self._critic is not None:
-            self._critic.discard()
+            self._critic.parameters.discard()
 
     def make(self, step: int) -> UpdateReport:
         """Make all updates of the step. Collective: every rank must have taken all mini-batches.
@@ -107,9 +104,16 @@ class SeveralUpdates:
                 made.append(update)
                 computed += report
                 if self._critic is not None:
-                    report, update = self._learn_values(self._critic, mini_batch, step)
-                    by_critic.append(update)
+                    report = AccumulateReport()
+                    for row in mini_batch.rows:
+                        assert row.values is not None
+                        assert row.returns is not None
+                        report += self._critic.train(
+                            row.batch, row.tokens.weight, row.values, row.returns
+                        )
                     computed += report
+                    loss_sum = report.value_loss_sum
+                    by_critic.append(self._critic.update(step, mini_batch.normaliser, loss_sum))
         self._taken.clear()
         rate = self._config.optimizer.rate(step)
         whole = _report_of(step, made, rate, computed)
@@ -131,19 +135,14 @@ class SeveralUpdates:
         the share of the returns' variance that the values explain."""
         if self._critic is None:
             return 0.0
-        rows = list(chain(*(mini_batch.rows for mini_batch in self._taken)))
-        values = list(chain(*(mini_batch.values for mini_batch in self._taken)))
-        estimated = estimates(rows, values, self._config, self._ranks)
-        whole, returns = iter(estimated.rows), iter(estimated.returns)
+        rows = chain.from_iterable(mini_batch.rows for mini_batch in self._taken)
+        estimated, explained = estimates(list(rows), self._config, self._ranks)
+        left = iter(estimated)
         self._taken = [
-            replace(
-                mini_batch,
-                rows=tuple(next(whole) for _ in mini_batch.rows),
-                returns=tuple(next(returns) for _ in mini_batch.rows),
-            )
+            replace(mini_batch, rows=tuple(islice(left, len(mini_batch.rows))))
             for mini_batch in self._taken
         ]
-        return estimated.explained_variance
+        return explained
 
     def _learn(self, mini_batch: MiniBatch, step: int) -> tuple[AccumulateReport, MadeUpdate]:
         """Compute gradients and update the policy, unless the critic is still warming up."""
@@ -168,24 +167,12 @@ class SeveralUpdates:
                 report.proximal_k3_sum,
             ]
         )
-        rate = self._config.optimizer.rate(step)
-        update = self._updater.make(mini_batch.normaliser, report.loss_sum, rate)
+        update = self._updater.make(step, mini_batch.normaliser, report.loss_sum)
         return report, replace(
             update,
             clip_fraction=num_clipped / max(1.0, num_tokens),
             proximal_k3=k3_sum / max(1.0, num_tokens),
         )
-
-    def _learn_values(
-        self, critic: Critic, mini_batch: MiniBatch, step: int
-    ) -> tuple[AccumulateReport, MadeUpdate]:
-        """Compute gradients and update the critic."""
-        report = AccumulateReport()
-        for row, values, returns in zip(
-            mini_batch.rows, mini_batch.values, mini_batch.returns, strict=True
-        ):
-            report += critic.train(row.batch, row.tokens.weight, values, returns)
-        return report, critic.update(step, mini_batch.normaliser, report.value_loss_sum)
 
 
 def _report_of(

@@ -24,21 +24,20 @@ from torch import Tensor
 
 from artifacts.checkpoint import EARLIER
 from artifacts.store import explained
-from tasks.learner.optimizer import ShardedAdamW
-from tasks.learner.ranks import Ranks
+from tasks.learner.optimizer import ShardedAdamW, Updater
 
 Shapes = Mapping[str, torch.Size]
 
 
-def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ranks: Ranks) -> None:
-    """Write this rank's file into the directory `path`: first under another name, then renamed.
-    Raises StoreError."""
-    directory = Path(path)
+def save_shard(directory: Path, step: int, updater: Updater) -> None:
+    """Write this rank's file into the directory: first under another name, then renamed. Raises
+    StoreError."""
+    optimizer, ranks = updater.optimizer, updater.ranks
     target = directory / f"shard-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
     header = {
         "step": step,
         "num_updates": optimizer.num_updates,
-        "shapes": _listed(shapes),
+        "shapes": _listed(updater.parameters.shapes),
         "starts": {piece.name: piece.start for piece in optimizer.pieces},
     }
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
@@ -50,19 +49,23 @@ def save_shard(path: str, step: int, optimizer: ShardedAdamW, shapes: Shapes, ra
         os.replace(aside, target)
 
 
-def load_shards(path: str, optimizer: ShardedAdamW, shapes: Shapes) -> int:
-    """Restore this rank's pieces from the shards in the directory `path`; returns their step.
-    Raises ValueError for shards that are missing, damaged or of another model."""
-    for file_path in _complete_set(Path(path)):
+def load_shards(directory: Path, updater: Updater) -> int:
+    """Restore the weights and this rank's pieces bit by bit from the shards in the directory, and
+    drop the sums of gradients; returns the shards' step. Raises ValueError for shards that are
+    missing, damaged or of another model. Collective."""
+    optimizer = updater.optimizer
+    updater.parameters.discard()
+    for file_path in _complete_set(directory):
         with _named(file_path), safe_open(file_path, framework="pt") as file:
             header = json.loads(file.metadata()["header"])
-            _check_header(header, file_path, shapes)
+            _check_header(header, file_path, updater.parameters.shapes)
             starts = header["starts"]
             for key, place, tensor in _kept(optimizer):
                 piece = optimizer.pieces[place]
                 if piece.name in starts:
                     _copy_overlap(tensor, piece.start, file.get_tensor(key), starts[piece.name])
             optimizer.num_updates = header["num_updates"]
+    updater.parameters.publish()
     return int(header["step"])
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from tasks.learner.critic import Critic
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
-from tasks.learner.optimizer import ShardedAdamW, Updater
+from tasks.learner.optimizer import Updater
 from tasks.learner.packing import PackedBatch, Sample, micro_batches, pack_samples
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.ranks import Ranks
@@ -74,15 +75,17 @@ class LearnerRank:
         self._policy = load_policy(
             self._model_path, config.compute, self._ranks, where, config.recompute_layers
         )
-        self._optimizer = ShardedAdamW(config.optimizer, self._policy.parameters.pieces)
-        self._updater = Updater(
-            config.optimizer.max_grad_norm, self._policy.parameters, self._optimizer, self._ranks
-        )
+        self._updater = Updater(config.optimizer, self._policy.parameters, self._ranks)
         self._micro_step = MicroStep(config.objective, self._temperature, self._policy, reference)
-        path, dtype, recomputes = self._model_path, config.compute, config.recompute_layers
         self._critic: Critic | None = None
         if config.has_critic:
-            self._critic = Critic(config.critic, path, dtype, recomputes, self._ranks)
+            self._critic = Critic(
+                config.critic,
+                self._model_path,
+                config.compute,
+                config.recompute_layers,
+                self._ranks,
+            )
         self._several = SeveralUpdates(
             config, self._ranks, self._micro_step, self._updater, self._critic
         )
@@ -157,8 +160,7 @@ class LearnerRank:
         AdamW step, unless `skip_reason` gives a reason not to. Collective."""
         if self._config.scores_first:
             return self._several.make(step)
-        rate = self._config.optimizer.rate(step)
-        made = self._updater.make(self._normaliser, self._loss_sum, rate)
+        made = self._updater.make(step, self._normaliser, self._loss_sum)
         self._normaliser = self._loss_sum = 0.0
         return UpdateReport(
             step=step,
@@ -166,7 +168,7 @@ class LearnerRank:
             normaliser=made.normaliser,
             loss=made.loss,
             grad_norm=made.grad_norm,
-            learning_rate=rate,
+            learning_rate=self._config.optimizer.rate(step),
             busy=(made.busy,),
         )
 
@@ -205,7 +207,7 @@ class LearnerRank:
     def save_checkpoint(self, path: str, step: int) -> None:
         """Write this rank's shard into the directory, then return freed memory to the operating
         system."""
-        save_shard(path, step, self._optimizer, self._policy.parameters.shapes, self._ranks)
+        save_shard(Path(path), step, self._updater)
         if self._critic is not None:
             self._critic.save(path, step)
         # Rows of ever new lengths fragment the allocator's memory, by a gigabyte in twenty steps of
@@ -218,8 +220,7 @@ class LearnerRank:
         """Restore weights, optimizer and step bit by bit, and drop the sums of gradients; returns
         the step. Collective."""
         self.discard()
-        step = load_shards(path, self._optimizer, self._policy.parameters.shapes)
-        self._policy.parameters.publish()
+        step = load_shards(Path(path), self._updater)
         if self._critic is not None:
             self._critic.load(path)
         return step

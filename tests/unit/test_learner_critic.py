@@ -243,7 +243,7 @@ def test_the_critic_may_learn_first(model_path: str) -> None:
     assert rank.fingerprints() == before
     assert not torch.equal(critic_of(rank).parameters.values, valued)
     assert play(rank, 2).applied
-    assert rank._optimizer.num_updates == 2
+    assert rank._updater.optimizer.num_updates == 2
 
 
 def test_a_checkpoint_brings_policy_and_critic_back_bit_by_bit(
