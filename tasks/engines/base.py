@@ -3,9 +3,7 @@
     submit(requests) ... collect() -> finished responses, a few at a time, and new tokens of others
     ... abort(ids) -> partial responses come by collect()
 
-Implementations: `vllm.engine.VllmEngine` (real) and `simulation.replica.SimulatedEngine` (discrete
-events, on a virtual clock or a real one). Only `registry` lists them: no other code depends on the
-kind of an engine.
+Only `registry` lists the implementations: no other code depends on the kind of an engine.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ template writes are control; the same characters inside a message are plain text
     messages ─▶ controls in their contents become stand-ins ─▶ template ─▶ text ─▶ ids
     ids of a response ─▶ without those that frame a turn ─▶ text
 
-A control token that a message quotes is encoded as the characters that it is spelled with. In an
-assistant's turn this holds only for the tokens that frame a turn: other special tokens, such as
-`<think>`, are part of what a model says, and stay in the text of a response, too.
+In an assistant's turn this holds only for the tokens that frame a turn: others, such as `<think>`,
+are part of what a model says, and stay in the text of a response, too.
 """
 
 from __future__ import annotations

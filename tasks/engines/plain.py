@@ -1,8 +1,6 @@
-"""Generation without an engine, by transformers, one prompt at a time.
-
-For a person at a terminal, who waits for the first word rather than for a thousand answers. A
-PlainModel is ready in seconds, where vLLM takes half a minute on a CPU, and computes in float32.
-Leaves out batches, log-probabilities and everything else that training needs.
+"""Generation without an engine, by transformers, one prompt at a time, in float32: for a person at
+a terminal, who waits for the first word. It is ready in seconds, where vLLM takes half a minute on
+a CPU. Leaves out everything that training needs.
 """
 
 from __future__ import annotations

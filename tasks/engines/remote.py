@@ -3,8 +3,8 @@
     round ──────▶ RemoteEngine ─▶ bytes over Dask ─▶ EngineActor ─▶ ResponseMux ─▶ Replica
     evaluation ─▶ RemoteEngine ─▶                                   one mailbox for each client
 
-A round and an evaluation share a replica, and each collects its own responses. Only one training
-round collects at a time; the next round takes over the requests that the last one left running.
+Only one training round collects at a time; the next one takes over the requests that it left
+running.
 """
 
 from __future__ import annotations

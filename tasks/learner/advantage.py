@@ -1,9 +1,8 @@
 """Advantages of whole responses: what a reward is worth among its siblings, or in its step.
 
-Most kinds are local to the group: only such advantages can be computed while other groups are still
-being generated (invariant 4, docs/architecture.md). The other kinds need the moments of all rewards
-of the step, and so all of its groups. Responses without a verdict (reward None) neither enter a
-mean nor get an advantage.
+Kinds that are local to the group can be computed while other groups are still being generated
+(invariant 4, docs/architecture.md); the others need the rewards of the whole step. Responses
+without a verdict (reward None) neither enter a mean nor get an advantage.
 """
 
 from __future__ import annotations

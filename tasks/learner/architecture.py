@@ -2,9 +2,8 @@
 architecture, and so must vLLM.
 
 The learner embeds tokens and projects hidden states itself (`policy`, `head`) and replaces the
-attention of every layer (`tree_attention`). Any further computation of a model would be left out
-silently, so models with such computations are refused here. docs/models.md has the table of tested
-models.
+attention of every layer (`tree_attention`): any further computation would be left out silently, so
+models with one are refused. docs/models.md has the table of tested models.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """A training step on all ranks of the learner: the gradients of a round's accepted groups, or of a
-recorded step's groups, then the update. In a step of several updates the groups are only scored
-here, and each update computes its own gradients (`several_updates`).
+recorded step's groups, then the update.
 
     round ── Group, ScaleDown ──▶ accumulate_round ─▶ sums on every rank ─▶ update_all
     records of the step ────────▶ replay_gradients ─┘
 
-Advantages that compare rewards with earlier steps read the moments of those steps from disk
-(`baseline_moments`); each step writes its own there before its round is closed (`record_moments`).
-So a replayed step has the same advantages.
+In a step of several updates the groups are only scored here (`several_updates`). Advantages that
+look at earlier steps read the moments of their rewards from disk, so that a replay has the same.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Credit assignment: an advantage for the response as a whole (`advantage`), or one for each of its
 turns. Each kind is one line of the union `Credit`. Pure.
 
-    paid for each turn      r_0 ... r_n, what the environment paid
-    return of a turn        G_k = r_k + gamma G_(k+1)
-    norm(x in X)            (x - mean X) / (deviation X + epsilon)
+    return of a turn        G_k = r_k + gamma G_(k+1), r_k: what the environment paid
+    norm(x in X)            (x - mean X) / (deviation X + epsilon); 0 where all are equal
 
     turn_returns            A_k = norm(G_k in the returns of all siblings' turns k)
     anchor_states           A_k = w_episode norm(R in the rewards of all siblings)
                                 + w_state norm(G_k in the returns of all turns that read the same)
 
-Advantages of turns are local to the group. norm is 0 where a value has no other to compare with, or
-all are equal. Leaves out the advantages of single tokens by a critic (`gae`).
+Leaves out the advantages of single tokens by a critic (`gae`).
 """
 
 from __future__ import annotations

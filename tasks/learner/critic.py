@@ -4,11 +4,9 @@
     train   gradients of the clipped squared error to the returns
     update  its own AdamW step, with the learning rate of the critic's own schedule
 
-The model is the policy's backbone with a head of one output, computed in fp32, in place of the
-vocabulary. It starts from the policy's initial model and a head of zeros, so that all values are 0
-at first. It lies on the same ranks as the policy, replicated; within a row, the embedding's
-gradient is summed in the compute dtype. Leaves out whitening (`gae`) and the policy's updates
-(`several_updates`).
+It is the policy's initial backbone, replicated, in fp32, with a head of one output, which begins
+with zeros: all values are 0 at first. Within a row, the embedding's gradient is summed in the
+compute dtype.
 """
 
 from __future__ import annotations

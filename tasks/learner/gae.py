@@ -4,10 +4,9 @@ Schulman et al. 2016, arXiv 1506.02438).
     delta_t = r_t + gamma v_(t+1) - v_t,   v = 0 after the last token
     A_t     = delta_t + gamma lambda A_(t+1)          return_t = A_t + v_t
 
-t counts sampled tokens only: an observation between two of them adds no discount and does not end
-the sequence. v_t is the value of everything before token t, read at the node that predicts t; so
-the last token of a turn bootstraps from the value after the observation that follows it. Leaves out
-the computation of values (`critic`).
+t counts sampled tokens only: an observation between two of them adds no discount. v_t is the value
+of everything before token t, so the last token of a turn bootstraps from the value after the
+observation that follows it. Leaves out the computation of values (`critic`).
 """
 
 from __future__ import annotations

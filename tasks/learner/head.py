@@ -1,12 +1,10 @@
 """The vocabulary projection, chunk by chunk: log-probabilities, the gradient of their loss by the
 hidden states, and the gradient by the projection matrix.
 
-Where the loss of a token depends on its own log-probability alone, each chunk's gradient is
-finished while its logits are in memory: no logits are kept, and none are computed twice. For a loss
-that needs all log-probabilities first, the logits are computed twice if there is more than one
-chunk. One row of logits serves all tokens that the same node predicts (the last prompt token
-predicts the first token of every response). Leaves out the backbone: `grad_hidden` is where its
-backward starts.
+Where a token's loss depends on its own log-probability alone, each chunk's gradient is finished
+while its logits are in memory. Other losses compute the logits twice if there is more than one
+chunk. One row of logits serves all tokens that the same node predicts. Leaves out the backbone:
+`grad_hidden` is where its backward starts.
 """
 
 from __future__ import annotations

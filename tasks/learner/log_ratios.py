@@ -1,19 +1,16 @@
 """Ratios and divergences of two policies at single tokens, finite however far apart they are.
 
-exp(88.8) is infinite in single precision, and 0 times infinity is not a number, nor is its
-gradient. The bounds here leave numbers within them unchanged, bit by bit. Beyond them a token has a
-finite loss, and a gradient only from its other terms. A record without a finite log-probability
-keeps an infinite ratio, and sums over it are not a number.
+exp(88.8) is infinite in single precision, and 0 times infinity is not a number. The bounds here
+leave numbers within them unchanged, bit by bit; beyond them a token has a finite loss, and a
+gradient only from its other terms. A record without a finite log-probability keeps an infinite
+ratio. Three estimators of KL(policy || reference) for tokens that the policy sampled, with
+d = logp - reference (J. Schulman, Approximating KL Divergence, 2020):
 
-With d = logp - reference, of tokens that the policy sampled, three estimators of KL(policy ||
-reference) (J. Schulman, Approximating KL Divergence, 2020):
-
-    k1 = d                  unbiased, of any sign, noisy
-    k2 = d^2 / 2            biased, small, never negative
+    k1 = d                  unbiased, of any sign, noisy; its gradient is zero on average
+    k2 = d^2 / 2            biased, small, never negative; its gradient is the divergence's
     k3 = exp(-d) + d - 1    unbiased, never negative; explodes where the reference is much likelier
 
-As losses they differ otherwise: the gradient of k1 is zero on average, that of k2 is the gradient
-of the divergence, that of k3 is so to first order (arXiv 2510.01555).
+(Of the gradients: arXiv 2510.01555; that of k3 is the divergence's to first order.)
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@
     KL in the reward ─▶ advantage ──────────┴▶ loss of the kind + KL in the loss - entropy bonus
 
 Terms that need a whole response are computed first, from all log-probabilities of its row; the rest
-is a function of each token alone. The sequence mask drops responses that drifted too far from the
-policy, with any loss. A dropped response has no policy gradient and stays in the divisor, like a
-response with advantage zero. Its KL term and entropy bonus stay, because they carry no importance
-weight. Leaves out the computation of log-probabilities (`head`) and the sums over rows.
+is a function of each token alone. A response that the sequence mask drops has no policy gradient
+and stays in the divisor; its KL term and entropy bonus stay, because they carry no importance
+weight.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """One optimizer update: gradients are reduced over the ranks, divided once, clipped, and applied by
-AdamW. Every rank runs AdamW on the pieces that it owns.
-
-Leaves out how gradients are reduced and weights are gathered (`parameters`), and when to update
-(`trainer`, `several_updates`).
+AdamW, on every rank to the pieces that it owns. Leaves out when to update (`trainer`,
+`several_updates`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """How training treats responses that are too long (DAPO, sections 3.4 and 3.5).
 
-A truncated response counts as wrong because it was cut, whatever it was about to say: its verdict
-is noisy. Such responses can be trained like any other, punished gradually as they approach the
-bound, or left out of the loss. Only training is affected: verdicts, their metrics, held-out scores
-and dynamic sampling use the reward as it was given. The length of a response is the number of its
-sampled tokens: an environment's words are not punished.
+The verdict on a truncated response is noisy: it was cut, whatever it was about to say. Only
+training is affected; verdicts, their metrics, held-out scores and dynamic sampling use the reward
+as it was given. Lengths count sampled tokens: an environment's words are not punished.
 """
 
 from __future__ import annotations

@@ -7,10 +7,8 @@
                                        subtree_ends  one past its last descendant
 
 Node j is an ancestor of node i, or i itself, exactly when j <= i < subtree_ends[j]: that one
-comparison is the attention mask. Tokens within a response that the model did not sample (invariant
-14, docs/architecture.md) are nodes like those of a prompt: read, never predicted. A response's last
-sampled token predicts nothing, so neither that token nor anything after it is computed. Leaves out
-the attention itself and everything on tensors.
+comparison is the attention mask. Tokens of a response that the model did not sample (invariant 14,
+docs/architecture.md) are read, never predicted; nothing is computed from the last sampled one on.
 """
 
 from __future__ import annotations

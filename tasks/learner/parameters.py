@@ -5,16 +5,11 @@
     gradients  whole on every rank, reduced by update    reduced in every backward pass
     masters    a shard on every rank                     a shard on every rank: the weights
 
-The decoder computes with `whole` weights, its backward adds to `gradient`, the optimizer moves
-`pieces`. Replicated parameters are views into one flat buffer, with one flat fp32 buffer for their
-gradients and masters of the slice that the rank owns (ZeRO-1):
+Replicated parameters are views into one flat buffer, whatever the layers look like: a rank owns a
+contiguous slice (ZeRO-1), and reduce and gather are one call each.
 
     gradients (every rank, whole) --reduce-scatter--> own slice -> the optimizer moves own masters
     -> values --all-gather--> whole
-
-The buffer is flat so that a rank can own a contiguous slice whatever the layers look like: reduce
-and gather are one call each, and ranks communicate nowhere else. Tied weights lie in the buffer
-once. Leaves out the arithmetic of an update (`optimizer`).
 """
 
 from __future__ import annotations

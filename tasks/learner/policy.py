@@ -4,9 +4,8 @@
     predicting nodes -> head_pass
                            gradients in fp32 <- backward <- gradient of those hidden states <-'
 
-The policy computes with bf16 copies of the weights, exactly the numbers that the engines load.
-Products accumulate in fp32, gradients are summed in fp32, masters and moments are fp32. A reference
-has only its bf16 copy. Leaves out where the parameters lie (`parameters`).
+The policy computes with bf16 copies of the weights, exactly the numbers that the engines load;
+sums of products and gradients, masters and moments are fp32. A reference has only its bf16 copy.
 """
 
 from __future__ import annotations

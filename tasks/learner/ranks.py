@@ -1,15 +1,12 @@
 """The ranks of a learner as a group: how they join, and their collectives; the same code on gloo
 and NCCL. A single rank works without torch.distributed.
 
-Gloo ranks exchange slices of one flat buffer by messages from rank to rank:
-
     add_up:  every other rank's piece of this rank's slice ──▶ buffer ──▶ added to the slice
     spread:  this rank's slice ──▶ every other rank, straight into its place
 
-torch's own reduce-scatter for gloo copies the whole buffer, sums all of it on every rank and keeps
-a slice: twice the traffic. Here a byte travels once and nothing large is allocated. One rank makes
-each sum, adding the others' values to its own in rank order, so that the result is the same bit by
-bit every time. Leaves out what is reduced and when (`trainer`).
+torch's own reduce-scatter for gloo sums all of the buffer on every rank: twice the traffic. Here a
+byte travels once, and nothing large is allocated. The others' values are added in rank order, so
+that the result is the same bit by bit every time.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     collective ─▶ RemoteLearner ─▶ bytes over Dask ─▶ LearnerActor ─▶ LearnerRank
 
 The actor's long methods run in the worker's one actor thread; ping and version answer while they
-run. Every method that changes the policy takes the step it belongs to and is idempotent: called
-again for a step that is done, it returns that step's report. So a task that Dask or Prefect runs
-twice cannot update twice.
+run. Methods that change the policy are idempotent: called again for a step that is done, they
+return its report, so that a task that runs twice cannot update twice.
 """
 
 from __future__ import annotations

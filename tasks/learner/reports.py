@@ -1,6 +1,4 @@
-"""The learner's reports. Reports of work are sums, so that those of several calls and ranks can be
-added. Each of a step's three training stages (gradients, update, publication) hands its report to
-the next stage, and all go into the step's figures."""
+"""The learner's reports. Those of work are sums, so that several calls and ranks can be added."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """From accepted groups to samples: the responses that are trained, their advantages and weights.
 
-Groups are processed one by one, as they arrive; moments of the whole step, where an advantage needs
-them, come with each part. An update's loss is sum(weight * token loss) / sum(normaliser), both over
-all ranks, divided once (invariants 4 and 5, docs/architecture.md); its tokens are those that the
-model sampled (invariant 14). Leaves out the division (`trainer`), packing and tensors.
+An update's loss is sum(weight * token loss) / sum(normaliser), both over all ranks, divided once
+(invariants 4 and 5, docs/architecture.md); its tokens are those that the model sampled (14). Leaves
+out the division (`trainer`), packing and tensors.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """A step that makes several updates, or has a critic: a rank keeps its mini-batches and passes over
 them.
 
-    take(rows)   once for each mini-batch: a forward pass with the weights of the step's beginning
+    take(rows)   once for each mini-batch: a forward pass with the weights of the step's beginning,
+                 which gives the log-probabilities of the proximal policy
     make(step)   (advantages by the critic's values)
                  passes x mini-batches x (gradients ─▶ sums over ranks ─▶ one update)
                                          (the same for the critic)
 
-The forward pass gives the log-probabilities of the proximal policy. It uses the same rows as
-training, so that the ratios of the first update are exactly 1. The loss of an update is a mean over
-its mini-batch alone: the sum over the mini-batch's tokens on all ranks, divided by the sum of the
-mini-batch's normalisers. All updates of a step have the step's learning rate. Leaves out how groups
-become mini-batches (`dealing`, `split`).
+Scoring uses the same rows as training, so that the ratios of the first update are exactly 1. The
+loss of an update is a mean over its mini-batch alone. Leaves out how groups become mini-batches
+(`dealing`, `split`).
 """
 
 from __future__ import annotations

@@ -4,13 +4,10 @@
     backward  the same backwards; whole gradients --reduce-scatter, in fp32--> sums of own shard
     update    the fp32 shards are the masters: nothing is gathered
 
-A unit is gathered as a whole: a decoder layer, the embedding, the head (or both together, where
-they are tied), and the rest, which is the final norm. The decoder reads embedding and head itself:
-it gathers them through `whole` and reduces their gradients through `reduce`. For layers, torch's
-hooks do both.
-
-Every pass consists of collectives, so all ranks must make the same passes in the same order; a rank
-without data makes an idle pass (`micro_step`).
+A unit is gathered as a whole: a decoder layer, the embedding, the head (both together, where they
+are tied), and the rest. The decoder gathers embedding and head through `whole` and reduces their
+gradients through `reduce`; for layers, torch's hooks do both. Every pass consists of collectives:
+a rank without data makes an idle pass (`micro_step`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ pieces that the rank owns, restored bit by bit.
     masters/model.norm.weight, mean/..., square/...: consecutive elements of the parameter
     header: the step, every parameter's shape, and where these elements begin
 
-So a learner with another number of ranks, or with another placement of parameters, can read the
-same checkpoint. Every rank must see all files. Leaves out the commit: the step's manifest says
-which checkpoints count.
+So another number of ranks, or another placement of parameters, can read it; every rank must see all
+files. Leaves out the commit: the step's manifest says which checkpoints count.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ free, the rest to all ranks when the round ends.
     round closed:      waiting ─▶ balanced over all ranks ┴▶ sums on every rank
                                                              ─▶ one reduction, one update
 
-Exact by construction: a rank adds sums of losses, gradients and normalisers, and nothing is divided
-before the reduction (invariant 4, docs/architecture.md). The assignment of groups to ranks depends
-on timing, and the last bits of the sums depend on it; so the split is recorded, and a replayed step
-follows it call by call. Leaves out devices and processes: any `GradientRank` will do.
+Exact by construction: nothing is divided before the reduction (invariant 4, docs/architecture.md).
+Which rank gets which group depends on timing, and the last bits of the sums depend on it; so the
+split is recorded, and a replayed step follows it call by call.
 """
 
 from __future__ import annotations

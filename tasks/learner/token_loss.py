@@ -2,25 +2,15 @@
 
     TokenBatch + current log-probabilities ──▶ PolicyLoss.token_loss ──▶ TokenLoss
 
-A loss is its own configuration: a frozen pydantic model with a `kind`, and one line of the union in
-`losses.registry`. Leaves out the weights and sums of tokens, and terms that are added to any loss
-(`objective`).
-
-Beside it two things that losses are made of. Importance weights: how much likelier the learner
-finds a token than the engine did,
+Beside it what losses are made of: importance weights, how much likelier the learner finds a token
+than the engine did,
 
     u = exp(learner - engine) of a token          level token
-    the product of u over its response            level sequence
-    the geometric mean of u over its response     level geometric
+    the product of u over its response            level sequence: the exact weight; it explodes
+    the geometric mean of u over its response     level geometric: no trend with length, inexact
 
-The product is the exact importance weight of a response, but it explodes: a factor of 1.1 at every
-token makes a weight of 1.1^100 = 13,780 over a hundred tokens. So under any bound short responses
-keep their weights, and long ones get about 0 or the bound. The geometric mean has no such trend
-with length, but is not an exact importance weight.
-
-And sums over whole responses, in fp64 on the host, response by response: the same whatever the
-device and whichever responses share the row. A response lies in one packed row (`packing`), so that
-no such sum crosses micro-batches or ranks.
+and sums over whole responses, in fp64 on the host: the same whatever the device and whichever
+responses share the row. A response lies in one row (`packing`).
 """
 
 from __future__ import annotations

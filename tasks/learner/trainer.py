@@ -5,12 +5,10 @@
         normaliser, loss       clip, AdamW, gather
 
 In a step of several updates, or with a critic, each call of `accumulate` takes a mini-batch, and
-`update` makes all gradients and updates (`several_updates`). With replicated parameters
-`accumulate` communicates with no other rank, so that ranks may get different numbers of calls in
-any split (invariant 4, docs/architecture.md). With sharded parameters ranks work in step: every
-method that computes with or reads whole parameters must be called on all ranks, equally often and
-in the same order. All methods are synchronous and called from one thread; the Dask actor around a
-rank is `remote.LearnerActor`.
+`update` makes all gradients and updates (`several_updates`). With replicated parameters ranks may
+get different numbers of calls in any split (invariant 4, docs/architecture.md). With sharded ones
+they work in step: every method that computes with or reads whole parameters must be called on all
+ranks, equally often and in the same order. All methods are called from one thread.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Attention over a packed prefix tree: each token sees its ancestors and itself, nothing else.
 
-`register_attention` registers two implementations with transformers, `TREE_BLOCKS` and `TREE_FLEX`,
-so that any of its decoders runs on packed rows: pass `tree=TreePlan` through the model's keyword
-arguments. In a layer with a sliding window, a token sees only its nearest ancestors within the
-window. Layers with soft caps or attention sinks are refused.
-
-`TREE_BLOCKS` (CPU) processes the row in blocks of queries. The keys of a block are the path above
-its first token and the block itself, so no T x T matrix exists. It uses plain matrix products, with
-the query heads of one key head folded together, because torch's fused CPU kernel takes 1.5 to 2
-times as long for the backward pass in bf16. Probabilities are kept for backward, scores are
-computed in fp32. `TREE_FLEX` (CUDA) gives the same mask to flex_attention.
+`register_attention` registers two implementations with transformers, so that any of its decoders
+runs on packed rows: pass `tree=TreePlan` through the model's keyword arguments. `TREE_FLEX` (CUDA)
+gives the mask to flex_attention. `TREE_BLOCKS` (CPU) processes the row in blocks of queries, whose
+keys are the path above the first token and the block itself, so that no T x T matrix exists. It
+uses plain matrix products, with the query heads of one key head folded together: torch's fused CPU
+kernel takes 1.5 to 2 times as long for the backward pass in bf16. Probabilities are kept for
+backward, scores are computed in fp32.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 several rows and ranks can be added.
 
     versions of tokens, statistics of each ─▶ VersionSums + VersionSums ─▶ figures by lag
-
-A token has a version; its lag depends on the step that trains it, which only the step's report
-knows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The weight check: after every publication learner ranks and engines must hold the same weights.
 
-Two comparisons are made, because each finds faults that the other cannot: exact checksums name the
-tensor that is stale, missing or transposed; log-probabilities of fixed probe prompts show that the
-engine computes with the tensors that it holds. An engine that computes no log-probabilities is
-checked by its tensors alone. No engine samples for training before it has passed the check.
+Exact checksums name the tensor that is stale, missing or transposed; log-probabilities of fixed
+probe prompts show that the engine computes with the tensors that it holds. No engine samples for
+training before it has passed.
 """
 
 from __future__ import annotations

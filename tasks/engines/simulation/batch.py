@@ -1,15 +1,13 @@
 """The batch of a simulated replica: the sequences that decode, those that wait for room, and the
-time of the next event.
+time of the next event. Pure: the time is passed in.
 
     add, remove ─▶ fill: preempt what does not fit, admit what does ─▶ seconds_to_event
     ─▶ advance(now): the sequences that have ended since ─▶ ...
 
-Every decoding sequence gains one token per decode step (`pace` gives its duration). When the KV
-cache is full, the sequence admitted last is preempted: it waits and is prefilled again. Prefilling
-either holds the batch up or shares its steps in chunks. Nothing changes between two events, so a
-batch jumps from one event to the next. An event costs the logarithm of the number of running
-sequences: their ends lie in a heap ordered by step count, and sums are kept up to date. Pure: the
-time is passed in. Leaves out requests and responses (`replica`).
+Every decoding sequence gains one token per decode step (`pace`). When the KV cache is full, the
+sequence admitted last is preempted: it waits and is prefilled again. Nothing changes between two
+events, so a batch jumps from one to the next, at the cost of the logarithm of the number of running
+sequences: their ends lie in a heap ordered by step count, and sums are kept up to date.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""How long the decode steps of a simulated replica take.
+"""How long the decode steps of a simulated replica take. Pure.
 
     step = fixed + sequences + max(weights, matrix products) + KV cache read
 
-With speculative drafts a step may verify several tokens of every sequence, and yields more than one
-token on average. Each verified token costs as much as a further sequence, except that the cache is
-read once. The cheaper kind of step per token is taken: drafts win where few sequences decode and
-nothing prefills.
-
-Every decoding sequence adds a token to the cache in each step. So the time of a run of steps
-between two events is quadratic in their number; it is computed in both directions. Without the last
-two terms a step's time depends on the batch alone. Pure.
+With speculative drafts a step may verify several tokens of every sequence, each at the cost of a
+further sequence, except that the cache is read once; the cheaper kind of step per token is taken.
+Every decoding sequence adds a token to the cache in each step, so the time of a run of steps is
+quadratic in their number; it is computed in both directions.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 
     submit ─▶ `decoding` ─▶ `batch` ─▶ `decoding` ─▶ `mailbox` ─▶ collect
 
-Each replica has one timer, set for the next event of its batch, so that 128 replicas run in
-seconds. The same replica serves a whole run in a worker process, on a real clock. A simulated
-replica holds no model: it reads a weight file only to attest to it, and its responses (`writers`)
-do not depend on the weights.
+Each replica has one timer, set for the next event of its batch. It holds no model: it reads a
+weight file only to attest to it, and its responses (`writers`) do not depend on the weights.
 """
 
 from __future__ import annotations

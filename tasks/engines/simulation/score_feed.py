@@ -1,8 +1,5 @@
-"""The simulated reward: verdicts that take time and sometimes cannot be reached. It is the
-ScoreFeed that goes with `replica.SimulatedEngine`.
-
-Judges nothing: whether a response is right is drawn from a seed and the response's name.
-"""
+"""The simulated reward: verdicts that take time and sometimes cannot be reached, drawn from a seed
+and the response's name. The ScoreFeed that goes with `replica.SimulatedEngine`."""
 
 from __future__ import annotations
 

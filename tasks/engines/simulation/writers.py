@@ -2,11 +2,9 @@
 
     request ──▶ Writer ──▶ length, tokens, text: a function of the request and its noise alone
 
-`BlankWriter` repeats one token to the length that its `Lengths` give, for rounds whose rewards are
-simulated, too. `ChainSumWriter` works out the questions of the task chain_sum and sometimes errs,
-so that a whole run on simulated engines has real tokens, real rewards and groups whose rewards
-differ. It reads the question and never the reference answer. Neither writer depends on the weights:
-a simulated policy does not learn.
+`BlankWriter` repeats one token to the length that its `Lengths` give. `ChainSumWriter` works out
+the questions of the task chain_sum and sometimes errs, so that a run on simulated engines has real
+tokens, rewards and groups. It reads the question, never the reference answer.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@ no asyncio, no deadlines.
 
     submit ─▶ add ─▶ (wait for a sibling, or for a load) ─▶ live ─▶ step ... step ─▶ Generated
 
-A response is one vLLM request: `llm_engine` makes its parameters and attests to the loaded weights,
-`live` holds its state inside vLLM and the replica's counters, `siblings` says which request it
-waits for. vLLM is imported only when a core is built (`engine.build_core`), after pinning. Relied
-on here, in vLLM 0.32: `LLMEngine` with its engine core in process and the batches that it has
-computed ahead, and its scheduler (KV usage, the list of running requests; a running request that is
-not scheduled in a step goes on in a later one).
+A response is one vLLM request. Relied on here, in vLLM 0.32: `LLMEngine` with its engine core in
+process and the batches that it has computed ahead, and its scheduler (KV usage, the list of running
+requests; a running request that is not scheduled in a step goes on in a later one).
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     event loop: submit / collect / abort / load_weights / stats
         ──▶ SteppingThread ──▶ VllmCore ──▶ vLLM's LLMEngine
 
-The async methods hand calls to the stepping thread and never block the loop. The stepping thread is
-pinned to the replica's cores; torch and vLLM run in it. The noise of a response is a function of
-its request's seed and the token's position alone (`worker_patches`). Leaves out retries, routing
-and the assignment of devices.
+The async methods hand calls to the stepping thread, which is pinned to the replica's cores, and
+never block the loop.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """vLLM's LLMEngine: pin the thread to cores, build the engine, submit requests, attest to weights.
 
-Token ids go in and come out, with FINAL_ONLY output and no detokenisation, so that a step costs
-none of our Python per token. Log-probabilities are those of the distribution that was sampled from
-(`processed_logprobs`: after temperature and top_p). At temperature 1 and top_p 1, and for greedy
-decoding (temperature 0), they are the model's own.
-
-An attestation has one fingerprint per tensor over all ranks, and the log-probabilities of fixed
-probes, which are computed without the running requests. Relied on for that, in vLLM 0.32: the
-scheduler schedules the requests in `running` and `waiting` and no others, counts its free blocks,
-and can be made to preempt a request, which then waits.
+Token ids go in and come out, so that a step costs none of our Python per token. Log-probabilities
+are those of the distribution that was sampled from (after temperature and top_p); for greedy
+decoding, the model's own. Relied on, in vLLM 0.32: the scheduler schedules the requests in
+`running` and `waiting` and no others, counts its free blocks, and can be made to preempt a request,
+which then waits.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ line.
     python -m tasks.engines.vllm.measuring '<MeasuringOrder as JSON>'  ->  stdout: "MEASURED {...}"
     for room, point or skipped point
 
-Every batch of random prompts is computed from scratch, then decoded to a fixed length without
-stopping. The fastest of the repeats counts, because disturbances only ever slow a measurement down.
-Leaves out which replicas to measure (`flows.commands.calibrate`).
+Every batch of random prompts is computed from scratch, then decoded to a fixed length. The fastest
+of the repeats counts: disturbances only ever slow a measurement down.
 """
 
 from __future__ import annotations

@@ -2,21 +2,15 @@
 
 vLLM fuses q, k, v and gate, up and renames experts, and a rank of tensor parallelism holds a shard
 of most tensors: `parameters_of` and `parts_of` map a checkpoint's tensors to their places. `worker`
-reads weights back by this map.
-
-Direct loading (`load_parameter`) writes weights by the same map, with one copy or one repacking of
-each tensor. vLLM's own reload is slower: it plans every parameter again on the meta device, runs
-its loaders twice, allocates the whole layer once more and copies it back. Direct loading may be
-used only where the map has been proven on this model: `worker` has vLLM load the first version and
-compares what it reads back with the file. Models with other than plain layers are always loaded by
-vLLM.
+reads weights back by this map, and once it is proven on this model writes them by it
+(`load_parameter`): one copy or one repacking of each tensor, where vLLM's own reload plans every
+parameter again and copies the whole layer once more.
 
 All experts of a layer are two parameters of one module (`RoutedExperts`). vLLM's CPU backend packs
-both for its kernel in place: they keep their shapes and hold the numbers in another order. In vLLM
-0.32 it packs only when it builds the kernel, and an update of the weights does not build one: the
-kernel would read unpacked weights as packed. So `forget_kernels` removes the kernel, and the module
-builds it, and packs, at its next load. Packed weights cannot be unpacked, so the file's are packed
-as well and compared. Experts that are spread over ranks are not read back.
+both for its kernel in place. In vLLM 0.32 it packs only when it builds the kernel, and an update of
+the weights does not build one: the kernel would read unpacked weights as packed. So
+`forget_kernels` removes the kernel, and the module packs at its next load. Packed weights cannot be
+unpacked, so the file's are packed as well and compared.
 """
 
 from __future__ import annotations

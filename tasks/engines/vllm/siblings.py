@@ -3,20 +3,15 @@
     first sibling ─▶ step: computes the prompt ─▶ the others enter: each copies the started block
                                                   and computes the prompt's last token
 
-vLLM shares computed prefixes in whole blocks, so without this each sibling would compute again the
-part of its prompt in a last, half-filled block: about 16 tokens a response on CPUs, where a block
-has 32 tokens. A copy costs next to nothing. No draw changes, because the noise belongs to the
-response. KV cache that other weights computed is not shared: requests carry a cache salt, which
-changes when such blocks stay.
-
-Off where it was not tried or gains nothing: on GPUs (a few tokens of a prefill cost nothing there),
+vLLM shares computed prefixes in whole blocks, so without this each sibling would compute the last,
+half-filled block again: about 16 tokens a response on CPUs. No draw changes. KV cache that other
+weights computed is not shared: requests carry a cache salt. Off where it gains nothing: on GPUs,
 without prefix caching, and for models whose layers do not keep every token.
 
 Relied on, in vLLM 0.32, and guarded by `tests/engine/test_siblings.py` and
 `tests/unit/test_shared_blocks.py`: the scheduler looks up `KVCacheManager.get_computed_blocks` on
-the instance. If the result says that the last of the found blocks is computed in part, the request
-gets a copy of the block, and workers make all copies of a step before they compute anything (vLLM
-itself uses this for models with Mamba layers).
+the instance; if its result says that the last block is computed in part, the request gets a copy of
+the block, and workers make all copies of a step before they compute anything.
 """
 
 from __future__ import annotations

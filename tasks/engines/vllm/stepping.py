@@ -5,7 +5,7 @@
 
 Callers run on an event loop and are woken for finished responses and new tokens, never for a step.
 When the core raises anything but a ValueError, the thread ends: every pending and later call raises
-EngineLost with the cause. Leaves out the core itself (`core`).
+EngineLost with the cause.
 """
 
 from __future__ import annotations

@@ -5,26 +5,20 @@ worker holds.
          └▶ direct load, tensor by tensor (later) ─▶ read back ─┘
 
 vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank
-reads the file itself, no tensor crosses a process border. It then reads the weights back under the
-checkpoint's names (`model_parts` knows what lies where):
+reads the file itself. It then reads the weights back (`model_parts` knows what lies where), writes
+what it read over the file's tensor, and takes its fingerprint, which is the file's exactly when
+both agree:
 
 * tensors that the model keeps as they are (embeddings, norms, every tensor on a GPU) are read
   whole;
 * the CPU backend repacks linear weights and drops the originals. One-hot rows through the packed
-  product return single input columns exactly, so `_COLUMNS` columns per matrix are read back after
-  each load, others each version. What was read is written over the file's tensor before its
-  fingerprint is taken: the fingerprint is the file's exactly when those columns agree;
-* it packs experts in another way, which `model_parts` compares with the file as a whole;
-* with tensor parallelism a rank holds a shard, which is read in the same two ways and written over
-  its place in the file's tensor. Together the ranks cover the tensor; `core` joins their
-  fingerprints. Of layers other than vLLM's plain parallel ones (`SHARDED`) it is not known which
-  shard a rank holds: those are not read back, their fingerprint is the file's, and only the probes
-  speak for them.
+  product return single input columns exactly: `_COLUMNS` per matrix are read, others each version;
+* a rank of tensor parallelism reads its shard; `core` joins the ranks' fingerprints. Of layers
+  other than vLLM's plain parallel ones (`SHARDED`) it is not known which shard a rank holds: their
+  fingerprint is the file's, and only the probes speak for them.
 
 When a version that vLLM loaded by its own rules reads back equal to the file, the map of where
-every tensor lies is proven. Later versions are loaded directly by that map, and each tensor's
-fingerprint is taken while the tensor is in the processor's cache. Leaves out the comparison with
-the learner (`weight_check`).
+every tensor lies is proven, and later versions are loaded directly by it.
 """
 
 from __future__ import annotations

@@ -7,35 +7,26 @@ processors with AMX the permission to use tile registers.
                            ├──▶ row_seeds ──▶ Gumbel noise of every token ──▶ argmax
     position of the token ─┘
 
-A position is the index of the drawn token in the whole sequence, prompt included. It is counted,
-not remembered, so that a response that is computed again (in another batch, after a preemption, on
-another engine, from its partial tokens) meets the noise that it would have met. vLLM has two model
-runners, and the worker's config names the one that runs:
-
-* the second one, the default on GPUs, hashes (seed of the request, position, token) in its
-  sampling kernel: a request carries its seed as `SamplingParams.seed`, and that is all;
-* the first one, which the CPU backend runs, keeps a generator per request. It has to rewind it
-  after a part of a prefill, which a CPU generator cannot, and a continued response would begin
-  with its first noise. So requests carry their seed in `extra_args`, vLLM makes no generator, and
-  `ResponseDraws` takes the place of the method with which vLLM's sampler chooses tokens.
+A position is the token's index in the whole sequence, prompt included. It is counted, not
+remembered, so that a response that is computed again (in another batch or engine, after a
+preemption, from its partial tokens) meets the noise that it would have met. Of vLLM's two model
+runners the second one, the default on GPUs, draws so by itself, by `SamplingParams.seed`. The first
+one, which the CPU backend runs, keeps a generator per request, which a continued response would
+begin anew: there requests carry their seed in `extra_args`, and `ResponseDraws` takes the place of
+the method with which vLLM's sampler chooses tokens.
 
 Relied on, in vLLM 0.32, and guarded by `tests/engine/test_vllm_draws.py`: `TopKTopPSampler.forward`
 is looked up on the instance; row i of the logits is request i of the runner's input batch, whose
 state counts its tokens; `fused_gumbel_argmax` adds to row i Gumbel noise of (seed i, token) alone.
 
-**Ranks.** vLLM counts for every token how many others are likelier. Nothing here reads the count,
-and on a CPU the pass over the vocabulary is a kernel which torch's inductor compiles in every
-process: seconds before the first token, and a compiler that must be there. Relied on, and guarded
-by `tests/engine/test_unranked.py`: the sampler's `gather_logprobs` is looked up on the instance,
-and the function that counts ranks is one that it calls.
+**Ranks.** vLLM counts for every token how many others are likelier, which nothing here reads: on a
+CPU that is a kernel which inductor compiles in every process. Relied on, and guarded by
+`tests/engine/test_unranked.py`: the sampler's `gather_logprobs` is looked up on the instance.
 
-**Tiles.** On a processor with AMX (Intel since Sapphire Rapids) bfloat16 attention multiplies in
-tile registers. Linux gives them to a process that has asked for them, by
-arch_prctl(ARCH_REQ_XCOMP_PERM), and ends every other one with SIGILL at its first tile instruction.
-vLLM's attention does not ask. A larger matrix product of oneDNN asks on the side, so that a process
-lives when its first batch is long or its model large, and dies when both are small: `allow_tiles`
-asks before the first batch. The permission is the process's: all its threads have it, and a forked
-child inherits it; a program started anew does not. So every rank of a tensor-parallel replica asks.
+**Tiles.** With AMX, bfloat16 attention multiplies in tile registers, which Linux gives to a process
+that has asked by arch_prctl(ARCH_REQ_XCOMP_PERM); any other ends with SIGILL. vLLM's attention does
+not ask (oneDNN does, at a large matrix product): `allow_tiles` asks before the first batch, in
+every rank, because a program started anew does not inherit the permission.
 """
 
 from __future__ import annotations

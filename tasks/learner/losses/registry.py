@@ -1,9 +1,5 @@
-"""The losses by kind; each lies in a file of `losses/` and gives one number per token
-(`token_loss`).
-
-docs/losses.md says when to choose which. Leaves out the terms that are added to any loss
-(`objective`), the weights of tokens (`samples`) and the division (`trainer`).
-"""
+"""The losses by kind; docs/losses.md says when to choose which. Leaves out the terms that are added
+to any loss (`objective`), the weights of tokens (`samples`) and the division (`trainer`)."""
 
 from __future__ import annotations
 
