@@ -177,7 +177,7 @@ async def measurements(
     """Yield a process's messages. RuntimeError if it fails, TimeoutError for `silence_s` of
     silence."""
     with tempfile.TemporaryFile() as errors:
-        command = bound_command("tasks.engines.vllm.measuring", order.to_json())
+        command = bound_command("tasks.engines.vllm.measuring", order.model_dump_json())
         process = await asyncio.create_subprocess_exec(
             *command,
             stdout=asyncio.subprocess.PIPE,

@@ -28,7 +28,7 @@ from tasks.learner.parameters import (
     TrainedParameters,
 )
 from tasks.learner.ranks import Ranks
-from tasks.learner.tree_attention import TREE_BLOCKS, TREE_FLEX, TreePlan, register_attention
+from tasks.learner.tree_attention import TREE_ATTENTION, TreePlan, register_attention
 
 ComputeDtype = Literal["bf16", "fp32"]
 Placement = Literal["replicated", "sharded"]
@@ -203,9 +203,11 @@ def load_decoder(
             " convert the model first"
         )
     check_packed(Path(model_path))
-    attention = TREE_FLEX if ranks.device.type == "cuda" else TREE_BLOCKS
     with building_model():
         model = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
+            model_path,
+            dtype=torch.float32,
+            attn_implementation=TREE_ATTENTION,
+            local_files_only=True,
         )
     return model.to(ranks.device) if placement == "replicated" else model

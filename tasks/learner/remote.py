@@ -10,8 +10,8 @@ return its report, so that a task that runs twice cannot update twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import get_worker
@@ -37,18 +37,14 @@ def _file_of(directory: str, version: int) -> str:
     return f"{directory}/{version:05d}.safetensors"
 
 
-def _own_host() -> str:
-    """The address at which others reach this worker; the loopback outside a worker."""
-    with suppress(ValueError):
-        return urlsplit(get_worker().address).hostname or LOOPBACK
-    return LOOPBACK
-
-
-def _own_folder() -> str | None:
-    """This worker's directory; None outside a worker."""
-    with suppress(ValueError):
-        return str(get_worker().local_directory)
-    return None
+def _here() -> tuple[str, str | None]:
+    """The address at which others reach this worker, and the worker's directory; the loopback and
+    None outside a worker."""
+    try:
+        worker = get_worker()
+    except ValueError:
+        return LOOPBACK, None
+    return urlsplit(worker.address).hostname or LOOPBACK, str(worker.local_directory)
 
 
 class LearnerActor:
@@ -86,11 +82,11 @@ class LearnerActor:
 
     async def rendezvous(self) -> str:
         """The address where the ranks meet, on this worker's host; called on rank 0."""
-        return meeting_point(_own_host(), _own_folder())
+        return meeting_point(*_here())
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group of all ranks. Collective."""
-        reach_ranks_by(_own_host())
+        reach_ranks_by(_here()[0])
         self._rank.join(meeting_point, deadline_s)
 
     def discard(self) -> None:
@@ -162,12 +158,10 @@ class RemoteLearner:
         return cls(Remote.connect(run_id, name), deadline_s)
 
     async def version(self) -> int:
-        version: int = await self._remote.call("version", deadline_s=self._deadline_s)
-        return version
+        return int(await self._call("version"))
 
     async def rendezvous(self) -> str:
-        meeting_point: str = await self._remote.call("rendezvous", deadline_s=RENDEZVOUS_S)
-        return meeting_point
+        return str(await self._remote.call("rendezvous", deadline_s=RENDEZVOUS_S))
 
     async def join(self, meeting_point: str, deadline_s: float) -> None:
         """deadline_s: for joining the group, and for every later collective."""
@@ -176,41 +170,35 @@ class RemoteLearner:
         )
 
     async def discard(self) -> None:
-        await self._remote.call("discard", deadline_s=self._deadline_s)
+        await self._call("discard")
 
     async def accumulate(self, step: int, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         """The report is all zero if the step has been updated already."""
-        answer: bytes = await self._remote.call(
-            "accumulate", step, pack(parts), deadline_s=self._deadline_s
-        )
+        answer: bytes = await self._call("accumulate", step, pack(parts))
         return unpack(answer) if answer else AccumulateReport()
 
     async def update(self, step: int) -> UpdateReport:
-        report: UpdateReport = unpack(
-            await self._remote.call("update", step, deadline_s=self._deadline_s)
-        )
+        report: UpdateReport = unpack(await self._call("update", step))
         return report
 
     async def export_weights(self, directory: str) -> WeightsRef | None:
         """Returns None for every rank but the first; calling those is needed only where ranks work
         in step."""
-        weights: WeightsRef | None = await self._remote.call(
-            "export_weights", directory, deadline_s=self._deadline_s
-        )
+        weights: WeightsRef | None = await self._call("export_weights", directory)
         return weights
 
     async def attest(self, probes: tuple[tuple[int, ...], ...]) -> Attestation:
-        version, fingerprints, logprobs = unpack(
-            await self._remote.call("attest", pack(probes), deadline_s=self._deadline_s)
-        )
+        version, fingerprints, logprobs = unpack(await self._call("attest", pack(probes)))
         return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=logprobs)
 
     async def save_checkpoint(self, path: str) -> None:
-        await self._remote.call("save_checkpoint", path, deadline_s=self._deadline_s)
+        await self._call("save_checkpoint", path)
 
     async def load_checkpoint(self, path: str) -> int:
-        version: int = await self._remote.call("load_checkpoint", path, deadline_s=self._deadline_s)
-        return version
+        return int(await self._call("load_checkpoint", path))
+
+    async def _call(self, method: str, *args: object) -> Any:  # Any: as in Remote.call
+        return await self._remote.call(method, *args, deadline_s=self._deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

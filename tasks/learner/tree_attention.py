@@ -1,12 +1,11 @@
 """Attention over a packed prefix tree: each token sees its ancestors and itself, nothing else.
 
-`register_attention` registers two implementations with transformers, so that any of its decoders
-runs on packed rows: pass `tree=TreePlan` through the model's keyword arguments. `TREE_FLEX` (CUDA)
-gives the mask to flex_attention. `TREE_BLOCKS` (CPU) processes the row in blocks of queries, whose
-keys are the path above the first token and the block itself, so that no T x T matrix exists. It
-uses plain matrix products, with the query heads of one key head folded together: torch's fused CPU
-kernel takes 1.5 to 2 times as long for the backward pass in bf16. Probabilities are kept for
-backward, scores are computed in fp32.
+`register_attention` registers it with transformers, so that any of its decoders runs on packed
+rows: pass `tree=TreePlan` through the model's keyword arguments. On CUDA the mask goes to
+flex_attention. A CPU processes the row in blocks of queries, whose keys are the path above the
+first token and the block itself, so that no T x T matrix exists. It uses plain matrix products,
+with the query heads of one key head folded together: torch's fused kernel takes 1.5 to 2 times as
+long for the backward pass in bf16. Probabilities are kept for backward, scores are in fp32.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 
 from artifacts.models.importing import importing_transformers
 
-TREE_BLOCKS = "rollflow_tree_blocks"
-TREE_FLEX = "rollflow_tree_flex"
+TREE_ATTENTION = "rollflow_tree"  # its name in transformers
 QUERIES_PER_BLOCK = 128
 
 
@@ -179,36 +177,6 @@ def _scatter(total: Tensor, block: QueryBlock, part: Tensor) -> None:
         offset += end - start
 
 
-def _require_plain(
-    kwargs: dict[str, Any],
-) -> None:  # Any: transformers' attention keyword arguments
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"packed attention has no {name}, the model asks for {kwargs[name]}; use a model"
-                " without it"
-            )
-
-
-def tree_blocks(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    tree: TreePlan,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
-    """Tree attention on CPUs, with transformers' attention signature: (1, heads, T, D) -> (1, T,
-    heads, D)."""
-    _require_plain(kwargs)
-    plan = tree.within(kwargs.get("sliding_window"))
-    attend: Any = _TreeBlocks.apply  # Any: torch has no type for it
-    out: Tensor = attend(query[0], key[0], value[0], plan, scaling)
-    return out.transpose(0, 1)[None], None
-
-
 @cache
 def _compiled_flex() -> Any:  # Any: a compiled function
     from torch.nn.attention.flex_attention import flex_attention
@@ -216,7 +184,7 @@ def _compiled_flex() -> Any:  # Any: a compiled function
     return torch.compile(flex_attention, dynamic=True)
 
 
-def tree_flex(
+def tree_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -226,18 +194,29 @@ def tree_flex(
     tree: TreePlan,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
-    """Tree attention on CUDA by flex_attention; the signature of `tree_blocks`."""
-    _require_plain(kwargs)
-    mask = tree.within(kwargs.get("sliding_window")).block_mask
-    out = _compiled_flex()(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+    """Attention over the tree, with transformers' attention signature: (1, heads, T, D) -> (1, T,
+    heads, D)."""
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"packed attention has no {name}, the model asks for {kwargs[name]}; use a model"
+                " without it"
+            )
+    plan = tree.within(kwargs.get("sliding_window"))
+    attend: Any = _TreeBlocks.apply  # Any: torch has no type for it
+    out: Tensor
+    if query.is_cuda:
+        flex, mask = _compiled_flex(), plan.block_mask
+        out = flex(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+    else:
+        out = attend(query[0], key[0], value[0], plan, scaling)[None]
     return out.transpose(1, 2), None
 
 
 def register_attention() -> None:
-    """Register both implementations with transformers. transformers is imported here, because the
-    import takes seconds and most processes of a run hold no model."""
+    """Register TREE_ATTENTION with transformers, which is imported here, because the import takes
+    seconds and most processes of a run hold no model."""
     with importing_transformers():
         from transformers import AttentionInterface
 
-    AttentionInterface.register(TREE_BLOCKS, tree_blocks)
-    AttentionInterface.register(TREE_FLEX, tree_flex)
+    AttentionInterface.register(TREE_ATTENTION, tree_attention)

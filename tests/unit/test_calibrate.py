@@ -74,7 +74,7 @@ def orders_of(model: Path, *arguments: str, **changes: object) -> list[Measuring
 
 
 def test_an_order_comes_back_from_json() -> None:
-    assert MeasuringOrder.from_json(order().to_json()) == order()
+    assert MeasuringOrder.model_validate_json(order().model_dump_json()) == order()
 
 
 def test_every_size_that_cluster_and_model_allow_is_measured_on_a_replicas_cores(

@@ -16,10 +16,11 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+from artifacts.config_parts import Settings
 from artifacts.new_tokens import News
 from artifacts.records import Request
 from tasks.cluster.dask_cluster import pin_process
@@ -34,8 +35,7 @@ SEED = 11
 MARK = "MEASURED "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuringOrder:
+class MeasuringOrder(Settings):
     """The replica to build, and the batches to time on it."""
 
     model_path: str
@@ -47,19 +47,6 @@ class MeasuringOrder:
     lengths: tuple[int, ...]  # prompt tokens of each
     new_tokens: int  # decoded per response, the first included
     repeats: int
-
-    def to_json(self) -> str:
-        engine = self.engine.model_dump(mode="json")
-        return json.dumps(
-            {name: getattr(self, name) for name in self.__slots__} | {"engine": engine}
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Parse what to_json wrote."""
-        raw = json.loads(text)
-        lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
-        return cls(**(raw | lists | {"engine": VllmEngineConfig(**raw["engine"])}))
 
 
 def measurable(config: ReplicaConfig) -> VllmEngineConfig:
@@ -88,7 +75,7 @@ class MeasuredCore(Protocol):
 
 
 def main() -> None:
-    order = MeasuringOrder.from_json(sys.argv[1])
+    order = MeasuringOrder.model_validate_json(sys.argv[1])
     check_model_directory(order.model_path)
     if order.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order.gpus)
@@ -107,17 +94,14 @@ def main() -> None:
         for length in order.lengths:
             for batch in order.batches:
                 fits = batch * (length + order.new_tokens) <= room
+                reason = f"{batch=} {length=} skipped, the KV cache holds {room} tokens"
                 _say(
                     asdict(measure(core, order, batch, length, vocabulary))
                     if fits
-                    else {"skipped": _skipped(batch, length, room)}
+                    else {"skipped": reason}
                 )
     finally:
         core.close()
-
-
-def _skipped(batch: int, length: int, room: int) -> str:
-    return f"batch={batch} length={length} skipped, the KV cache holds {room} tokens"
 
 
 def _say(answer: dict[str, Any]) -> None:  # Any: JSON values
