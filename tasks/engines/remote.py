@@ -20,7 +20,7 @@ from artifacts.records import Request, Running, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost, Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import DRAIN_S, Attestation, Engine, EngineLost, EngineStats, Replica
-from tasks.engines.registry import EngineConfig, build_engine
+from tasks.engines.registry import EngineConfig
 
 
 class EngineClient(StrEnum):
@@ -98,7 +98,7 @@ class EngineActor:
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        built = build_engine(config, model_path, name, pin_process(core_ids), seed)
+        built = config.build_engine(model_path, name, pin_process(core_ids), seed)
         self._engine = around(built) if around else built
         self._askers = ResponseMux(self._engine)
 

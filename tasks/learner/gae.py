@@ -51,25 +51,16 @@ def token_advantages(
     """(tokens,): the advantages before whitening, computed in fp64, response by response."""
     found: list[float] = []
     given, valued = rewards.double().tolist(), values.double().tolist()
-    first = 0
-    for length in lengths:
-        own = slice(first, first + length)
-        found += _backwards(given[own], valued[own], advantage)
-        first += length
-    return torch.tensor(found, dtype=torch.float32, device=rewards.device)
-
-
-def _backwards(
-    rewards: Sequence[float], values: Sequence[float], advantage: GaeAdvantage
-) -> list[float]:
-    found: list[float] = []
-    later, following = 0.0, 0.0  # advantage and value of the token after
-    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        delta = reward + advantage.gamma * following - value
-        later = delta + advantage.gamma * advantage.trace_decay * later
-        following = value
-        found.append(later)
-    return found[::-1]
+    end = len(given)
+    for length in reversed(lengths):
+        later, following = 0.0, 0.0  # advantage and value of the token after
+        for place in reversed(range(end - length, end)):
+            delta = given[place] + advantage.gamma * following - valued[place]
+            later = delta + advantage.gamma * advantage.trace_decay * later
+            following = valued[place]
+            found.append(later)
+        end -= length
+    return torch.tensor(found[::-1], dtype=torch.float32, device=rewards.device)
 
 
 def spread_of(tensors: Sequence[Tensor], ranks: Ranks) -> Spread:

@@ -113,21 +113,15 @@ class MicroStep:
         )
         return self._policy.score_and_backward(batch, self._temperature, gradient)
 
-    def idle(self) -> None:
-        """Make the passes of `run` over one token without a loss, which adds zero. Where parameters
-        are sharded, other ranks need this rank's shards even if it has nothing to train."""
-        if self._reference is not None:
+    def idle(self, *, scores: bool, trains: bool) -> None:
+        """Make the passes of `run`, `score` (`scores` alone) or `train` (`trains` alone) over one
+        token without a loss, which adds zero. Where parameters are sharded, other ranks need this
+        rank's shards even if it has nothing to train."""
+        if scores and self._reference is not None:
             self._reference.score(IDLE, self._temperature)
-        self.idle_train()
-
-    def idle_score(self) -> None:
-        """Make the passes of `score` over one token without a loss."""
-        if self._reference is not None:
-            self._reference.score(IDLE, self._temperature)
-        self._policy.score(IDLE, self._temperature)
-
-    def idle_train(self) -> None:
-        """Make the passes of `train` over one token without a loss."""
+        if not trains:
+            self._policy.score(IDLE, self._temperature)
+            return
         nothing = LossGradient(by_logp=lambda indices, logp: torch.zeros_like(logp))
         self._policy.score_and_backward(IDLE, self._temperature, nothing)
 

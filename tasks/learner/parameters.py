@@ -103,7 +103,12 @@ class FlatParameters:
     def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int = 1) -> None:
         """The size is padded to a multiple of `num_slices` so that equal slices cover it."""
         parameters = dict(module.named_parameters())
-        self.slots = tuple(_layout(parameters))
+        self.slots: list[ParameterSlot] = []
+        start = 0
+        for name, parameter in parameters.items():
+            end = start + parameter.numel()
+            self.slots.append(ParameterSlot(name=name, shape=parameter.shape, start=start, end=end))
+            start += -(-parameter.numel() // _ALIGN) * _ALIGN
         self.num_elements = self.slots[-1].end
         unit = _ALIGN * num_slices
         device = next(iter(parameters.values())).device
@@ -204,12 +209,3 @@ class ReplicatedParameters(FlatParameters):
             parameter.grad = None
 
         return add
-
-
-def _layout(parameters: dict[str, nn.Parameter]) -> Iterator[ParameterSlot]:
-    start = 0
-    for name, parameter in parameters.items():
-        yield ParameterSlot(
-            name=name, shape=parameter.shape, start=start, end=start + parameter.numel()
-        )
-        start += -(-parameter.numel() // _ALIGN) * _ALIGN

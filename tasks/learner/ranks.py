@@ -207,6 +207,8 @@ class Ranks:
         queued.
         """
         self._check_group()
+        # gloo raises a plain RuntimeError of many wordings for a dead peer
+        failures = dist.DistError if self.device.type == "cuda" else RuntimeError
         if not queued:
             self._synchronise()
         try:
@@ -215,7 +217,7 @@ class Ranks:
                 self._synchronise()
         except OWN_FAILURES:
             raise
-        except _peer_failures(self.device) as error:
+        except failures as error:
             reason = str(error).partition("\n")[0]
             self._lost = f"rank {self.rank} lost another rank during {what}: {reason}"
             raise PeerLost(self._lost) from error
@@ -249,6 +251,10 @@ def _store(meeting_point: str, rank: int, world_size: int, deadline: timedelta) 
         return file
     where = urlsplit(meeting_point)
     host, port = where.hostname or "", where.port or 0
+    listening: int | None = None  # a descriptor; torch's own would listen on every address
+    if rank == 0:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family).detach()
     return TCPStore(
         host,
         port,
@@ -256,17 +262,5 @@ def _store(meeting_point: str, rank: int, world_size: int, deadline: timedelta) 
         is_master=rank == 0,
         timeout=deadline,
         wait_for_workers=False,
-        master_listen_fd=_bound(host, port) if rank == 0 else None,
+        master_listen_fd=listening,
     )
-
-
-def _bound(host: str, port: int) -> int:
-    """The descriptor of a listening socket; torch's own would listen on every address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family).detach()
-
-
-def _peer_failures(device: torch.device) -> type[RuntimeError]:
-    """The errors for a dead peer: gloo raises a plain RuntimeError of many wordings, NCCL an error
-    of torch.distributed."""
-    return dist.DistError if device.type == "cuda" else RuntimeError

@@ -71,7 +71,7 @@ class SeveralUpdates:
             scored.append(scored_row)
             report += row_report
         for _ in range(num_idle):
-            self._micro_step.idle_score()
+            self._micro_step.idle(scores=True, trains=False)
         started = time.time()
         if self._critic is not None:
             scored = [replace(row, values=self._critic.values(row.batch)) for row in scored]
@@ -103,30 +103,30 @@ class SeveralUpdates:
                 made.append(update)
                 computed += report
                 if self._critic is not None:
-                    report = AccumulateReport()
-                    for row in mini_batch.rows:
-                        assert row.values is not None
-                        assert row.returns is not None
-                        report += self._critic.train(
-                            row.batch, row.tokens.weight, row.values, row.returns
-                        )
+                    report, update = self._learn_values(self._critic, mini_batch, step)
+                    by_critic.append(update)
                     computed += report
-                    loss_sum = report.value_loss_sum
-                    by_critic.append(self._critic.update(step, mini_batch.normaliser, loss_sum))
         self._taken.clear()
-        rate = self._config.optimizer.rate(step)
-        whole = _report_of(step, made, rate, computed)
-        if self._critic is None:
-            return whole
-        return replace(
-            whole,
-            busy=(*whole.busy, *(update.busy for update in by_critic)),
-            critic=CriticReport(
+        critic = None
+        if by_critic:
+            critic = CriticReport(
                 loss=sum(update.loss for update in by_critic) / len(by_critic),
                 grad_norm=sum(update.grad_norm for update in by_critic) / len(by_critic),
                 num_skipped=sum(update.skipped is not None for update in by_critic),
                 explained_variance=explained,
-            ),
+            )
+        reasons: list[Skipped] = [update.skipped for update in made if update.skipped is not None]
+        return UpdateReport(
+            step=step,
+            skipped=main_skip_reason(reasons) if len(reasons) == len(made) else None,
+            normaliser=sum(update.normaliser for update in made),
+            loss=sum(update.loss for update in made) / len(made),
+            grad_norm=sum(update.grad_norm for update in made) / len(made),
+            learning_rate=self._config.optimizer.rate(step),
+            busy=tuple(update.busy for update in (*made, *by_critic)),
+            several=tuple(made),
+            computed=computed,
+            critic=critic,
         )
 
     def _estimate(self) -> float:
@@ -158,7 +158,7 @@ class SeveralUpdates:
         for row in mini_batch.rows:
             report += self._micro_step.train(row)
         for _ in range(mini_batch.num_idle):
-            self._micro_step.idle_train()
+            self._micro_step.idle(scores=False, trains=True)
         num_tokens, num_clipped, k3_sum = self._ranks.sum(
             [
                 float(report.num_tokens_passed),
@@ -173,19 +173,13 @@ class SeveralUpdates:
             proximal_k3=k3_sum / max(1.0, num_tokens),
         )
 
-
-def _report_of(
-    step: int, made: Sequence[MadeUpdate], rate: float, computed: AccumulateReport
-) -> UpdateReport:
-    reasons: list[Skipped] = [update.skipped for update in made if update.skipped is not None]
-    return UpdateReport(
-        step=step,
-        skipped=main_skip_reason(reasons) if len(reasons) == len(made) else None,
-        normaliser=sum(update.normaliser for update in made),
-        loss=sum(update.loss for update in made) / len(made),
-        grad_norm=sum(update.grad_norm for update in made) / len(made),
-        learning_rate=rate,
-        busy=tuple(update.busy for update in made),
-        several=tuple(made),
-        computed=computed,
-    )
+    def _learn_values(
+        self, critic: Critic, mini_batch: MiniBatch, step: int
+    ) -> tuple[AccumulateReport, MadeUpdate]:
+        """Compute gradients and update the critic."""
+        report = AccumulateReport()
+        for row in mini_batch.rows:
+            assert row.values is not None
+            assert row.returns is not None
+            report += critic.train(row.batch, row.tokens.weight, row.values, row.returns)
+        return report, critic.update(step, mini_batch.normaliser, report.value_loss_sum)

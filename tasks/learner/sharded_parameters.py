@@ -124,7 +124,16 @@ class TrainedShards(ShardedParameters):
 
     def reduced(self) -> list[Tensor]:
         """Return the sums; every backward pass has reduced its gradients already."""
-        return [self._gradient_of(piece) for piece in self.pieces]
+        found: list[Tensor] = []
+        for piece in self.pieces:
+            gradient = self._model.get_parameter(piece.name).grad
+            if piece.name in self._reduced:
+                found.append(self._reduced[piece.name][: piece.masters.numel()])
+            elif gradient is None:
+                found.append(torch.zeros_like(piece.masters))
+            else:
+                found.append(_local(gradient))
+        return found
 
     def publish(self) -> None:
         """Do nothing: every pass gathers the current shards."""
@@ -147,12 +156,6 @@ class TrainedShards(ShardedParameters):
             unit.unshard()
             yield from map(self._model.get_parameter, names)
             unit.reshard()
-
-    def _gradient_of(self, piece: Piece) -> Tensor:
-        if piece.name in self._reduced:
-            return self._reduced[piece.name][: piece.masters.numel()]
-        gradient = self._model.get_parameter(piece.name).grad
-        return torch.zeros_like(piece.masters) if gradient is None else _local(gradient)
 
     def _rows(self, name: str) -> int:
         """Rows of a shard as torch cuts them; the last ranks may have fewer, or none."""

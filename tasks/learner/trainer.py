@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
@@ -142,7 +141,7 @@ class LearnerRank:
         for row in rows:
             report += self._micro_step.run(row)
         for _ in range(num_idle):
-            self._micro_step.idle()
+            self._micro_step.idle(scores=True, trains=True)
         self._normaliser += normaliser
         self._loss_sum += report.loss_sum
         return report
@@ -175,7 +174,12 @@ class LearnerRank:
         None; they must be called only where ranks work in step."""
         tensors, in_step = self._policy.parameters.exported(), self._config.ranks_in_step
         if self._ranks.rank == 0:
-            return write_weights(_copied(tensors) if in_step else tensors, path, version)
+            if in_step:  # a gathered parameter is gone when the next one is taken
+                tensors = (
+                    (name, tensor.to(device="cpu", dtype=torch.bfloat16, copy=True))
+                    for name, tensor in tensors
+                )
+            return write_weights(tensors, path, version)
         if in_step:
             deque(tensors, maxlen=0)
         return None
@@ -230,9 +234,3 @@ class LearnerRank:
     def close(self) -> None:
         """Leave the group of all ranks."""
         self._ranks.close()
-
-
-def _copied(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield bf16 copies in host memory: a gathered parameter is gone when the next one is taken."""
-    for name, tensor in tensors:
-        yield name, tensor.to(device="cpu", dtype=torch.bfloat16, copy=True)

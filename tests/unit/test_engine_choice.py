@@ -20,7 +20,7 @@ from artifacts.weights import fingerprint, write_weights
 from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
 from tasks.engines.base import EngineLost
-from tasks.engines.registry import EngineConfig, build_engine
+from tasks.engines.registry import EngineConfig
 from tasks.engines.simulation.replica import SimulatedEngineConfig
 from tasks.engines.vllm.engine import VllmEngineConfig
 
@@ -46,7 +46,7 @@ def answers(model: Path, config: SimulatedEngineConfig, *requests: Request) -> l
     """The responses to these, by index."""
 
     async def generate() -> list[Generated]:
-        engine = build_engine(config, str(model), "engine-0", core_ids=(), seed=0)
+        engine = config.build_engine(str(model), "engine-0", core_ids=(), seed=0)
         await engine.submit(requests)
         done: list[Generated] = []
         while len(done) < len(requests):
@@ -144,7 +144,7 @@ def test_it_attests_what_lies_in_the_file_and_to_no_logprobs(model: Path, tmp_pa
     write_weights([("embed.weight", tensor)], file, version=1)
 
     async def load() -> None:
-        engine = build_engine(FAST, str(model), "engine-0", core_ids=(), seed=0)
+        engine = FAST.build_engine(str(model), "engine-0", core_ids=(), seed=0)
         held = await engine.load_weights(
             WeightsRef(version=1, path=str(file), digest=""), probes=((1, 2),)
         )
@@ -159,7 +159,7 @@ def test_it_attests_what_lies_in_the_file_and_to_no_logprobs(model: Path, tmp_pa
 
 def test_a_closed_replica_is_lost(model: Path) -> None:
     async def close() -> None:
-        engine = build_engine(FAST, str(model), "engine-0", core_ids=(), seed=0)
+        engine = FAST.build_engine(str(model), "engine-0", core_ids=(), seed=0)
         await engine.sleep()
         engine.close()
         with pytest.raises(EngineLost):

@@ -193,7 +193,7 @@ def test_the_engine_is_chosen_and_plays_a_round(
     choice = changed("echo_engine", monkeypatch)
     config = configured({"engine": choice.EngineConfig}, engine={"kind": "echo", "token_s": 0.5})
     assert config.engine == EchoEngineConfig(token_s=0.5)
-    engine = choice.build_engine(config.engine, str(tmp_path), "engine-0", core_ids=(), seed=0)
+    engine = config.engine.build_engine(str(tmp_path), "engine-0", core_ids=(), seed=0)
     plan = make_plan()
     result = run_virtual(play(plan, [engine], max_response_tokens=200, policy=SyncConfig()))
     assert len(result.groups) == plan.accept_prompts

@@ -166,15 +166,13 @@ class VllmEngine(Replica):
         name: str,
         cpu_ids: Sequence[int] | None,
         seed: int,
-        start_weights: WeightsRef | None = None,
     ) -> None:
-        """cpu_ids: cores to pin to; None for any core that the process may use. start_weights: a
-        version to load before the first response."""
+        """cpu_ids: cores to pin to; None for any core that the process may use."""
         check_model_directory(model_path)
         self.name = name
         self._config = config
         self._cpu_ids = tuple(cpu_ids) if cpu_ids else None
-        self._start = (model_path, seed, start_weights)
+        self._start = (model_path, seed)
         self._thread: SteppingThread[VllmCore] = SteppingThread(name, self._build)
 
     def start(self) -> None:
@@ -251,12 +249,9 @@ class VllmEngine(Replica):
         self._thread.close(self._config.call_deadline_s)
 
     def _build(self) -> VllmCore:
-        model_path, seed, start_weights = self._start
+        model_path, seed = self._start
         pin_this_thread(self._cpu_ids, self._config.tensor_parallel_size)
-        core = build_core(self._config, model_path, self.name, seed)
-        if start_weights is not None:
-            core.load(start_weights, probes=())
-        return core
+        return build_core(self._config, model_path, self.name, seed)
 
 
 def build_core(

@@ -38,12 +38,17 @@ def forget_kernels(model: nn.Module) -> None:
             _method_of(module).moe_kernel = None
 
 
-def experts_held(module: nn.Module, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def experts_held(
+    module: Any, of_file: Mapping[str, Tensor]
+) -> dict[str, Tensor]:  # Any: a vLLM layer
     """Tensors by the names of the module's parameters. A tensor is the file's where the module
     holds exactly what loading the file would give; else it is the module's own, flattened so that
     it equals no tensor of a file."""
     held = dict(module.named_parameters(recurse=False))
-    if any(of_file[name].shape != shape for name, shape in _whole_shapes(module).items()):
+    num, hidden = module.global_num_experts, module.hidden_size
+    width = module.moe_config.intermediate_size_per_partition
+    whole = {"w13_weight": (num, 2 * width, hidden), "w2_weight": (num, hidden, width)}
+    if any(of_file[name].shape != shape for name, shape in whole.items()):  # ranks share it
         return dict(of_file)
     wanted = _packed(module, {name: of_file[name].to(held[name]) for name in held})
     return {
@@ -61,13 +66,6 @@ def _packed(module: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Te
     }
     copy(_method_of(module).moe_kernel.fused_experts).process_weights_after_loading(stand_in)
     return dict(stand_in.named_parameters(recurse=False))
-
-
-def _whole_shapes(module: Any) -> dict[str, tuple[int, ...]]:  # Any: a vLLM layer
-    """Shapes of the parameters before they are packed, if the module is not shared by ranks."""
-    num, config = module.global_num_experts, module.moe_config
-    width, hidden = config.intermediate_size_per_partition, module.hidden_size
-    return {"w13_weight": (num, 2 * width, hidden), "w2_weight": (num, hidden, width)}
 
 
 def _method_of(module: Any) -> Any:  # Any: a vLLM layer, and what it computes by
@@ -173,13 +171,12 @@ _PLAIN_ATTENTION = "Attention"  # derives nothing from weights
 def is_plain(model: nn.Module) -> bool:
     """True if every layer of the model holds the checkpoint's weights, at most repacked matrix by
     matrix."""
-    return all(
-        _is_plain_layer(module) for module in model.modules() if not _is_made_of_layers(module)
-    ) and not hasattr(model, "process_weights_after_loading")
-
-
-def _is_made_of_layers(module: nn.Module) -> bool:
-    return hasattr(module, "load_weights") and not are_experts(module)
+    layers = (
+        module
+        for module in model.modules()
+        if are_experts(module) or not hasattr(module, "load_weights")  # else made of layers
+    )
+    return all(map(_is_plain_layer, layers)) and not hasattr(model, "process_weights_after_loading")
 
 
 def _is_plain_layer(module: nn.Module) -> bool:

@@ -125,12 +125,16 @@ class Siblings:
         return self._blocks.create_kv_cache_blocks(([*found, started],)), num_shared, mark
 
     def _source(self, request: Any, num_tokens: int) -> Any:
-        """A sibling with this many tokens in its blocks, or None. Also None for a preempted
-        request: it must compute its own generated tokens, too."""
+        """A sibling of which vLLM has blocks with this many tokens, or None. Also None for a
+        preempted request: it must compute its own generated tokens, too."""
         if request.num_output_tokens:
             return None
-        inside = self._inside.get(_key(request), ())
-        return next((sibling for sibling in inside if _holds(sibling, num_tokens)), None)
+        for sibling in self._inside.get(_key(request), ()):
+            # it has drawn its first token, so its blocks are not copies that are still to be made
+            has_drawn = sibling.status.name == "RUNNING" and sibling.num_output_tokens > 0
+            if has_drawn and sibling.num_computed_tokens >= num_tokens:
+                return sibling
+        return None
 
 
 def _key(request: Any) -> Key:
@@ -144,11 +148,3 @@ def _can_share(scheduler: Any) -> bool:
     groups = scheduler.kv_cache_config.kv_cache_groups
     is_plain = len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
     return is_plain and bool(scheduler.cache_config.enable_prefix_caching) and on_cpu()
-
-
-def _holds(sibling: Any, num_tokens: int) -> bool:
-    """True if vLLM has blocks of this sibling in which an earlier step computed this many tokens.
-    The sibling has drawn its first token from them, so they are not copies that are still to be
-    made."""
-    drew: bool = sibling.status.name == "RUNNING" and sibling.num_output_tokens > 0
-    return drew and bool(sibling.num_computed_tokens >= num_tokens)
