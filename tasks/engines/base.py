@@ -30,8 +30,7 @@ class EngineLost(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The counters of one replica at one moment: KV cache, progress of its requests, preemptions,
-    tokens."""
+    """The counters of a replica at one moment: KV cache, progress, preemptions, tokens."""
 
     engine: str  # name of the replica
     # the largest share of the KV cache in use since the replica loaded its weights, 0..1: a
@@ -47,8 +46,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """What an engine reports of the weights that it samples with; the weight check compares this
-    report with the learner's own."""
+    """The weights that an engine, or the learner, holds; the weight check compares the two."""
 
     version: int  # the weight version that it was asked to load
     # exact checksum of every tensor, by the checkpoint's tensor name
@@ -61,8 +59,7 @@ class Attestation:
 
 
 class Engine(Protocol):
-    """One rollout replica. Every call has its own deadline and raises EngineLost when the replica
-    is gone."""
+    """One rollout replica. Every call has a deadline and raises EngineLost when it is gone."""
 
     name: str
 
@@ -105,8 +102,7 @@ class Replica(Engine, Protocol):
     """An engine as the process that holds it sees it: it can also sleep, and be closed."""
 
     async def sleep(self) -> None:
-        """Release the GPU's memory until the next load or request. An engine that holds no such
-        memory does nothing."""
+        """Release the GPU's memory, if it holds any, until the next load or request."""
 
     def close(self) -> None:
         """Free the device. Pending and later calls raise EngineLost."""
@@ -147,8 +143,7 @@ class ReplicaConfig(FrozenConfig):
         return 0.0
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as transformers has it
-        """Raises ValueError if replicas with these settings cannot run a model of this
-        configuration."""
+        """Raises ValueError if replicas with these settings cannot run such a model."""
 
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int
@@ -159,8 +154,7 @@ class ReplicaConfig(FrozenConfig):
 
 
 def check_room(request: Request, max_model_len: int) -> None:
-    """Raises ValueError when the prompt and the longest response do not fit the engine's
-    context."""
+    """Raises ValueError when prompt and longest response do not fit the engine's context."""
     name, length = request.response_id, len(request.prompt_tokens)
     if length < 1 or length + request.max_new_tokens > max_model_len:
         raise ValueError(
@@ -170,8 +164,7 @@ def check_room(request: Request, max_model_len: int) -> None:
 
 
 def check_request(request: Request, max_model_len: int, vocabulary: int) -> None:
-    """Raises ValueError when the request cannot be generated exactly as given; nothing is ever
-    shortened silently."""
+    """Raises ValueError when the request cannot be generated exactly as given."""
     check_room(request, max_model_len)
     name, num_kept = request.response_id, len(request.kept_tokens)
     if num_kept >= request.max_new_tokens:

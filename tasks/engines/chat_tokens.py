@@ -107,8 +107,7 @@ class ChatTokens:
         return self.ids(self.render(messages, self.has_template))
 
     def pieces(self, text: str) -> list[str]:
-        """Split rendered text into plain text and control tokens, alternating. The list begins and
-        ends with plain text, which may be empty."""
+        """Split rendered text into plain text, which may be empty, and control tokens, in turn."""
         return self._control.split(text)
 
     def ids_of(self, pieces: Sequence[str]) -> tuple[int, ...]:
@@ -135,8 +134,7 @@ class ChatTokens:
         return self._stand_in.sub(lambda found: found[1] or names[ord(found[2]) - STAND_IN], text)
 
     def _shielded(self, message: Message) -> str:
-        """The message's text with a stand-in for every control token in it, to be put into a
-        template."""
+        """The message's text, to be put into a template, with stand-ins for its control tokens."""
         text = message.content
         if not text.isascii():
             text = self._any_stand_in.sub(lambda found: self._escape + found[0], text)
@@ -144,8 +142,7 @@ class ChatTokens:
         return quoted.sub(lambda found: chr(STAND_IN + self._numbers[found[0]]), text)
 
     def _encode(self, text: str, *, begins: bool = False, splits: bool = False) -> tuple[int, ...]:
-        """begins: add the tokens that begin every text. splits: encode control tokens as their
-        characters, too."""
+        """begins: add the tokens that begin every text. splits: control tokens as characters."""
         with _ENCODING:
             return tuple(
                 self._tokenizer.encode(text, add_special_tokens=begins, split_special_tokens=splits)
@@ -154,8 +151,7 @@ class ChatTokens:
     # --- ids to text ---------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode token ids to text, without the tokens that frame or end a turn, and without
-        padding."""
+        """Decode token ids to text, without padding and the tokens that frame or end a turn."""
         said = [index for index in token_ids if index not in self._left_out]
         return str(self._tokenizer.decode(said))
 
@@ -193,6 +189,5 @@ def _chat_tokens(tokenizer: Any, template: str, num_added: int) -> ChatTokens:  
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern that matches any of these texts, the longest first; without texts, one that never
-    matches."""
+    """A pattern that matches any of these texts, the longest first; of none, nothing."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"

@@ -34,8 +34,7 @@ class Mailbox(Generic[T]):
         self._arrived.set()
 
     async def take(self, wait_s: float) -> list[T]:
-        """Remove and return all items; waits up to wait_s for the first. Empty if none came in that
-        time."""
+        """Remove and return all items; waits up to wait_s for the first. Empty if none came."""
         began = self._num_drops
         if not self._items:
             self._arrived.clear()

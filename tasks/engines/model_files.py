@@ -15,8 +15,7 @@ TOKENIZER_AS_NAMED = ("llama",)  # architectures whose tokenizer is what tokeniz
 
 
 def check_model_directory(model_path: str) -> None:
-    """Raises ValueError, before anything heavy starts, when an engine cannot serve the
-    directory."""
+    """Raises ValueError, before anything heavy starts, if an engine cannot serve the directory."""
     directory = Path(model_path)
     missing = [
         name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()
@@ -63,8 +62,7 @@ def _read_json(file: Path) -> Mapping[str, Any]:  # Any: JSON values
 
 
 def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a response: the tokenizer's end token and the end tokens of config.json
-    and generation_config.json."""
+    """Every token that ends a response, by the tokenizer and both configuration files."""
     found = {tokenizer.eos_token_id}
     for name in ("config.json", "generation_config.json"):
         ids = _read_json(Path(model_path) / name).get("eos_token_id")

@@ -31,8 +31,7 @@ class EngineClient(StrEnum):
 
 
 class ResponseMux:
-    """Routes the responses of one replica to the clients that submitted their requests. Belongs to
-    one event loop."""
+    """Routes a replica's responses to the clients that submitted them, on one event loop."""
 
     def __init__(self, replica: Engine) -> None:
         self._replica = replica
@@ -77,8 +76,7 @@ class ResponseMux:
 
 
 class EngineActor:
-    """Holds one replica. Its methods are coroutines on the worker's event loop, so that no call
-    waits for another."""
+    """Holds one replica. All methods are coroutines, so that no call waits for another."""
 
     def __init__(
         self,
@@ -103,8 +101,7 @@ class EngineActor:
         self._askers = ResponseMux(self._engine)
 
     async def ping(self) -> None:
-        """Return if the engine answers; raises EngineLost when it has died while the worker
-        lives."""
+        """Return if the engine answers; raises EngineLost when it has died in a live worker."""
         await self._engine.stats()
 
     async def submit(self, asker: EngineClient, payload: bytes) -> None:
@@ -145,8 +142,7 @@ class RemoteEngine(Engine):
     def connect(
         cls, run_id: str, name: str, deadline_s: float, asker: EngineClient = EngineClient.ROUND
     ) -> RemoteEngine:
-        """Connect to the current generation of an engine of the run. Raises ActorLost if it is
-        gone."""
+        """Connect to the engine's current generation. Raises ActorLost if it is gone."""
         return cls(Remote.connect(run_id, name), deadline_s, asker)
 
     async def submit(self, requests: Sequence[Request]) -> None:
@@ -176,8 +172,7 @@ class RemoteEngine(Engine):
         return stats
 
     async def sleep(self) -> None:
-        """Release the GPU's memory until the next load or request, where the engine has
-        sleep_mode."""
+        """Release the GPU's memory until the next load or request, with sleep_mode."""
         await self._call("sleep")
 
     async def _call(self, method: str, *args: object, extra_s: float = 0.0) -> bytes:

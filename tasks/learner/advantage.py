@@ -23,8 +23,7 @@ LARGEST_SHAPED_REWARD = 2 * LARGEST_REWARD  # a punishment subtracts at most LAR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Count, mean and deviation of some values, from exact sums, so that the values' order does not
-    matter."""
+    """Count, mean and deviation of some values, from exact sums: their order does not matter."""
 
     count: int
     mean: float
@@ -56,8 +55,7 @@ def _within(mean: float, values: Sequence[float]) -> float:
 
 
 class GrpoAdvantage(FrozenConfig):
-    """(r - mean) / (std + epsilon): every group has the same influence, whatever the spread of its
-    rewards."""
+    """(r - mean) / (std + epsilon): every group has the same influence, however it spreads."""
 
     kind: Literal["grpo"] = Field(
         default="grpo", description="Advantage by the group's mean and standard deviation."

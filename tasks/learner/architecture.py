@@ -64,8 +64,7 @@ def check_architecture(path: Path) -> Path:
 
 
 def check_packed(path: Path) -> None:
-    """Raises ValueError unless packed training computes what the model does. Does not check
-    engines."""
+    """Raises ValueError unless packed training computes what the model does."""
     config = read_config(path)
     _refuse(path, config, list(_obstacles(config)))
 

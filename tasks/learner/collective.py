@@ -98,9 +98,8 @@ async def _checked(
             raise ValueError(
                 f"step {step} must train tokens of weight versions {[*versions]} alone, "
                 f"response {name} has versions {sorted(found)}; delete "
-                f"{layout.step_file(layout.ROUNDS, step)} and"
-                f" {layout.step_file(layout.SPLITS, step)} in the run's folder, then resume: it is"
-                " made again"
+                f"{layout.round_file(step)} and {layout.split_file(step)} in the run's folder, "
+                "then resume: it is made again"
             )
         yield item
 
@@ -112,8 +111,7 @@ async def replay_gradients(
     step: int,
     config: LearnerConfig,
 ) -> None:
-    """Accumulate the gradients of a recorded step again, bit by bit: every rank makes the same
-    calls with the same parts."""
+    """Accumulate a recorded step's gradients again, bit by bit, by the same calls."""
     ranks = await _fresh_ranks(learners, step)
     split = read_split(store, step) or _split_of(groups, len(ranks), step, config)
     moments = baseline_moments(groups, store, step, config)
@@ -134,8 +132,7 @@ async def _fresh_ranks(learners: Sequence[RemoteLearner], step: int) -> list[Gra
 
 
 async def update_all(learners: Sequence[RemoteLearner], step: int) -> list[UpdateReport]:
-    """Make the step's updates on every rank together. Returns the reports by rank, whose figures
-    agree."""
+    """Make the step's updates on every rank; returns the reports by rank, which agree."""
     return list(await asyncio.gather(*(learner.update(step) for learner in learners)))
 
 
@@ -159,13 +156,12 @@ def record_moments(groups: Sequence[Group], store: Store, step: int, config: Lea
         return
     own = moments_of(groups, advantage, config.overlong)
     if own is not None:
-        store.keep(layout.step_file(layout.MOMENTS, step), json.dumps(asdict(own)).encode())
+        store.keep(layout.moments_file(step), json.dumps(asdict(own)).encode())
 
 
 def read_moments(store: Store, step: int) -> Moments:
-    """Read the stored moments of a step's rewards. Raises FileNotFoundError where none are
-    stored."""
-    name = layout.step_file(layout.MOMENTS, step)
+    """Read the stored moments of a step's rewards. Raises FileNotFoundError without any."""
+    name = layout.moments_file(step)
     try:
         return store.parsed(name, lambda data: Moments(**json.loads(data)), PLAY_AGAIN)
     except FileNotFoundError:

@@ -205,8 +205,7 @@ def turn_advantages(
 
 
 def token_mean(advantages: Sequence[float], sampled: Sequence[range]) -> float:
-    """The mean advantage over a response's sampled tokens; where all turns have the same advantage,
-    exactly that one."""
+    """The mean advantage over a response's sampled tokens; of equal ones, exactly that."""
     first, num_tokens = advantages[0], sum(map(len, sampled))
     parts = zip(advantages, sampled, strict=True)
     return first + sum((own - first) * len(places) for own, places in parts) / num_tokens

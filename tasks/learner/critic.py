@@ -126,8 +126,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, batch: PackedBatch) -> Tensor:
-        """Returns (P,) fp32: the current value before each target of a row, computed without
-        gradients."""
+        """Returns (P,) fp32: the current value before each target of a row; no gradients."""
         return self._forward(batch)
 
     def train(

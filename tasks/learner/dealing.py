@@ -33,8 +33,7 @@ class GroupPart:
 
     @property
     def is_first(self) -> bool:
-        """True for the part with the group's first response; statistics count the group once, by
-        this part."""
+        """True for the part with the first response, by which statistics count the group."""
         return self.places[:1] == (0,)
 
 
@@ -99,8 +98,7 @@ def predicted_cost(parts: Sequence[GroupPart]) -> float:
 
 
 def has_equal_rewards(group: Group) -> bool:
-    """True if all verdicts of a group are equal or there are fewer than two, so that all advantages
-    within the group are zero."""
+    """True if a group has no two different verdicts, so that its advantages are zero."""
     scores = [response.score for response in group.responses if response.score is not None]
     return len({score.reward for score in scores if score.reward is not None}) < 2
 
@@ -110,8 +108,7 @@ def _order(part: GroupPart) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
 
 
 def _families(ordered: Sequence[GroupPart]) -> list[list[GroupPart]]:
-    """Runs of groups, in prompt order, that share at least half of their prompt with their
-    predecessor."""
+    """Runs of groups, in order, that share half of their prompt with the one before."""
     families: list[list[GroupPart]] = []
     for part in ordered:
         prompt = part.group.prompt.token_ids

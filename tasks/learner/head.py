@@ -99,8 +99,7 @@ def _chunks(rows: Tensor, num_rows: int) -> Iterator[tuple[int, Tensor]]:
 def _to_probabilities(
     logits: Tensor, local: Tensor, wanted: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Turn logits (C, V) into probabilities in place; returns the log-probability of each wanted
-    entry, and each row's entropy."""
+    """In place; returns each wanted entry's log-probability, and each row's entropy."""
     num_rows = logits.shape[0]
     step = num_rows if logits.is_cuda else _CPU_ROWS_IN_CACHE
     log_normaliser, entropy = (

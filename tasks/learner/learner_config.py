@@ -108,8 +108,7 @@ class LearnerConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _loss_fits_the_updates(self) -> Self:
-        """Dual clip needs a ratio that moves; several updates need a loss that corrects
-        staleness."""
+        """Dual clip needs a ratio that moves, several updates a loss that corrects staleness."""
         if self.num_updates > 1 and not self.loss.corrects_staleness:
             raise ValueError(
                 "learner.mini_batches * learner.passes must be 1 with learner.loss.kind"
@@ -183,6 +182,5 @@ class LearnerConfig(FrozenConfig):
 
     @property
     def ranks_in_step(self) -> bool:
-        """True if the ranks must compute together, in the same order, because parameters are
-        sharded."""
+        """True if ranks must compute together, in the same order: parameters are sharded."""
         return self.parameters == "sharded"

@@ -29,14 +29,12 @@ LARGEST_PENALTY = 1e12  # on the reward of a token: squares of its sums are fini
 
 
 def floored(logp: Tensor) -> Tensor:
-    """Replace log-probabilities below LEAST_LOGP, -inf included, by LEAST_LOGP, without a gradient
-    there."""
+    """Put LEAST_LOGP, without a gradient, in the place of lower values and -inf."""
     return logp.clamp(min=LEAST_LOGP)
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """exp of the exponent, which is bounded by LARGEST_LOG_RATIO and has no gradient beyond;
-    infinite for an infinite exponent."""
+    """exp, bounded by LARGEST_LOG_RATIO without a gradient beyond; infinite for infinity."""
     bounded = torch.exp(exponent.clamp(max=LARGEST_LOG_RATIO))
     return bounded.masked_fill(exponent == math.inf, math.inf)
 
@@ -47,8 +45,7 @@ def ratio(logp: Tensor, other: Tensor) -> Tensor:
 
 
 def finite(values: Tensor, given: Tensor) -> Tensor:
-    """Clamp values to the range of their type where `given` is finite, without a gradient beyond;
-    leave the others as they are."""
+    """Clamp values to their type's range where `given` is finite, without a gradient beyond."""
     largest = torch.finfo(values.dtype).max
     return torch.where(given.isfinite(), values.clamp(-largest, largest), values)
 

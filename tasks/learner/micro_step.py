@@ -58,8 +58,7 @@ class MicroStep:
         self._policy, self._reference = policy, reference
 
     def run(self, batch: PackedBatch) -> AccumulateReport:
-        """Train a row. The report has statistics and times; groups, responses and normaliser are
-        left at zero."""
+        """Train a row; returns statistics and times, without groups, responses, normaliser."""
         started = time.time()
         tokens = self._token_batch(batch)
         result = self._backward(batch, tokens)

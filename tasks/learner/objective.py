@@ -155,8 +155,7 @@ class Objective:
         return torch.autograd.grad(total, leaf)[0]
 
     def by_entropy(self, batch: TokenBatch) -> Tensor | None:
-        """The derivative of the loss sum by the entropy at each token, (tokens,); None without a
-        bonus."""
+        """The derivative of the loss sum by each token's entropy, (tokens,); None without one."""
         return -self.entropy_coefficient * batch.weight if self.entropy_coefficient else None
 
     def _penalises(self, place: KlPlace) -> bool:

@@ -177,8 +177,7 @@ def _num_added(previous: tuple[int, ...], sequences: Sequence[tuple[int, ...]]) 
 
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix, by bisection on slices (comparing slices is fast,
-    comparing elements is not)."""
+    """Length of the longest common prefix, by bisection: comparing slices is fast."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high

@@ -58,8 +58,7 @@ class TrainedParameters(Parameters, Protocol):
         """The pieces that this rank owns."""
 
     def checksum(self) -> int:
-        """A checksum of the loaded weights, which all ranks must agree on. Valid before the first
-        update."""
+        """A checksum of the loaded weights, for all ranks to agree on before the first update."""
 
     def gradient(self, name: str) -> Tensor:
         """The fp32 sum to which a pass adds the gradient of the whole parameter."""
@@ -68,8 +67,7 @@ class TrainedParameters(Parameters, Protocol):
         """Mark the parameter's gradient as complete for this pass, so that it can be reduced."""
 
     def discard(self) -> None:
-        """Zero the sums of gradients, and drop gradients that an interrupted backward pass left
-        elsewhere."""
+        """Zero the sums of gradients, and drop those that an interrupted pass left elsewhere."""
 
     def reduced(self) -> list[Tensor]:
         """Return the gradient of every piece, summed over all ranks; the caller may change these
@@ -79,8 +77,7 @@ class TrainedParameters(Parameters, Protocol):
         """Make the updated pieces the weights that the decoder computes with. Collective."""
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter by name, whole; a tensor is valid only until the next one is
-        taken."""
+        """Yield every parameter by name, whole; each is valid until the next is taken."""
 
 
 _ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bit fingerprints
@@ -97,8 +94,7 @@ class ParameterSlot:
 
 
 class FlatParameters:
-    """Moves a module's parameters into a flat buffer of the compute dtype; the module keeps working
-    on views of it."""
+    """A module's parameters in a flat buffer of the compute dtype, on which the module works."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int = 1) -> None:
         """The size is padded to a multiple of `num_slices` so that equal slices cover it."""
@@ -192,8 +188,7 @@ class ReplicatedParameters(FlatParameters):
         return ((slot.name, self.view(slot.name)) for slot in self.slots)
 
     def _owned(self) -> Iterator[tuple[ParameterSlot, int, int]]:
-        """The part of each parameter in this rank's slice: its slot, its first element in the flat
-        buffer, and one past its last."""
+        """The parts of parameters in this rank's slice: slot, first element, one past the last."""
         for slot in self.slots:
             start, end = max(slot.start, self._start), min(slot.end, self._stop)
             if start < end:

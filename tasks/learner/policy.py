@@ -56,8 +56,7 @@ class Decoder:
         return self.parameters.device
 
     def score(self, batch: PackedBatch, temperature: float = 1.0) -> HeadResult:
-        """Returns log-probabilities and entropies of the batch's targets, computed without
-        gradients."""
+        """Returns log-probabilities and entropies of the batch's targets; no gradients."""
         with torch.no_grad():
             embedded = self._embed(batch)
             hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
@@ -110,8 +109,7 @@ class PolicyModel(Decoder):
     def score_and_backward(
         self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
-        """Score the targets, and add the gradient of the loss sum to the parameters' sums of
-        gradients."""
+        """Score the targets, and add the gradient of the loss sum to the parameters' sums."""
         embedded = self._embed(batch).requires_grad_()
         hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
         with self.parameters.whole(self._head_name) as weight:

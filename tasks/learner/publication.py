@@ -86,8 +86,7 @@ async def _exported(learners: Sequence[RemoteLearner], directory: Path) -> Weigh
 async def _attestations(
     learners: Sequence[RemoteLearner], probes: Sequence[Probes]
 ) -> dict[str, Attestation]:
-    """The attestation of each rank, by name, with the probes for that rank; empty if no rank has
-    probes."""
+    """The attestation of each rank, by name, with that rank's probes; empty without any."""
     if not any(probes):
         return {}
     attested = await asyncio.gather(

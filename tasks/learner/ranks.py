@@ -29,8 +29,7 @@ _PIECE = 1 << 22  # elements of a message
 
 
 def add_up(whole: Tensor, rank: int, world_size: int) -> Tensor:
-    """Sum this rank's slice over all ranks, in place, and return it. The other slices are left
-    unchanged. Collective."""
+    """Sum this rank's slice over all ranks, in place, and return it. Collective."""
     slices = whole.chunk(world_size)
     sends = [
         dist.isend(piece, peer, tag=index)
@@ -79,8 +78,7 @@ OWN_FAILURES = (torch.OutOfMemoryError, torch.AcceleratorError)  # never caused 
 
 
 class PeerLost(RuntimeError):
-    """Another rank died or did not answer during a collective; the group is unusable for all ranks
-    from then on."""
+    """Another rank died or did not answer in a collective; the group is unusable from then on."""
 
 
 class Ranks:
@@ -120,8 +118,7 @@ class Ranks:
         self._joined = True
 
     def check(self) -> None:
-        """Raise PeerLost when the group is broken, or when this rank never entered it because a
-        recovery was cut short. Does not wait."""
+        """Raise PeerLost when the group is broken or was never entered. Does not wait."""
         self._check_group()
         if self.world_size > 1 and not self._joined:
             raise PeerLost(f"rank {self.rank} of {self.world_size} is in no group with the others")
@@ -243,8 +240,7 @@ def meeting_point(host: str, folder: str | None) -> str:
 
 
 def _store(meeting_point: str, rank: int, world_size: int, deadline: timedelta) -> Store:
-    """The store that torch's `init_method` of this name would make, but listening only on the named
-    address."""
+    """The store that torch's `init_method` would make, but listening on the named address only."""
     if meeting_point.startswith(FILE):
         file = FileStore(meeting_point.removeprefix(FILE), world_size)
         file.set_timeout(deadline)

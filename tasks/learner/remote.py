@@ -38,8 +38,7 @@ def _file_of(directory: str, version: int) -> str:
 
 
 def _here() -> tuple[str, str | None]:
-    """The address at which others reach this worker, and the worker's directory; the loopback and
-    None outside a worker."""
+    """This worker's address and directory; the loopback and None outside a worker."""
     try:
         worker = get_worker()
     except ValueError:
@@ -122,8 +121,7 @@ class LearnerActor:
         return self._rank.export_weights(self._version, target)
 
     def attest(self, probes: bytes) -> bytes:
-        """The packed version, fingerprints of the exported tensors and log-probabilities of the
-        probe prompts, for the weight check."""
+        """The packed version, fingerprints of its tensors and log-probabilities of the probes."""
         tokens: Sequence[tuple[int, ...]] = unpack(probes)
         return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
 
@@ -153,8 +151,7 @@ class RemoteLearner:
 
     @classmethod
     def connect(cls, run_id: str, name: str, deadline_s: float) -> RemoteLearner:
-        """Connect to the current generation of a rank of the run. Raises ActorLost if it is
-        gone."""
+        """Connect to a rank's current generation. Raises ActorLost if it is gone."""
         return cls(Remote.connect(run_id, name), deadline_s)
 
     async def version(self) -> int:
@@ -182,8 +179,7 @@ class RemoteLearner:
         return report
 
     async def export_weights(self, directory: str) -> WeightsRef | None:
-        """Returns None for every rank but the first; calling those is needed only where ranks work
-        in step."""
+        """Returns None for every rank but the first, called only where ranks work in step."""
         weights: WeightsRef | None = await self._call("export_weights", directory)
         return weights
 

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayDiffers(RuntimeError):
-    """Replayed training did not reproduce the committed weights, so the run must not continue with
-    the replayed ones."""
+    """Replayed training did not give the committed weights: the run must not go on with it."""
 
 
 async def versions_of(learners: Sequence[RemoteLearner]) -> list[int]:

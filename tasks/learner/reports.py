@@ -13,8 +13,7 @@ from tasks.learner.version_sums import TokenSums, VersionSums
 
 
 class Skipped(StrEnum):
-    """The reason why a step made no update; its weights are then, bit by bit, those of the version
-    before."""
+    """The reason why a step made no update: its weights are those before, bit by bit."""
 
     EMPTY = "empty"  # nothing was in the loss
     FLAT = "flat"  # the gradient is exactly zero: momentum alone would move the weights
@@ -31,8 +30,7 @@ REASONS = {
 
 
 class GradientsNotFinite(RuntimeError):
-    """Too many steps in a row had a gradient that was not finite; the run cannot recover by
-    itself."""
+    """Too many steps in a row had a gradient that was not finite; the run cannot recover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +101,7 @@ class AccumulateReport:
 
     @property
     def effective_fraction(self) -> float:
-        """The effective sample size over the number of scored tokens, all weight versions
-        together."""
+        """The effective sample size over the number of scored tokens, of all versions."""
         scored = TokenSums(
             num_tokens=self.num_tokens_scored,
             importance_sum=self.importance_sum,
@@ -115,8 +112,7 @@ class AccumulateReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeUpdate:
-    """One optimizer update, or the reason why there was none; the same on every rank but for
-    `busy`."""
+    """One optimizer update, or the reason for none; the same on every rank but for `busy`."""
 
     skipped: Skipped | None  # why no update was made; None when it was
     normaliser: float  # divisor, summed over ranks
@@ -169,8 +165,7 @@ class UpdateReport:
 
 
 def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | None:
-    """The reason to make no update, or None. The arguments are sums over all ranks, so that all
-    ranks decide alike."""
+    """The reason to make no update, or None, from sums over all ranks: all decide alike."""
     if not normaliser:
         return Skipped.EMPTY
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -179,16 +174,14 @@ def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | N
 
 
 def skipped_of(figures: Mapping[str, float]) -> Skipped | None:
-    """The reason why the step with these figures (`update_figures`) made no update; None if it made
-    one."""
+    """The reason why the step of these `update_figures` made no update; None if it did."""
     if figures.get("train/applied"):
         return None
     return main_skip_reason(reason for reason in Skipped if figures.get(f"train/skipped_{reason}"))
 
 
 def main_skip_reason(reasons: Iterable[Skipped]) -> Skipped | None:
-    """The gravest of these reasons: an error counts more than a usual one. None if there are
-    none."""
+    """The gravest of these reasons: an error counts more than a usual one. None for none."""
     return max(reasons, key=list(Skipped).index, default=None)
 
 
@@ -217,8 +210,7 @@ def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int
 
 
 def update_figures(update: UpdateReport) -> dict[str, float]:
-    """The metrics of a step's updates by name, ready for tracking; where there are several updates,
-    also those of each one."""
+    """The metrics of a step's updates by name, ready for tracking; of several, each one's too."""
     reasons = update.reasons
     figures = {
         "train/loss": update.loss,
@@ -293,8 +285,7 @@ class PolicyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
-    """The report of a weight version's publication; the engines sample with this version from now
-    on."""
+    """The report of a publication; the engines sample with this version from now on."""
 
     weights: WeightsRef
     # mean absolute difference of the probes' log-probabilities, engines against learner; None

@@ -184,8 +184,7 @@ def moments_of(
 
 
 def _rewards(group: Group, overlong: Overlong) -> list[float | None]:
-    """The group's rewards after overlong shaping. Raises ValueError for a group that cannot be
-    trained."""
+    """The group's rewards after overlong shaping. Raises ValueError if it cannot be trained."""
     name = group.prompt.prompt_id
     if not group.prompt.token_ids:
         raise ValueError(

@@ -31,8 +31,7 @@ from tasks.learner.ranks import Ranks
 
 
 class ShardedParameters:
-    """The parameters of a model, each cut along its first dimension, with one shard on every
-    rank."""
+    """The parameters of a model, cut along their first dimension, a shard on every rank."""
 
     def __init__(
         self, model: Any, compute: torch.dtype, ranks: Ranks, kept: torch.dtype
@@ -71,8 +70,7 @@ class ShardedParameters:
 
 
 class TrainedShards(ShardedParameters):
-    """Sharded parameters that are trained (`TrainedParameters`). The shards are in fp32 and serve
-    as their own masters."""
+    """Sharded parameters that are trained: fp32 shards, which are their own masters."""
 
     def __init__(
         self, model: Any, compute: torch.dtype, ranks: Ranks
@@ -94,8 +92,7 @@ class TrainedShards(ShardedParameters):
         model.base_model.register_forward_pre_hook(note_pass)
 
     def checksum(self) -> int:
-        """The checksum of the weights that this rank loaded; gathered parameters would be equal on
-        every rank in any case."""
+        """Of what this rank loaded: gathered parameters would be equal in any case."""
         return self._checksum
 
     def gradient(self, name: str) -> Tensor:
@@ -106,8 +103,7 @@ class TrainedShards(ShardedParameters):
         return self._sums[name][:rows]
 
     def reduce(self, name: str) -> None:
-        """Reduce the gradient of this pass over the ranks, into the sum of this rank's shard.
-        Collective."""
+        """Add this pass's gradient, summed over ranks, to the sum of this shard. Collective."""
         own = self._ranks.reduce_scatter(self._sums.pop(name).flatten())
         if name in self._reduced:
             self._reduced[name] += own
@@ -139,8 +135,7 @@ class TrainedShards(ShardedParameters):
         """Do nothing: every pass gathers the current shards."""
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield unit by unit, in the compute dtype. Collective: all ranks must exhaust the
-        iterator."""
+        """Yield unit by unit, in the compute dtype. Collective, to be exhausted on all ranks."""
         for unit, names in self._names.items():
             unit.unshard()
             try:

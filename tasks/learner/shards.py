@@ -29,8 +29,7 @@ Shapes = Mapping[str, torch.Size]
 
 
 def save_shard(directory: Path, step: int, updater: Updater) -> None:
-    """Write this rank's file into the directory: first under another name, then renamed. Raises
-    StoreError."""
+    """Write this rank's file into the directory: aside, then renamed. Raises StoreError."""
     optimizer, ranks = updater.optimizer, updater.ranks
     target = directory / f"shard-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
     header = {
@@ -89,8 +88,7 @@ def _kept(optimizer: ShardedAdamW) -> Iterator[tuple[str, int, Tensor]]:
 
 
 def _complete_set(directory: Path) -> list[Path]:
-    """The shards of one save, in order. Raises ValueError for several sets side by side, or a
-    missing shard."""
+    """The shards of one save, in order. Raises ValueError for several sets, or a gap."""
     found = sorted(directory.glob("shard-*-of-*.safetensors"))
     expected = int(found[0].stem.rsplit("-", 1)[1]) if found else 1
     if [path.name for path in found] != [

@@ -60,8 +60,7 @@ class StreamedAccumulation:
         self.num_streamed = 0  # groups of which something was trained before the round was closed
 
     async def offer(self, groups: Sequence[Group]) -> None:
-        """Take accepted groups. Groups without a gradient wait for the end: they only add to the
-        normaliser."""
+        """Take accepted groups; those without a gradient only add to the normaliser, at the end."""
         for group in groups:
             if has_equal_rewards(group) and not self._flat_costs:
                 self._flat.append(as_part(group))
@@ -109,8 +108,7 @@ class StreamedAccumulation:
             await self._accumulate(rank, row)
 
     async def _next_row(self) -> tuple[GroupPart, ...]:
-        """The oldest waiting parts that fill a row or a portion, at least one; empty when the round
-        is closed."""
+        """The oldest waiting parts that fill a row or a portion; empty when the round is closed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._waiting or self._is_closed)
         if self._is_closed:

@@ -28,8 +28,7 @@ from tasks.learner.log_ratios import bounded_exp, ratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """What the loss knows of each sampled token besides its current log-probability; all tensors
-    are (tokens,) fp32."""
+    """The sampled tokens of a loss, without current log-probabilities; (tokens,) fp32."""
 
     sampling_logp: Tensor  # log-probability that the engine reported when it sampled the token
     advantage: Tensor  # the token's advantage, less the KL penalty that it is charged with
@@ -55,8 +54,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """The unweighted loss of each token, and why its gradient may be bounded or zero; all
-    (tokens,)."""
+    """Each token's unweighted loss, and why its gradient is bounded or zero; all (tokens,)."""
 
     loss: Tensor  # differentiable with respect to the log-probabilities
     truncated: Tensor  # bool: its importance weight was bounded, and it keeps a gradient
@@ -64,8 +62,7 @@ class TokenLoss:
 
 
 class PolicyLoss(FrozenConfig):
-    """The base of every kind of loss: its settings, which have a field `kind` too, and the loss of
-    each token."""
+    """The base of every kind of loss: its settings, with a field `kind`, and its values."""
 
     # True if the loss uses the sampling log-probabilities to weigh, clip or mask tokens, so that
     # tokens of older weights may be trained
@@ -73,8 +70,7 @@ class PolicyLoss(FrozenConfig):
 
     @property
     def clips(self) -> bool:
-        """True if the loss may zero the gradient of a token in a step of one update, so that
-        clipped tokens are counted."""
+        """True if it may zero a token's gradient in a step of one update; such are counted."""
         return False
 
     @property
@@ -87,8 +83,7 @@ class PolicyLoss(FrozenConfig):
         raise NotImplementedError
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
-        """Compute the loss of each token; `logp` are the learner's log-probabilities (tokens,),
-        with gradient."""
+        """The loss of each token, by the learner's log-probabilities (tokens,), with gradient."""
         raise NotImplementedError
 
 
@@ -102,8 +97,7 @@ def means(values: Tensor, lengths: Lengths) -> Tensor:
 
 
 def sums_to_go(values: Tensor, lengths: Lengths) -> Tensor:
-    """(tokens,) -> (tokens,): the sum of each token's value and the values after it in its
-    response."""
+    """(tokens,) -> (tokens,): the sum of each token's value and those after it in its response."""
     sums = [part.flip(0).cumsum(0).flip(0) for part in _parts(values, lengths)]
     return torch.cat(sums).to(values)
 
@@ -129,8 +123,7 @@ Level = Annotated[
 
 
 def importance(logp: Tensor, batch: TokenBatch, level: Level) -> Tensor:
-    """The importance weight of each token at this level, before any bound of the loss, held
-    constant."""
+    """The constant importance weight of each token at this level, before any bound."""
     if level == "token":
         return ratio(logp.detach(), batch.sampling_logp)
     assert batch.mean_log_ratio is not None, "levels above the token need whole responses"

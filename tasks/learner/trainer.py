@@ -133,8 +133,7 @@ class LearnerRank:
     def _train(
         self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
     ) -> AccumulateReport:
-        """Train these rows, then make `num_idle` idle passes, to match the rank with the most
-        rows."""
+        """Train these rows; `num_idle` idle passes then match the rank with the most rows."""
         if self._config.scores_first:
             return self._several.take(rows, num_idle, normaliser)
         report = AccumulateReport()
@@ -207,8 +206,7 @@ class LearnerRank:
         return tuple(tuple(next(values) for _ in ids[1:]) for ids in probes)
 
     def save_checkpoint(self, path: str, step: int) -> None:
-        """Write this rank's shard into the directory, then return freed memory to the operating
-        system."""
+        """Write this rank's shard into the directory, then return freed memory to the system."""
         save_shard(Path(path), step, self._updater)
         if self._critic is not None:
             self._critic.save(path, step)
@@ -219,8 +217,7 @@ class LearnerRank:
             trim(0)
 
     def load_checkpoint(self, path: str) -> int:
-        """Restore weights, optimizer and step bit by bit, and drop the sums of gradients; returns
-        the step. Collective."""
+        """Restore all bit by bit, and drop sums of gradients; returns the step. Collective."""
         self.discard()
         step = load_shards(Path(path), self._updater)
         if self._critic is not None:

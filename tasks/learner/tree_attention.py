@@ -85,8 +85,7 @@ class TreePlan:
 
 
 def is_ancestor(subtree_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """True where node `key` lies on the path from the root to node `query`, which is itself
-    included; broadcasts."""
+    """True where node `key` is on the path from the root to node `query`, itself included."""
     return (key <= query) & (query < subtree_ends[key])
 
 
@@ -194,8 +193,7 @@ def tree_attention(
     tree: TreePlan,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # Any: transformers' attention keyword arguments
-    """Attention over the tree, with transformers' attention signature: (1, heads, T, D) -> (1, T,
-    heads, D)."""
+    """With transformers' attention signature: (1, heads, T, D) -> (1, T, heads, D)."""
     for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
             raise ValueError(

@@ -63,8 +63,7 @@ class VersionSums:
         return VersionSums(dict(zip(versions, (one + two for one, two in pairs), strict=True)))
 
     def by_lag(self, version: int) -> dict[int, TokenSums]:
-        """The sums by lag: the number of versions from the one that sampled a token to `version`,
-        the learner's."""
+        """The sums by lag: versions from the one that sampled a token to `version`."""
         sums: dict[int, TokenSums] = {}
         for sampled_by, tokens in self.of.items():
             lag = min(MAX_LAG, version - sampled_by)
@@ -75,8 +74,7 @@ class VersionSums:
 def sums_by_version(
     versions: Iterable[VersionSpan], is_cut: Tensor, importance: Tensor, mismatch_k3: Tensor
 ) -> VersionSums:
-    """Make the sums of a row's tokens. `versions` gives the tokens' versions in order; the tensors
-    are (tokens,)."""
+    """The sums of a row's tokens; `versions` are theirs in order, the tensors (tokens,)."""
     spans = tuple(versions)
     if not spans:
         return VersionSums()

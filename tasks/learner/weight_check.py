@@ -66,8 +66,7 @@ def check_weights(
 
 
 def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> None:
-    """Raises WeightCheckFailed unless `holder` has every expected tensor, of the expected
-    version."""
+    """Raises WeightCheckFailed unless `holder` has every tensor of the expected version."""
     version, held, wanted = expected.version, attested.fingerprints, expected.fingerprints
     if attested.version != version:
         raise WeightCheckFailed(

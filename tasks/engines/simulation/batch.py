@@ -22,8 +22,7 @@ from tasks.engines.simulation.pace import Pace
 
 
 class KvCache:
-    """Occupancy of the KV cache: the tokens that it holds, and the tokens that one decode step
-    reads."""
+    """Occupancy of the KV cache: the tokens that it holds, and those that a step reads."""
 
     def __init__(self, count: StepCount, shares_prompts: bool) -> None:
         """shares_prompts: whether the responses to one prompt share a single copy of it."""
@@ -46,8 +45,7 @@ class KvCache:
 
     @property
     def read_tokens(self) -> float:
-        """Tokens that a decode step reads; a shared prompt is read once for each of its
-        responses."""
+        """Tokens that a decode step reads; a shared prompt once for each of its responses."""
         return self._read_at_zero + self.num_decoding * self._count.steps
 
     def missing_tokens(self, sequence: Decoding) -> float:
@@ -67,8 +65,7 @@ class KvCache:
         self._read_at_zero += self._read_part(sequence)
 
     def leave(self, sequence: Decoding) -> None:
-        """Free the sequence's room and count it as decoding no longer. Call this before
-        `sequence.stop()`."""
+        """Free the sequence's room; it decodes no longer. Call this before `sequence.stop()`."""
         if sequence.count is not None:
             self.num_decoding -= 1
             self._held_at_zero += sequence.began_steps
@@ -133,8 +130,7 @@ class DecodingBatch:
         self.begin_version()
 
     def recompute(self) -> None:
-        """Have every running sequence wait and be prefilled again, its generated tokens
-        included."""
+        """Have every running sequence wait and be prefilled again, generated tokens included."""
         for sequence in reversed(self._running):
             self._waiting[sequence] = None
             self._waiting.move_to_end(sequence, last=False)
@@ -142,8 +138,7 @@ class DecodingBatch:
         self._reset()
 
     def begin_version(self) -> None:
-        """Let held sequences begin again, and reset the counters: a new weight version is
-        loaded."""
+        """New weights: let held sequences begin again, and reset the counters."""
         self.holds_new = False
         self.num_preemptions = 0
         self.kv_tokens_max = 0.0
@@ -183,8 +178,7 @@ class DecodingBatch:
         ]
 
     def fill(self) -> None:
-        """Preempt sequences while the cache is full, then admit waiting ones while there is
-        room."""
+        """Preempt sequences while the cache is full, then admit waiting ones while they fit."""
         noise = EPSILON * max(1, self._cache.num_decoding)
         while len(self._running) > 1 and self._cache.held_tokens >= self._pace.kv_tokens - noise:
             self._preempt(next(reversed(self._running)))
@@ -268,8 +262,7 @@ class DecodingBatch:
         self._new.clear()
 
     def _pop_ended(self) -> list[Decoding]:
-        """Remove and return the sequences that have reached their ends, in the order of
-        admission."""
+        """Remove and return the sequences that have reached their ends, as admitted."""
         ended: list[tuple[int, Decoding]] = []
         while self._ends and self._ends[0][0] <= self._count.steps + EPSILON:
             end, admission, sequence = heappop(self._ends)
@@ -295,8 +288,7 @@ class DecodingBatch:
         return min(steps, max(1.0, math.ceil(room / self._cache.num_decoding - EPSILON)))
 
     def _may_begin(self, sequence: Decoding) -> bool:
-        """True if the sequence fits with a margin to grow into, so that a preempted sequence does
-        not come back only to be preempted again."""
+        """True if it fits with a margin to grow into, so that it is not preempted at once."""
         if self.holds_new and not sequence.is_begun:
             return False
         if not self._running:

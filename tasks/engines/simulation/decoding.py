@@ -88,8 +88,7 @@ LOGPROB = -0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecords:
-    """Makes the records of one replica's responses. Arguments named now_s are on the event loop's
-    clock."""
+    """Makes the records of a replica's responses; now_s: on the event loop's clock."""
 
     engine: str  # name of the replica
     writer: Writer  # of the responses
@@ -111,8 +110,7 @@ class ResponseRecords:
         )
 
     def report(self, sequence: Decoding, version: int, now_s: float) -> NewTokens:
-        """The record of the tokens since the last report; version: the weights that sampled the
-        tokens since the last load."""
+        """The record of the tokens since the last report; version: of the loaded weights."""
         request = sequence.request
         begin, sequence.num_reported = sequence.num_reported, sequence.whole_tokens
         written = self.writer.tokens(request, sequence.noise, sequence.num_reported)
@@ -134,8 +132,7 @@ class ResponseRecords:
     def end(
         self, sequence: Decoding, reason: FinishReason, version: int, now_s: float
     ) -> Generated:
-        """The record of the response as far as it came; version: the weights that sampled the
-        tokens since the last load."""
+        """The record of the response as far as it came; version: of the loaded weights."""
         request = sequence.request
         num_kept = len(request.kept_tokens)
         num_tokens = sequence.whole_tokens

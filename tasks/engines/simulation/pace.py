@@ -52,8 +52,7 @@ class Pace:
     def steps_s(
         self, steps: float, num_sequences: int, read_tokens: float, prefill_tokens: float
     ) -> float:
-        """Seconds of this many steps; read_tokens: what the sequences have in the cache before the
-        first."""
+        """Seconds of this many steps; read_tokens: in the sequences' cache before the first."""
         level = read_tokens + num_sequences * (steps - 1) / 2
         base_s, token_s = self._price(num_sequences, read_tokens, prefill_tokens)
         return steps * (base_s + token_s * level)
@@ -80,11 +79,9 @@ class Pace:
         return min(plain, drafted, key=lambda price: price[0] + price[1] * read_tokens)
 
     def prefill_work(self, num_tokens: float) -> float:
-        """The work of prefilling this many tokens, attention included, in tokens without
-        attention."""
+        """The work of prefilling this many tokens, in tokens without attention."""
         return num_tokens * (1 + self.attention_share * num_tokens / 2)
 
     def chunk(self, num_sequences: int, work: float) -> float:
-        """The work that is prefilled in a step that decodes this many sequences, when `work` is
-        left."""
+        """The work, of what is left, that a step prefills beside decoding these sequences."""
         return min(work, max(1, self.chunk_tokens - num_sequences))

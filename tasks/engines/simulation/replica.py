@@ -40,8 +40,7 @@ PROFILES: Mapping[str, Mapping[str, object]] = {"h800": {}}
 
 
 class SimulatedEngineConfig(ReplicaConfig):
-    """The speed and KV cache of a simulated replica; the defaults resemble a 7B model on one large
-    GPU."""
+    """The speed and KV cache of a simulated replica; by default a 7B model on a large GPU."""
 
     kind: Literal["simulated"] = Field(
         "simulated", description="Chooses an engine that takes the time of one and holds no model."
@@ -133,8 +132,7 @@ class SimulatedEngineConfig(ReplicaConfig):
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int
     ) -> SimulatedEngine:
-        """Build the simulated engine. Seed and cores are not used: noise comes from the requests'
-        seeds, and nothing is computed."""
+        """Seed and cores are not used: noise is the requests', and nothing is computed."""
         return SimulatedEngine(
             name,
             self,
@@ -144,8 +142,7 @@ class SimulatedEngineConfig(ReplicaConfig):
 
 
 class SimulatedEngine(Replica):
-    """An Engine whose responses take the time that `config` gives and have the text of its
-    writer."""
+    """An Engine whose responses take the time of `config` and have its writer's text."""
 
     def __init__(
         self,
@@ -240,8 +237,7 @@ class SimulatedEngine(Replica):
         )
 
     async def _drain(self) -> None:
-        """Finish the sequences that have begun, and begin no other. Raises EngineLost when another
-        load drops them."""
+        """Finish the begun sequences, begin no other. Raises EngineLost if a load drops them."""
         began = self._num_loads
         self._batch.holds_new = True
         while not self._batch.is_drained:
@@ -323,8 +319,7 @@ class SimulatedEngine(Replica):
 
 
 async def _fingerprints(weights: WeightsRef) -> Mapping[str, int]:
-    """The fingerprints of the version's file; empty for a version without a file, as in a single
-    simulated round."""
+    """The fingerprints of the version's file; empty for a version without a file."""
     if not weights.path:
         return {}
     from artifacts.weights import fingerprints  # torch takes seconds to import

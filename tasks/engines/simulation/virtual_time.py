@@ -33,8 +33,7 @@ class _Jump(selectors.SelectSelector):
 
 
 class _Moment(float):
-    """The time at which a timer ends; of two equal times, the timer that was set first sorts
-    first."""
+    """The time at which a timer ends; of equal times, the timer set first sorts first."""
 
     num_before: int  # timers that were set before it
 

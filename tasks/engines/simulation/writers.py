@@ -28,8 +28,7 @@ class Lengths(Protocol):
     """The lengths of simulated responses."""
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response in tokens: a function of prompt, index and noise, whichever
-        engine generates it."""
+        """The length of a response: a function of its arguments, whichever engine generates it."""
 
 
 class LengthModel(FrozenConfig):
@@ -50,8 +49,7 @@ class LengthModel(FrozenConfig):
     seed: int = Field(0, ge=0, description="Seed of all lengths.")
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response in tokens: a function of prompt, index and noise, whichever
-        engine generates it."""
+        """The length of a response: a function of its arguments, whichever engine generates it."""
         shared = np.random.default_rng(
             derive_seed(self.seed, "prompt", prompt_id)
         ).standard_normal()
@@ -66,8 +64,7 @@ BLANK = 1  # the token that a blank response repeats
 
 
 class Writer(Protocol):
-    """Writes the response to a request; the same request and noise always give the same
-    response."""
+    """Writes the response to a request; the same request and noise give the same response."""
 
     def num_tokens(self, request: Request, noise: int) -> int:
         """The length of the response if nothing bounds it, its end token included."""

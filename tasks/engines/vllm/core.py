@@ -106,8 +106,7 @@ class VllmCore:
         return done
 
     def hold_new(self) -> None:
-        """Begin no request until the next load; requests without a token, too, wait for that
-        load."""
+        """Begin no request, nor any that has no token yet, until the next load."""
         self._holds_new = True
         begun = {request.request_id for request in self._scheduler.running}
         for live in [*self._live.values()]:
@@ -178,8 +177,7 @@ class VllmCore:
         )
 
     def warm_up(self) -> None:
-        """Run every kind of step once, because vLLM compiles some code on first use, which must not
-        delay a round or a load."""
+        """Run every kind of step once: vLLM compiles on first use, which must delay no round."""
         prompt_logprobs(self._engine, [(0,) * 4], self._siblings.salt)
         sampled = Request(
             prompt_id=PROBE,
@@ -298,8 +296,7 @@ class VllmCore:
         ]
 
     def _report(self) -> list[NewTokens]:
-        """The tokens since the last report, if enough steps have passed: a step gives each response
-        one token at most."""
+        """The tokens since the last report, if enough steps of one token each have passed."""
         self._num_unreported += 1
         if not self._report_tokens or self._num_unreported < self._report_tokens:
             return []

@@ -176,8 +176,7 @@ class VllmEngine(Replica):
         self._thread: SteppingThread[VllmCore] = SteppingThread(name, self._build)
 
     def start(self) -> None:
-        """Build the engine in its thread and wait until it is ready: seconds on a CPU, up to
-        minutes on a GPU."""
+        """Build the engine in its thread; returns when it is ready, on a GPU after minutes."""
         self._thread.start(self._config.start_deadline_s)
 
     async def submit(self, requests: Sequence[Request]) -> None:
@@ -237,8 +236,7 @@ class VllmEngine(Replica):
         )
 
     async def sleep(self) -> None:
-        """Release the GPU's memory until the next load or request; does nothing without
-        sleep_mode."""
+        """Release the GPU's memory until the next load or request, with sleep_mode."""
         if self._config.sleep_mode:
             await self._thread.call(
                 "sleep", lambda core: core.sleep(), self._config.load_deadline_s

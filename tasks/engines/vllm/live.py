@@ -125,8 +125,7 @@ class Gauges:
         self._num_preemptions += live.num_preemptions
 
     def note_load(self, running: Iterable[Live]) -> None:
-        """Reset the counters because weights were loaded. Running responses were preempted for the
-        load, which does not count."""
+        """Reset the counters, without the preemptions that the load itself made."""
         self._num_preemptions = 0
         self._kv_usage_max = 0.0
         for live in running:
@@ -135,8 +134,7 @@ class Gauges:
     def read(
         self, engine: str, kv_tokens: int, running: Collection[Live], waiting: Iterable[Request]
     ) -> EngineStats:
-        """Return the counters, with the responses that run in vLLM and the requests that wait to
-        enter it."""
+        """Return the counters, with the responses in vLLM and the requests that wait for it."""
         begun = {live.request.response_id: live.num_tokens for live in running}
         to_begin = {request.response_id: len(request.kept_tokens) for request in waiting}
         return EngineStats(

@@ -147,8 +147,7 @@ def agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 def check_probes(probes: Sequence[tuple[int, ...]], max_model_len: int) -> None:
-    """Raises ValueError for a probe with fewer than two tokens, or without room for its one new
-    token."""
+    """Raises ValueError for a probe of fewer than two tokens, or without room for one more."""
     for probe in probes:
         if not 2 <= len(probe) < max_model_len:
             raise ValueError(
@@ -180,8 +179,7 @@ def make_room(scheduler: Any, block_size: int, probes: Sequence[tuple[int, ...]]
 def prompt_logprobs(
     engine: LLMEngine, probes: Sequence[tuple[int, ...]], salt: str | None
 ) -> tuple[tuple[float, ...], ...]:
-    """Log-probabilities of each probe's tokens after its first. All probes run in one batch,
-    without random sampling."""
+    """Log-probabilities of each probe's tokens after its first, computed in one batch."""
     params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     for index, probe in enumerate(probes):
         enter(engine, f"{PROBE}:{index}", list(probe), params, salt)

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from artifacts.config_parts import Settings
+from artifacts.config_parts import FrozenConfig
 from artifacts.new_tokens import News
 from artifacts.records import Request
 from tasks.cluster.dask_cluster import pin_process
@@ -35,7 +35,7 @@ SEED = 11
 MARK = "MEASURED "
 
 
-class MeasuringOrder(Settings):
+class MeasuringOrder(FrozenConfig):
     """The replica to build, and the batches to time on it."""
 
     model_path: str
@@ -50,8 +50,7 @@ class MeasuringOrder(Settings):
 
 
 def measurable(config: ReplicaConfig) -> VllmEngineConfig:
-    """Return the configuration if the steps of its engine can be timed here. Raises ValueError if
-    not."""
+    """Return the configuration if steps of its engine can be timed, else raise ValueError."""
     if not isinstance(config, VllmEngineConfig):
         raise ValueError(
             "engine.kind must be vllm to be measured, got another; leave it out, or write the"

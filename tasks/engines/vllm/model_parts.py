@@ -58,8 +58,7 @@ def experts_held(
 
 
 def _packed(module: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The parameters that the module would hold after loading these tensors; the module itself is
-    not changed."""
+    """The parameters that the module, which is not changed, would hold after loading these."""
     stand_in = copy(module)
     stand_in._parameters = {
         name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()
@@ -129,8 +128,7 @@ def parts_of(module: nn.Module, names: list[str], stream: Mapping[str, Tensor]) 
 
 
 def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> TensorPart:
-    """The region of a tensor that this rank's module holds: all of it, unless the module is known
-    to be sharded."""
+    """The region of a tensor in this rank's module: all, unless the module is sharded."""
     rows, columns = range(source.shape[0]), range(source.shape[-1])
     if type(module).__name__ in SHARDED:
         sizes = getattr(module, "output_partition_sizes", None)
@@ -146,8 +144,7 @@ def _part(module: nn.Module, names: list[str], place: int, source: Tensor) -> Te
 
 
 def _shard(module: Any, total: int, size: int) -> range:  # Any: a vLLM layer
-    """This rank's shard of an axis; where there are fewer shards than ranks, neighbouring ranks
-    hold the same one."""
+    """This rank's shard of an axis; neighbours hold the same one where there are fewer."""
     ranks_per_shard = max(1, module.tp_size * size // total)
     start = module.tp_rank // ranks_per_shard * size
     return range(start, start + size)
@@ -169,8 +166,7 @@ _PLAIN_ATTENTION = "Attention"  # derives nothing from weights
 
 
 def is_plain(model: nn.Module) -> bool:
-    """True if every layer of the model holds the checkpoint's weights, at most repacked matrix by
-    matrix."""
+    """True if every layer holds the checkpoint's weights, at most repacked by matrix."""
     layers = (
         module
         for module in model.modules()

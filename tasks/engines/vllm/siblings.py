@@ -62,8 +62,7 @@ class Siblings:
         return self._waiting
 
     def hold(self, request: Request, submitted_s: float) -> bool:
-        """True if this request must wait for a sibling that computes their prompt; False where it
-        may enter at once."""
+        """Keep the request if it must wait for a sibling; False where it may enter at once."""
         waiting = Waiting(request=request, submitted_s=submitted_s)
         must_wait = self._is_computing(waiting.tokens)
         if must_wait:
@@ -76,8 +75,7 @@ class Siblings:
         return taken
 
     def take_ready(self) -> list[Waiting]:
-        """Remove and return the waiting requests whose prompt a sibling has computed, or that have
-        no sibling inside any more."""
+        """Remove and return the requests that no sibling inside keeps waiting any more."""
         ready = [each for each in self._waiting if not self._is_computing(each.tokens)]
         self._waiting = [each for each in self._waiting if self._is_computing(each.tokens)]
         return ready

@@ -34,8 +34,7 @@ class Core(Protocol):
         """True if a step would do something."""
 
     def step(self) -> Sequence[News]:
-        """Make one step of the whole batch; returns the responses that finished in it, and new
-        tokens of others."""
+        """Make one step of the batch; returns finished responses, and new tokens of others."""
 
     def close(self) -> None:
         """Free the device."""
@@ -150,8 +149,7 @@ class SteppingThread(Generic[C]):
                 waiter.set_result(None)
 
     def close(self, deadline_s: float) -> None:
-        """End the thread after its current step and free the device. May be called twice, and on a
-        dead thread."""
+        """End the thread after its step and free the device; also twice, or on a dead thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -219,8 +217,7 @@ class SteppingThread(Generic[C]):
         )
 
     def _die(self, lost: EngineLost, for_waiting: BaseException | None = None) -> None:
-        """Refuse every later call, and fail the pending ones (with the user's own error if there is
-        one)."""
+        """Refuse every later call, and fail the pending ones, with the user's error if any."""
         with self._changed:
             self._lost = self._lost or str(lost)
             commands = (*self._commands, *self._for_idle)

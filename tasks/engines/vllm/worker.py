@@ -200,8 +200,7 @@ def _with_rows(part: TensorPart, held: Tensor) -> Tensor:
 
 
 def _with_columns(tensor: Tensor, part: TensorPart, columns: Tensor, read: Tensor) -> Tensor:
-    """The tensor itself if its columns agree (up to the sign of a zero), else a copy with the
-    columns that were read."""
+    """The tensor itself if its columns agree (up to a zero's sign), else a copy with these."""
     if torch.equal(part.of(tensor)[:, columns], read):
         return tensor
     copy = tensor.clone()

@@ -43,8 +43,7 @@ Answer = TypeVar("Answer")
 
 
 class VllmWorkers(Protocol):
-    """The part of vLLM's `LLM` or `LLMEngine` that calls functions in the worker processes of all
-    ranks."""
+    """The part of vLLM's `LLM` or `LLMEngine` that calls functions in all its workers."""
 
     def collective_rpc(self, method: Callable[[Any], Answer]) -> list[Answer]:  # Any: vLLM's worker
         """Call a function on every worker; returns the results by rank."""
@@ -68,8 +67,7 @@ def attention_path(machine: str = "", cpuinfo: Path = CPUINFO) -> str:
 
 
 def may_use_tiles(worker: Any = None) -> bool:  # Any: vLLM's worker
-    """Request the permission for tile registers for this process. Returns True if it was granted,
-    or the processor has no tiles."""
+    """Ask for tile registers for this process; True if granted, or there are none."""
     import torch
 
     return not torch.cpu._is_amx_tile_supported() or torch.cpu._init_amx()
@@ -96,8 +94,7 @@ def row_seeds(
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.int64]:
-    """The seed of the next token's noise for each row of a batch, (R,): 64 bits as a signed
-    integer."""
+    """The seed of the next token's noise for each row of a batch, (R,), 64 bits."""
     mixed = seeds + (positions + np.uint64(1)) * _STEP  # arrays of uint64 wrap around
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
@@ -121,8 +118,7 @@ def own_draws(workers: VllmWorkers) -> SeedArguments:
 
 
 def _take_draws(worker: Any) -> bool:  # Any: vLLM's worker
-    """Replace the worker's draws by ours and return True; return False where vLLM's own noise
-    belongs to the response already."""
+    """Replace the worker's draws; False where vLLM's noise is the response's already."""
     if worker.vllm_config.use_v2_model_runner:
         return False
     runner = worker.model_runner
