@@ -60,14 +60,7 @@ class LearnerActor:
         temperature: float = 1.0,
     ) -> None:
         pin_process(core_ids)
-        self._rank = LearnerRank(
-            config=config,
-            model_path=model_path,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            temperature=temperature,
-        )
+        self._rank = LearnerRank(config, model_path, rank, world_size, device, temperature)
         self._version = 0
         self._update_report = b""
 

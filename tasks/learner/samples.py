@@ -144,33 +144,22 @@ def _sample(
     )
 
 
-def trained_advantages(
-    group: Group,
-    advantage: Credit,
-    overlong: Overlong = AS_SCORED,
-    moments: Moments | None = None,
-) -> dict[str, float]:
-    """The advantage of each response of a group that is in the loss, by response id; where turns
-    have advantages of their own, their mean over sampled tokens."""
-    advantages = turn_advantages(group, _rewards(group, overlong), advantage, moments)
-    answers = [response.generated for response in group.responses]
-    return {
-        generated.response_id: token_mean(of_turns, generated.sampled)
-        for generated, of_turns in zip(answers, advantages, strict=True)
-        if of_turns is not None and generated.num_sampled and not overlong.is_masked(generated)
-    }
-
-
 def advantages_of(
     groups: Sequence[Group],
     advantage: Credit,
     overlong: Overlong = AS_SCORED,
     moments: Moments | None = None,
 ) -> dict[str, float]:
-    """The `trained_advantages` of all groups of a step in one mapping."""
+    """The advantage of each response that is in the loss, by response id; where turns have
+    advantages of their own, their mean over sampled tokens."""
     found: dict[str, float] = {}
     for group in groups:
-        found |= trained_advantages(group, advantage, overlong, moments)
+        by_response = turn_advantages(group, _rewards(group, overlong), advantage, moments)
+        for response, of_turns in zip(group.responses, by_response, strict=True):
+            generated = response.generated
+            if of_turns is None or not generated.num_sampled or overlong.is_masked(generated):
+                continue
+            found[generated.response_id] = token_mean(of_turns, generated.sampled)
     return found
 
 

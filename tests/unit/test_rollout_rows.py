@@ -12,7 +12,7 @@ from artifacts.records import Fate, Group
 from artifacts.tables import ResponseRow
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.overlong import AS_SCORED, MaskTruncated, Overlong, SoftPunishment
-from tasks.learner.samples import TokenMean, trained_advantages, training_set
+from tasks.learner.samples import TokenMean, advantages_of, training_set
 from tasks.rollout import rows_of
 from tasks.rounds.records import RoundResult
 
@@ -42,7 +42,7 @@ def test_recorded_advantages_are_those_that_are_trained(
 ) -> None:
     for group in map(truncated, random_groups(5, num_groups=12)):
         samples = training_set([group], advantage, TokenMean(), overlong).samples
-        recorded = trained_advantages(group, advantage, overlong)
+        recorded = advantages_of([group], advantage, overlong)
         assert [sample.advantages[0] for sample in samples] == list(recorded.values())
 
 

@@ -220,7 +220,6 @@ class VllmCore:
         self._engine.engine_core.shutdown()
 
     # --- into vLLM
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def _scheduler(self) -> Any:  # Any: vLLM's scheduler, an internal
@@ -273,7 +272,6 @@ class VllmCore:
             seen.add(request.response_id)
 
     # --- out of vLLM
-    # ----------------------------------------------------------------------------------------------
 
     def _note_first_tokens(self) -> None:
         if not self._without_token:

@@ -10,9 +10,9 @@ never block the loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thread
 from tasks.engines.vllm.stepping import SteppingThread
 
+T = TypeVar("T")
 CPU_BLOCK_TOKENS = 32  # vLLM's attention on CPUs has blocks of a multiple of this
 # widths of an attention head for which vLLM's CPU attention has kernels
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -171,9 +172,13 @@ class VllmEngine(Replica):
         check_model_directory(model_path)
         self.name = name
         self._config = config
-        self._cpu_ids = tuple(cpu_ids) if cpu_ids else None
-        self._start = (model_path, seed)
-        self._thread: SteppingThread[VllmCore] = SteppingThread(name, self._build)
+
+        def build() -> VllmCore:
+            cores = tuple(cpu_ids) if cpu_ids else None
+            pin_this_thread(cores, config.tensor_parallel_size)
+            return build_core(config, model_path, name, seed)
+
+        self._thread: SteppingThread[VllmCore] = SteppingThread(name, build)
 
     def start(self) -> None:
         """Build the engine in its thread; returns when it is ready, on a GPU after minutes."""
@@ -181,9 +186,7 @@ class VllmEngine(Replica):
 
     async def submit(self, requests: Sequence[Request]) -> None:
         batch = tuple(requests)
-        await self._thread.call(
-            "submit", lambda core: core.add(batch), self._config.call_deadline_s
-        )
+        await self._call("submit", lambda core: core.add(batch))
 
     async def collect(self, wait_s: float) -> list[News]:
         return await self._thread.collect(wait_s)
@@ -194,11 +197,7 @@ class VllmEngine(Replica):
         if not ids:
             self._thread.wake()
             return
-        await self._thread.call(
-            "abort",
-            lambda core: self._thread.deliver(core.abort(ids)),
-            self._config.call_deadline_s,
-        )
+        await self._call("abort", lambda core: self._thread.deliver(core.abort(ids)))
 
     async def load_weights(
         self,
@@ -215,9 +214,7 @@ class VllmEngine(Replica):
         began_s = time.monotonic()
         drains = running is Running.DRAIN
         if drains:
-            await self._thread.call(
-                "load_weights", lambda core: core.hold_new(), self._config.call_deadline_s
-            )
+            await self._call("load_weights", VllmCore.hold_new)
 
         def load(core: VllmCore) -> Attestation:
             drained_s = time.monotonic() - began_s if drains else 0.0
@@ -231,25 +228,19 @@ class VllmEngine(Replica):
         return await self._thread.call("load_weights", load, deadline_s, when_idle=drains)
 
     async def stats(self) -> EngineStats:
-        return await self._thread.call(
-            "stats", lambda core: core.stats(), self._config.call_deadline_s
-        )
+        return await self._call("stats", VllmCore.stats)
 
     async def sleep(self) -> None:
         """Release the GPU's memory until the next load or request, with sleep_mode."""
         if self._config.sleep_mode:
-            await self._thread.call(
-                "sleep", lambda core: core.sleep(), self._config.load_deadline_s
-            )
+            await self._thread.call("sleep", VllmCore.sleep, self._config.load_deadline_s)
 
     def close(self) -> None:
         """Free the device. Pending and later calls raise EngineLost."""
         self._thread.close(self._config.call_deadline_s)
 
-    def _build(self) -> VllmCore:
-        model_path, seed = self._start
-        pin_this_thread(self._cpu_ids, self._config.tensor_parallel_size)
-        return build_core(self._config, model_path, self.name, seed)
+    async def _call(self, what: str, run: Callable[[VllmCore], T]) -> T:
+        return await self._thread.call(what, run, self._config.call_deadline_s)
 
 
 def build_core(

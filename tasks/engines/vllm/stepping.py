@@ -159,7 +159,6 @@ class SteppingThread(Generic[C]):
             raise EngineLost(f"{self._name} did not end within {deadline_s:g} s; {self._state()}")
 
     # --- inside the thread
-    # ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         core: C | None = None
@@ -229,7 +228,6 @@ class SteppingThread(Generic[C]):
             _fail(future, for_waiting or EngineLost(self._lost))
 
     # --- deadlines
-    # ----------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
         """Raise EngineLost when the thread has ended or missed a deadline. Does not wait."""
