@@ -27,7 +27,7 @@ class Mailbox(Generic[T]):
         self._arrived.set()
 
     def drop(self) -> None:
-        """Discard all items and end a wait of `take` with an empty list: later items are for later
+        """Discard all items, and end a wait of `take` with none: later ones are for later
         callers."""
         self._items = []
         self._num_drops += 1

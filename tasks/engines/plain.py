@@ -46,8 +46,7 @@ class PlainModel:
     def answer(
         self, prompt: Prompt, max_new_tokens: int, temperature: float, tell: Told
     ) -> Generated:
-        """Generate one response and pass its text to `tell` piece by piece. Temperature 0 always
-        takes the likeliest token."""
+        """Generate one response; its text goes to `tell` in pieces. Temperature 0 is greedy."""
         began_s = time.time()
         given = torch.tensor([prompt.token_ids])
         how = GenerationConfig(  # whole: what the model's own file adds is not what was trained

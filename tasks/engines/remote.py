@@ -89,11 +89,8 @@ class EngineActor:
         around: Callable[[Replica], Replica] | None = None,
     ) -> None:
         """core_ids, gpus: all cores and GPUs that a tensor-parallel replica holds together; without
-        gpus, the replica takes those that the worker sees. around: wraps the built replica; callers
-        see the wrapper.
-
-        The process must not have touched CUDA yet: CUDA reads the visible GPUs only once.
-        """
+        gpus, those that the worker sees. around: wraps the built replica; callers see the wrapper.
+        The process must not have touched CUDA yet: CUDA reads the visible GPUs only once."""
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         built = config.build_engine(model_path, name, pin_process(core_ids), seed)

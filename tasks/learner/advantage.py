@@ -88,18 +88,13 @@ class DrGrpoAdvantage(FrozenConfig):
 
 class ReinforcePlusPlusAdvantage(FrozenConfig):
     """(c - mean) / (std + epsilon), with mean and deviation over all responses of the step
-    (REINFORCE++, arXiv 2501.03262): a group's few rewards estimate their spread badly, a step's
-    many do well.
-
-    c is the reward itself (baseline step), or the reward less its group's mean (baseline group, in
-    the paper "REINFORCE++ with baseline"), whose mean over the step is zero. Responses count alike,
-    whatever their lengths. No gradient can be computed before the step's last reward is there.
-
-    With a window, mean and deviation are taken over the last steps together. Tail batching sorts
-    prompts by difficulty. By its own mean, a long round of hard questions praises answers that were
-    right by luck and hardly blames the rest; by the mean of a whole period it is judged as a
-    synchronous step would be.
-    """
+    (REINFORCE++, arXiv 2501.03262): a group's few rewards estimate their spread badly. c is the
+    reward itself (baseline step), or the reward less its group's mean (baseline group, "REINFORCE++
+    with baseline"), whose mean over the step is zero. Responses count alike, whatever their
+    lengths. No gradient can be computed before the step's last reward is there. With a window, mean
+    and deviation are those of the last steps together. Tail batching sorts prompts by difficulty:
+    by its own mean, a long round of hard questions praises answers that were right by luck; by that
+    of a whole period it is judged as a synchronous step would be."""
 
     kind: Literal["reinforce_plus_plus"] = Field(
         default="reinforce_plus_plus",
@@ -139,11 +134,9 @@ class ReinforcePlusPlusAdvantage(FrozenConfig):
 
 class GaeAdvantage(FrozenConfig):
     """Generalised advantage estimation: each token's advantage comes from a critic's values (PPO as
-    published, arXiv 1506.02438 and 1707.06347). The other responses of a group do not matter.
-
-    `of` returns the rewards unchanged; the learner makes advantages of them when it has the values
-    (gae). Whitening needs all tokens of the step.
-    """
+    published, arXiv 1506.02438 and 1707.06347), not from the group's other responses. `of` returns
+    the rewards; the learner makes advantages of them (`gae`). Whitening needs all tokens of the
+    step."""
 
     kind: Literal["gae"] = Field(
         default="gae", description="Advantage of each token by the values of learner.critic."
@@ -179,12 +172,9 @@ count (`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage.
 def group_advantages(
     rewards: Sequence[float | None], advantage: Advantage, moments: Moments | None = None
 ) -> list[float | None]:
-    """One advantage per response of a group, None for responses without a verdict.
-
-    If the advantage compares within the group, all are exactly 0 when the rewards are equal or
-    fewer than two responses have a verdict. Raises ValueError for a reward that is not finite or
-    too large.
-    """
+    """One advantage per response of a group, None for responses without a verdict. If it compares
+    within the group, all are exactly 0 when the rewards are equal or fewer than two responses have
+    a verdict. Raises ValueError for a reward that is not finite or too large."""
     verdicts = [reward for reward in rewards if reward is not None]
     if not all(abs(reward) <= LARGEST_SHAPED_REWARD for reward in verdicts):  # NaN neither
         raise ValueError(

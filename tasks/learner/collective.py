@@ -48,13 +48,10 @@ async def accumulate_round(
     num_groups: int,
 ) -> GradientReport:
     """Accumulate the gradients of a round's accepted groups until their stream ends; ranks that a
-    ScaleDown frees begin while the round still runs.
-
-    Follows the recorded split of an earlier attempt if there is one. Else makes the split as the
-    groups come, or from all groups at the end where advantages span the step or the step scores
-    first. Drops the sums of a lost attempt. versions: weight versions whose tokens may be trained.
-    num_groups: groups that the round will accept.
-    """
+    ScaleDown frees begin while the round still runs. Drops the sums of a lost attempt, and follows
+    its recorded split. Else makes the split as the groups come, or from all groups at the end where
+    advantages span the step or the step scores first. versions: weight versions whose tokens may be
+    trained. num_groups: groups that the round will accept."""
     ranks = await _fresh_ranks(learners, step)
     checked = _checked(stream, step, versions)
     split = read_split(store, step)

@@ -116,11 +116,8 @@ class TurnReturnAdvantage(FrozenConfig):
 class AnchorStateAdvantage(FrozenConfig):
     """GiGPO (arXiv 2505.10978, equations for the episode and the step relative advantage): the
     episode's advantage, plus that of a turn's return among all turns of the group before which the
-    model read exactly the same observation. The second term helps where states recur.
-
-    States are compared within the group only: in other episodes the same words may mean something
-    else.
-    """
+    model read exactly the same observation. The second term helps where states recur. In other
+    groups the same words may mean something else."""
 
     kind: Literal["anchor_states"] = Field(
         default="anchor_states",

@@ -24,8 +24,7 @@ CUT_GAIN = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPart:
-    """The responses of one group that a rank trains; the group's other responses only serve to
-    compute the advantages."""
+    """The responses of a group that a rank trains; the others serve to compute advantages."""
 
     group: Group  # the whole group
     places: tuple[int, ...]  # which of its responses are trained, ascending
@@ -67,14 +66,11 @@ def balance(
     loads: Sequence[float] = (),
 ) -> tuple[tuple[GroupPart, ...], ...]:
     """Deal the groups to ranks so that the largest load is small, independent of the order in which
-    the groups arrive. Returns the parts of each rank.
-
-    Three deals are tried: group by group, by families of groups whose prompts share half their
-    tokens or more, and response by response. The best one wins; a deal that cuts groups must be
-    clearly better. A group whose rewards are all equal costs nothing unless `flat_costs`: the
+    they arrive. Returns the parts of each rank. The best of three deals wins: group by group, by
+    families of groups whose prompts share half their tokens, and response by response, which must
+    be clearly better. A group whose rewards are all equal costs nothing unless `flat_costs`: the
     learner skips responses without a gradient. `loads`: predicted cost, by rank, of the calls that
-    the ranks are busy with (default none); finished work does not count.
-    """
+    the ranks are busy with (default none)."""
     if num_ranks < 1:
         raise ValueError(
             f"num_ranks must be >= 1, got {num_ranks}; give the learner role at least one device"
@@ -92,8 +88,7 @@ def balance(
 
 
 def predicted_cost(parts: Sequence[GroupPart]) -> float:
-    """The cost of one call with these parts: a sequence of n tokens costs n + n**2 /
-    QUADRATIC_TOKENS, shared prompts count once."""
+    """The cost of a call: n + n**2 / QUADRATIC_TOKENS of n tokens, shared prompts once."""
     return _cost(parts, [])
 
 
@@ -176,13 +171,10 @@ def _joined(parts: Sequence[GroupPart]) -> tuple[GroupPart, ...]:
 
 
 def mini_batches(groups: Sequence[Group], step: int, number: int) -> tuple[tuple[Group, ...], ...]:
-    """Deal the groups to `number` mini-batches whose sizes differ by one group at most; some are
-    empty where there are fewer groups.
-
-    A function of the step and its groups alone, in whatever order they come: it depends on the
-    run's seed only through the prompts that were drawn, and not on the number of ranks. Groups are
-    ordered by a hash, so that neighbours in the data set are separated, differently in every step.
-    """
+    """Deal the groups to `number` mini-batches whose sizes differ by one group at most. A function
+    of the step and its groups alone, in whatever order they come, and not of the number of ranks.
+    Groups are ordered by a hash: neighbours in the data set are separated, differently in every
+    step."""
 
     def place(group: Group) -> bytes:
         return hashlib.sha256(f"{step}:{group.prompt.prompt_id}".encode()).digest()

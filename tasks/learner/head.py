@@ -50,11 +50,8 @@ def head_pass(
     weight_grad: Tensor | None = None,
 ) -> HeadResult:
     """Compute the log-probabilities of `targets` (P,) given `hidden` (R, hidden)[rows (P,)], under
-    logits / temperature.
-
-    With a loss gradient, also adds the gradient of `weight` (V, hidden) to `weight_grad` (fp32) and
-    returns the gradient of `hidden`.
-    """
+    logits / temperature. With a loss gradient, also adds the gradient of `weight` (V, hidden) to
+    `weight_grad` (fp32) and returns the gradient of `hidden`."""
     logp, entropy = (
         torch.empty(rows.shape, dtype=torch.float32, device=hidden.device) for _ in range(2)
     )
@@ -127,10 +124,8 @@ def _to_logit_gradient(
 ) -> None:
     """In place: entry (row, v) becomes sum over the row's tokens of derivative * ([token is v] -
     p_v), and for a bonus (entropies of rows, derivatives by those of tokens) the sum of derivative
-    * -p_v (log p_v + entropy) besides.
-
-    Chosen entries are recomputed in fp32: 1 - p of a nearly certain token does not survive bf16.
-    """
+    * -p_v (log p_v + entropy) besides. Chosen entries are recomputed in fp32: 1 - p of a nearly
+    certain token does not survive bf16."""
     num_rows = probabilities.shape[0]
     row_sums = derivative.new_zeros(num_rows).index_add_(0, local, derivative)
     by_entropy = torch.zeros_like(row_sums)

@@ -153,8 +153,8 @@ class LearnerConfig(FrozenConfig):
 
     @property
     def trains_all(self) -> bool:
-        """True if a response with advantages of zero still has a gradient, from the KL term, the
-        entropy bonus or the critic."""
+        """True if zero advantages leave a gradient: of the KL term, the entropy bonus, the
+        critic."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.has_critic
 
     @property

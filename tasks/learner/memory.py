@@ -69,12 +69,10 @@ def bytes_per_parameter(config: LearnerConfig, num_ranks: int) -> float:
 
 def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:
     """The most bytes that sharded parameters need beyond `bytes_per_parameter`, for parameters that
-    are whole for a moment; 0 where they are replicated.
-
-    In a layer's backward pass: the layer, the next one that is gathered ahead, its gradients, and
-    the previous layer's gradients that are being reduced, in fp32. In the head: the head and the
-    fp32 sum of its gradient, which a tied embedding keeps until the layers are done.
-    """
+    are whole for a moment; 0 where they are replicated. In a layer's backward pass: the layer, the
+    next one, its gradients, and the previous layer's that are being reduced, in fp32. In the head:
+    the head and the fp32 sum of its gradient, which a tied embedding keeps until the layers are
+    done."""
     if config.parameters == "replicated":
         return 0
     computed = COMPUTED[config.compute]

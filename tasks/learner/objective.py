@@ -41,12 +41,10 @@ class NoSequenceMask(FrozenConfig):
 
 class DriftMask(FrozenConfig):
     """Drops a response whose mean drift over its tokens exceeds the bound. Drift estimates
-    KL(engine || learner) from d = engine - learner log-probability.
-
-    `k1`, the mean of d, with negative_only is off-policy sequence masking (DeepSeek-V3.2, arXiv
-    2512.02556; slime); `geometric`, |mean of d|, is geometric rejection sampling (verl). In `k2`
-    and `k3`, tokens of opposite sign do not cancel.
-    """
+    KL(engine || learner) from d = engine - learner log-probability. `k1`, the mean of d, with
+    negative_only is off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556; slime);
+    `geometric`, |mean of d|, is geometric rejection sampling (verl). In `k2` and `k3`, tokens of
+    opposite sign do not cancel."""
 
     kind: Literal["drift"] = Field(
         default="drift", description="Drops responses that the policy has drifted away from."
@@ -108,14 +106,11 @@ class Objective:
         )
 
     def completed(self, logp: Tensor, batch: TokenBatch, lengths: Lengths) -> TokenBatch:
-        """Add the terms of whole responses to a row's tokens: computed from all log-probabilities
-        of the row and held constant.
-
-        The KL penalty is the learner's, not the engine's: the learner must stay near the reference,
-        and the reference's log-probabilities are comparable only with the same numerics. A token is
-        charged with its own penalty and those after it, as with every reward. As part of the
-        reward, the penalty is that of the proximal policy, the same in all updates of a step.
-        """
+        """Add the terms of whole responses to a row's tokens, computed from all log-probabilities
+        of the row and held constant. The KL penalty is the learner's, not the engine's, whose
+        numerics are not the reference's. A token is charged with its own penalty and those after
+        it, as with every reward. As part of the reward, the penalty is that of the proximal policy,
+        the same in all updates of a step."""
         if not self.needs_whole_responses:
             return batch
         logp, advantage = floored(logp.detach()), batch.advantage

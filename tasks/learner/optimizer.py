@@ -77,8 +77,7 @@ class AdamWConfig(FrozenConfig):
         return f"{rise}down to {floor:g} by step {self.decay_steps}"
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 1: it rises over the warm-up, then falls to the
-        floor and stays there."""
+        """The learning rate of a step, from 1: up over the warm-up, down to the floor, constant."""
         if step < self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
         fallen = (
@@ -130,11 +129,8 @@ _CHUNK = 1 << 20  # elements; torch's double precision copy of a chunk stays in 
 
 
 def squared_norm(gradient: Tensor) -> float:
-    """The sum of the squares of all elements, in fp64.
-
-    Computed in chunks: for the norm of the whole in another precision, torch on a CPU first
-    converts all of it, into newly allocated memory every time.
-    """
+    """The sum of the squares of all elements, in fp64. In chunks: for a norm in another precision,
+    torch on a CPU first converts all of the tensor, into newly allocated memory every time."""
     norms = [
         torch.linalg.vector_norm(chunk, dtype=torch.float64)
         for chunk in torch.split(gradient, _CHUNK)

@@ -77,12 +77,8 @@ class SoftPunishment(OverlongRule):
 
 class MaskTruncated(OverlongRule):
     """Overlong filtering: truncated responses are left out of the loss and of its divisor, but stay
-    in their group's statistics.
-
-    If they were left out of the statistics as well, the rest of a group would be compared only with
-    responses that ended in time, and a group of one answer and seven truncations would teach
-    nothing.
-    """
+    in their group's statistics. Else a group of one answer and seven truncations would teach
+    nothing, and the others would be compared only with responses that ended in time."""
 
     kind: Literal["mask"] = Field(
         default="mask", description="Leave truncated responses out of the loss."

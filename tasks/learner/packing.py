@@ -130,12 +130,9 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatch]:
-    """Pack the samples into rows of at most `max_tokens` computed tokens, independent of the order
-    in which samples are given.
-
-    Sequences that share prefixes come together because samples are sorted. A sequence longer than
-    the bound gets a row of its own.
-    """
+    """Pack the samples into rows of at most `max_tokens` computed tokens, in whatever order they
+    are given: sorted, those that share prefixes come together. A longer sequence gets a row of its
+    own."""
     computed = [(sample.computed, sample) for sample in samples]
     computed.sort(key=lambda pair: (pair[0], _all_fields(pair[1])))
     rows: list[list[Sample]] = []

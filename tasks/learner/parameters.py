@@ -70,8 +70,7 @@ class TrainedParameters(Parameters, Protocol):
         """Zero the sums of gradients, and drop those that an interrupted pass left elsewhere."""
 
     def reduced(self) -> list[Tensor]:
-        """Return the gradient of every piece, summed over all ranks; the caller may change these
-        tensors in place. Collective."""
+        """Every piece's gradient, summed over all ranks, to be changed in place. Collective."""
 
     def publish(self) -> None:
         """Make the updated pieces the weights that the decoder computes with. Collective."""
@@ -130,8 +129,7 @@ class FlatParameters:
 
 
 class ReplicatedParameters(FlatParameters):
-    """Flat parameters that are trained (`TrainedParameters`): whole on every rank, with a buffer
-    for the sums of their gradients."""
+    """Trained parameters: whole on every rank, with a buffer for the sums of their gradients."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
         """The module is in fp32; the masters keep the precision that `dtype` loses."""

@@ -143,11 +143,9 @@ def load_policy(
     placement: Placement = "replicated",
     recompute_layers: bool = False,
 ) -> PolicyModel:
-    """Load the model to train. Sharded parameters need ranks that have joined; loading is
-    collective then.
-
-    Raises ValueError for a path without a model, or a model that packed training cannot run.
-    """
+    """Load the model to train; collective if its parameters are sharded, which needs ranks that
+    have joined. Raises ValueError for a path without a model, or one that packed training cannot
+    run."""
     model = load_decoder(model_path, ranks, placement)
     model.requires_grad_(True)
     # embedding and head get their gradients by hand: rows, and sums over chunks

@@ -34,12 +34,9 @@ async def publish_version(
     running: Running = Running.DROP,
 ) -> PublishReport:
     """Publish the learner's version: write the file, load it into all engines, check the weights.
-    Without probes the check is off.
-
-    The first rank writes the file, which the engines read. Sharded ranks export together, and all
-    of them attest; of replicated ranks the others, whose devices are free, attest while the first
-    one writes. Raises WeightCheckFailed with the tensor's name.
-    """
+    Without probes the check is off. Sharded ranks export together, and all of them attest; of
+    replicated ranks the others, whose devices are free, attest while the first one writes. Raises
+    WeightCheckFailed with the tensor's name."""
 
     async def export_and_load() -> tuple[WeightsRef, dict[str, Attestation]]:
         weights = await _exported(learners[:1], directory)

@@ -82,8 +82,7 @@ class PeerLost(RuntimeError):
 
 
 class Ranks:
-    """This rank's view of the learner's ranks, and their collectives. With one rank, nothing is
-    communicated. `device` is this rank's."""
+    """This rank's view of the learner's ranks, and their collectives; nothing for one rank."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         if not 0 <= rank < world_size:
@@ -96,11 +95,9 @@ class Ranks:
         self._lost: str | None = None  # what broke the group
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
-        """Enter the group. The deadline holds for entering and for every later collective.
-
-        A process is in one group at a time. Ranks that lost their peers may be created again in the
-        same process, which leaves the old group here.
-        """
+        """Enter the group, within the deadline, which holds for every later collective, too. A
+        process is in one group at a time: that of earlier ranks, which lost their peers, is left
+        here."""
         if self.world_size == 1:
             return
         if dist.is_initialized():
@@ -180,12 +177,9 @@ class Ranks:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Marks work in which every rank makes the same collectives in the same order.
-
-        A rank that fails inside leaves the others waiting in a collective, which would be mixed up
-        with this rank's next one: so this rank counts its group as broken. The others notice when
-        its process ends.
-        """
+        """Marks work in which every rank makes the same collectives in the same order. A rank that
+        fails inside leaves the others in a collective, which this rank's next one must not meet: so
+        it counts its group as broken. The others notice when its process ends."""
         try:
             yield
         except BaseException as error:
@@ -196,13 +190,9 @@ class Ranks:
     @contextmanager
     def _together(self, what: str, queued: bool = False) -> Iterator[None]:
         """Turn a backend's error for a dead peer into PeerLost, and remember that the group is
-        broken.
-
-        A GPU works behind a queue. Earlier failures in the queue are this rank's own and must be
-        raised before the collective, and the collective is over only when the queue is empty. A
-        `queued` collective waits for neither: its failure is raised by the next one that is not
-        queued.
-        """
+        broken. A GPU works behind a queue: earlier failures in it are this rank's own and must be
+        raised before the collective, which is over only when the queue is empty. A `queued`
+        collective waits for neither; its failure is raised by the next one that is not queued."""
         self._check_group()
         # gloo raises a plain RuntimeError of many wordings for a dead peer
         failures = dist.DistError if self.device.type == "cuda" else RuntimeError

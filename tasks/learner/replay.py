@@ -42,9 +42,7 @@ async def replay_training(
     config: LearnerConfig,
 ) -> None:
     """Restore the last intact checkpoint up to this step, and train the recorded steps after it.
-
-    scratch: a directory for a copy of a remote store's checkpoint, which all ranks can read.
-    """
+    scratch: a directory for a copy of a remote store's checkpoint, which all ranks can read."""
     start = await _restored(learners, checkpoints, step, scratch)
     journal = Journal(store)
     for replayed in range(start + 1, step + 1):

@@ -186,11 +186,9 @@ def main_skip_reason(reasons: Iterable[Skipped]) -> Skipped | None:
 
 
 def check_updates(steps: Sequence[Mapping[str, float]], max_nonfinite_steps: int) -> None:
-    """Raises GradientsNotFinite if the figures of the last steps show max_nonfinite_steps steps in
-    a row whose gradient was not finite.
-
-    Flat and empty steps neither count nor end the row: no gradient was computed in them.
-    """
+    """Raises GradientsNotFinite if the figures of the last steps show max_nonfinite_steps in a row
+    whose gradient was not finite. Flat and empty steps, which compute none, neither count nor end
+    the row."""
     num_nonfinite = 0
     for figures in reversed(steps):
         skipped = skipped_of(figures)
@@ -234,11 +232,9 @@ def update_figures(update: UpdateReport) -> dict[str, float]:
 
 
 def token_means(report: AccumulateReport) -> dict[str, float]:
-    """The per-token metrics by name, ready for tracking; 0 where no token was scored.
-
-    Three shares are left out where nothing clips or masks: clipped tokens, responses that the
-    sequence mask dropped, and tokens without gradient for either reason.
-    """
+    """The per-token metrics by name, ready for tracking; 0 where no token was scored. Three shares
+    are left out where nothing clips or masks: of clipped tokens, dropped responses, and cut
+    tokens."""
     count = max(1, report.num_tokens_scored)
     clipped = report.num_tokens_clipped / max(1, report.num_tokens_clippable)
     cut = {}

@@ -87,11 +87,8 @@ def training_set(
     overlong: Overlong = AS_SCORED,
 ) -> TrainingSet:
     """Make samples in the order of groups and responses. Responses without a verdict change neither
-    a mean nor a normaliser.
-
-    A part of a group trains only its own responses, with the advantages of the whole group. The
-    part with the group's first response counts the group in the statistics.
-    """
+    a mean nor a normaliser. A part of a group trains its own responses, with the whole group's
+    advantages; the part with its first response counts the group in the statistics."""
     samples: list[Sample] = []
     normaliser = 0.0
     num_flat = num_excluded = num_masked = 0

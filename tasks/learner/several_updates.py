@@ -87,11 +87,8 @@ class SeveralUpdates:
             self._critic.parameters.discard()
 
     def make(self, step: int) -> UpdateReport:
-        """Make all updates of the step. Collective: every rank must have taken all mini-batches.
-
-        The weights of a rank that fails between two updates belong to no version: the rank counts
-        as lost.
-        """
+        """Make all updates of the step. Collective: every rank must have taken all mini-batches. A
+        rank that fails between two updates counts as lost: its weights belong to no version."""
         assert len(self._taken) == self._config.mini_batches, "one call for each mini-batch"
         made: list[MadeUpdate] = []
         by_critic: list[MadeUpdate] = []

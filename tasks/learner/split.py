@@ -47,8 +47,7 @@ def one_shot(groups: Sequence[Group], num_ranks: int, flat_costs: bool) -> Split
 def in_mini_batches(
     groups: Sequence[Group], step: int, number: int, num_ranks: int, flat_costs: bool
 ) -> Split:
-    """The split of a step of several updates: every rank has one call for each mini-batch, in
-    order, even if the call has no parts."""
+    """The split of a step of several updates: a call a rank and mini-batch, even if empty."""
     return tuple(
         share_of(rank, parts)
         for mini_batch in mini_batches(groups, step, number)

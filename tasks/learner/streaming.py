@@ -77,12 +77,9 @@ class StreamedAccumulation:
         self, record: Callable[[Split], Awaitable[None]]
     ) -> tuple[AccumulateReport, ...]:
         """Deal the remaining groups to all ranks, considering their unfinished calls. Returns each
-        rank's report, by rank.
-
-        The split is final, and recorded, before the last calls are made. A rank that was never
-        freed gets one call, even if an empty one, because ranks in step must all take part
-        (`trainer`).
-        """
+        rank's report, by rank. The split is final, and recorded, before the last calls are made. A
+        rank that was never freed gets one call, even if an empty one, because ranks in step must
+        all take part (`trainer`)."""
         self._is_closed = True
         self.num_streamed = len({name for share in self._calls for name, _ in share.parts})
         left = balance(

@@ -38,12 +38,10 @@ class TokenSums:
 
     @property
     def effective_fraction(self) -> float:
-        """The effective sample size over the number of tokens: (sum u)^2 / (N sum u^2), with the
-        tokens' importance weights u = learner over engine.
-
-        It is 1 for equal weights; a few tokens that outweigh the rest push it towards 0, earlier
-        than the KL shows them (M2PO). 0 where a weight is infinite or there are no tokens.
-        """
+        """The effective sample size over the number of tokens: (sum u)^2 / (N sum u^2), with
+        importance weights u = learner over engine. 1 for equal weights; tokens that outweigh the
+        rest push it towards 0, earlier than the KL shows them (M2PO). 0 for an infinite weight or
+        no tokens."""
         squares = self.importance_square_sum
         if not squares or not math.isfinite(squares):
             return 0.0

@@ -38,11 +38,8 @@ class WeightCheckConfig(FrozenConfig):
 
 
 class WeightCheckFailed(RuntimeError):
-    """An engine or a learner rank does not hold the learner's weights.
-
-    The run must stop: rollouts would come from another policy than the one that is trained, or a
-    rank's gradients would be another policy's.
-    """
+    """An engine or a learner rank does not hold the learner's weights. The run must stop: rollouts,
+    or a rank's gradients, would be another policy's."""
 
 
 def check_weights(

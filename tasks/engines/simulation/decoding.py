@@ -21,11 +21,8 @@ class StepCount:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Decoding:
-    """A request inside the replica, running or waiting.
-
-    While the request decodes, no step writes to it: its number of tokens follows from the batch's
-    step count.
-    """
+    """A request inside the replica, running or waiting. While it decodes, no step writes to it: its
+    number of tokens follows from the batch's step count."""
 
     request: Request
     noise: int  # the seed of its writer's draws

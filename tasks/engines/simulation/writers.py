@@ -49,7 +49,6 @@ class LengthModel(FrozenConfig):
     seed: int = Field(0, ge=0, description="Seed of all lengths.")
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        """The length of a response: a function of its arguments, whichever engine generates it."""
         shared = np.random.default_rng(
             derive_seed(self.seed, "prompt", prompt_id)
         ).standard_normal()

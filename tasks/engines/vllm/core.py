@@ -200,9 +200,7 @@ class VllmCore:
 
     def sleep(self) -> None:
         """Release the GPU's memory until the next load or request; does nothing while requests run.
-
-        The weights wait in host memory, the KV cache is dropped.
-        """
+        The weights wait in host memory, the KV cache is dropped."""
         if not (self.busy or self._asleep):
             self._engine.sleep(level=1)
             self._asleep = True

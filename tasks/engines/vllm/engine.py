@@ -206,10 +206,8 @@ class VllmEngine(Replica):
         running: Running = Running.DROP,
     ) -> Attestation:
         """Raises ValueError, with the weights unchanged, if the file's tensors are not the model's.
-
-        The fingerprints are of the tensors that the engine holds, as far as they can be read back;
-        `worker` says how far.
-        """
+        The fingerprints are of the tensors that the engine holds, as far as `worker` can read them
+        back."""
         fixed = tuple(probes)
         began_s = time.monotonic()
         drains = running is Running.DRAIN
@@ -246,10 +244,8 @@ class VllmEngine(Replica):
 def build_core(
     config: VllmEngineConfig, model_path: str, name: str, seed: int, *, may_stop: bool = True
 ) -> VllmCore:
-    """Build the engine in the calling thread, which must already be pinned.
-
-    may_stop: whether end tokens end a response; a measurement wants responses of a given length.
-    """
+    """Build the engine in the calling thread, which must already be pinned. may_stop: whether end
+    tokens end a response; a measurement wants responses of a given length."""
     tokenizer = read_tokenizer(model_path)
     engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
     stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()

@@ -33,14 +33,11 @@ PROBE = "probe"
 
 
 def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
-    """Bind this thread to the cores, and with it the compute threads that it will start; size
-    torch's thread pool to their number.
-
-    vLLM's own VLLM_CPU_OMP_THREADS_BIND has no effect on an engine in process. The thread count is
-    set before torch is imported where that is still possible, because OpenMP reads its environment
-    once. The ranks of a tensor-parallel replica are separate processes, which take their cores from
-    that variable; without it vLLM wants a NUMA node for each.
-    """
+    """Bind this thread, and the compute threads that it will start, to the cores; size torch's
+    thread pool to their number. VLLM_CPU_OMP_THREADS_BIND has no effect on an engine in process;
+    the ranks of a tensor-parallel replica take their cores from it, or want a NUMA node each.
+    OpenMP reads its environment once, so the thread count is set before torch is imported, where
+    that is still possible."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if num_ranks > 1:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(cpu_ids or (), num_ranks)
@@ -55,8 +52,7 @@ def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
 
 
 def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
-    """The cores of each rank in the format of vLLM's CPU backend, "0,1|2,3"; "nobind" when the
-    cores cannot be shared out evenly."""
+    """The cores of each rank as vLLM has it, "0,1|2,3"; "nobind" if they cannot be shared out."""
     share, rest = divmod(len(cpu_ids), num_ranks)
     if not share or rest:
         return "nobind"
@@ -67,9 +63,7 @@ def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
 
 def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs are of many types
     """Import vLLM and build an engine in the calling thread, which must already be pinned.
-
-    arguments: of vLLM's EngineArgs. Raises ValueError for arguments that vLLM refuses.
-    """
+    arguments: of vLLM's EngineArgs. Raises ValueError for arguments that vLLM refuses."""
     reach_ranks_by(LOOPBACK)  # no engine spans two machines
     with importing_transformers():
         from vllm import EngineArgs
@@ -134,10 +128,6 @@ def enter(
     prompt = tokens_input(tokens, cache_salt=salt)
     internal_id: str = engine.add_request(request_id, prompt, params)
     return internal_id
-
-
-if TYPE_CHECKING:
-    from vllm.v1.engine.llm_engine import LLMEngine
 
 
 def agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:

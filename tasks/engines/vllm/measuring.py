@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,20 +129,15 @@ def random_requests(
     draw: random.Random, new_tokens: int, batch: int, length: int, vocabulary: int
 ) -> list[Request]:
     """Requests whose random prompts share no prefix, so that nothing is found in the cache."""
-    blank = Request(
-        prompt_id="",
-        index=0,
-        prompt_tokens=(),
-        max_new_tokens=new_tokens,
-        temperature=1.0,
-        top_p=1.0,
-        seed=SEED,
-    )
     return [
-        replace(
-            blank,
+        Request(
             prompt_id=f"0/{row}",
+            index=0,
             prompt_tokens=tuple(draw.randrange(vocabulary) for _ in range(length)),
+            max_new_tokens=new_tokens,
+            temperature=1.0,
+            top_p=1.0,
+            seed=SEED,
         )
         for row in range(batch)
     ]

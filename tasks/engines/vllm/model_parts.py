@@ -187,11 +187,8 @@ def _is_plain_layer(module: nn.Module) -> bool:
 def load_parameter(
     module: Any, parameter: Tensor, parts: Sequence[TensorPart], *, is_tied: bool
 ) -> None:
-    """Write the parts into one parameter of a plain layer.
-
-    module: a vLLM layer, which has no useful type. is_tied: whether another module has loaded the
-    parameter already.
-    """
+    """Write the parts into one parameter of a plain layer. module: a vLLM layer, which has no
+    useful type. is_tied: whether another module has loaded the parameter already."""
     kept = kept_parts(parameter, list(parts))
     if not is_tied:
         for part, rows in zip(parts, kept, strict=True):

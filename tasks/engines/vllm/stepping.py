@@ -96,11 +96,8 @@ class SteppingThread(Generic[C]):
 
     async def collect(self, wait_s: float) -> list[News]:
         """Return the responses and new tokens since the last call; waits up to wait_s for the
-        first.
-
-        A `clear` in between ends the call with an empty list, so that a caller that has died cannot
-        take responses from the callers after it.
-        """
+        first. A `clear` in between ends the call with an empty list, so that a caller that has died
+        takes no response from those after it."""
         with self._changed:
             began = self._num_clearings
             waiter: Future[None] | None = None if self._finished else Future()

@@ -56,10 +56,8 @@ class WeightReader:
 
     def load_version(self, path: str, version: int) -> dict[str, int]:
         """Load the file into the model in place; returns the fingerprint of every tensor that the
-        model now holds, by checkpoint name.
-
-        Raises ValueError, before anything is changed, when the file's tensors are not the model's.
-        """
+        model now holds, by checkpoint name. Raises ValueError, before anything is changed, when the
+        file's tensors are not the model's."""
         model: nn.Module = self.model_runner.get_model()
         stream = dict(read_weights(path))
         _check_names(model, stream, path)
@@ -104,11 +102,9 @@ def _check_shapes(
 
 
 def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """The file's tensors, and those that a second module is tied to again under that module's name.
-
-    The CPU backend gives a tied output head a repacked copy of its own, which vLLM renews only if
-    it gets the tensor under that name, too.
-    """
+    """The file's tensors, and those that a second module is tied to again under that module's name:
+    the CPU backend gives a tied output head a repacked copy, which vLLM renews only by that
+    name."""
     name_of = {id(module): name for name, module in model.named_modules()}
     tied = [
         (f"{name_of[id(module)]}.weight", stream[first])

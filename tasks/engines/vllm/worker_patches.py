@@ -53,12 +53,8 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def attention_path(machine: str = "", cpuinfo: Path = CPUINFO) -> str:
-    """vLLM's name for the kernel of bfloat16 attention on this processor; empty for an unknown
-    processor.
-
-    Reads what the operating system reports and imports neither torch nor vLLM, so that a report can
-    call it cheaply.
-    """
+    """vLLM's name for the kernel of bfloat16 attention on this processor; empty for an unknown one.
+    Imports neither torch nor vLLM, so that a report can call it cheaply."""
     machine = machine or platform.machine()
     if machine in ("x86_64", "AMD64"):
         flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
@@ -108,10 +104,8 @@ SeedArguments = Callable[[int], dict[str, Any]]  # Any: SamplingParams' argument
 
 
 def own_draws(workers: VllmWorkers) -> SeedArguments:
-    """Make every worker draw tokens with noise that belongs to the response.
-
-    Returns a function from a seed to the arguments of SamplingParams that carry it.
-    """
+    """Make every worker draw tokens with noise that belongs to the response. Returns a function
+    from a seed to the arguments of SamplingParams that carry it."""
     if all(workers.collective_rpc(_take_draws)):
         return lambda seed: {"extra_args": {SEED: seed}}
     return lambda seed: {"seed": seed}
@@ -146,11 +140,8 @@ class ResponseDraws:
 
     def __call__(self, logits: Any, generators: Any, k: Any, p: Any) -> tuple[Any, Any]:
         """Return the tokens, and the log-probabilities of the distribution that they were drawn
-        from.
-
-        logits: R x V floats, divided by the temperature. generators: vLLM's, not used. k, p: R
-        bounds each or None. Any: tensors; torch is imported only where an engine runs.
-        """
+        from. logits: R x V floats, divided by the temperature. generators: not used. k, p: R bounds
+        each or None. Any: tensors; torch is imported only where an engine runs."""
         import torch
 
         logits = self._bound(logits, k, p)
@@ -186,10 +177,7 @@ def _take_gathering(worker: Any) -> None:  # Any: vLLM's worker
 def gather_unranked(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
     """Gather the log-probability of each token and of the num_logprobs likeliest tokens at its
     position, as vLLM's `LogprobsTensors` with R x (1 + num_logprobs) entries and ranks of 0.
-
-    logprobs: R x V floats. token_ids: R integers. Any: tensors; torch is imported only where an
-    engine runs.
-    """
+    logprobs: R x V floats. token_ids: R integers. Any: tensors, as above."""
     import torch
     from vllm.v1.outputs import LogprobsTensors
 

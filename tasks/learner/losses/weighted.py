@@ -32,11 +32,8 @@ def weighted_loss(
 
 
 class PolicyGradientLoss(PolicyLoss):
-    """-A logp (Williams 1992): right for tokens of the very policy that is trained.
-
-    Corrects neither for the engine's different numerics nor for tokens of older weights. Meant as a
-    baseline for comparisons.
-    """
+    """-A logp (Williams 1992): right for tokens of the very policy that is trained. A baseline:
+    corrects neither for the engine's different numerics nor for tokens of older weights."""
 
     kind: Literal["policy_gradient"] = Field(
         default="policy_gradient", description="Policy gradient without any correction."
@@ -51,12 +48,9 @@ class PolicyGradientLoss(PolicyLoss):
 
 
 class ReinforceLoss(PolicyLoss):
-    """-w A logp with the truncated importance weight w = min(policy/engine, cap), which is held
-    constant: never clips a gradient away.
-
-    Truncated importance sampling (Ionides 2008; Espeholt et al. 2018, IMPALA), per token or per
-    response.
-    """
+    """-w A logp with the truncated importance weight w = min(policy/engine, cap), held constant,
+    per token or per response (Ionides 2008; Espeholt et al. 2018, IMPALA): never clips a gradient
+    away."""
 
     kind: Literal["reinforce"] = Field(
         default="reinforce", description="Policy gradient, truncated importance weights."
@@ -82,12 +76,9 @@ class ReinforceLoss(PolicyLoss):
 
 class CispoLoss(PolicyLoss):
     """-w A logp with the constant w = clip(u, 1 - clip_low, 1 + clip_high), u = policy/engine
-    (MiniMax-M1, arXiv 2506.13585, equation 4).
-
-    Rare words that turn an argument have large ratios: PPO's clip removes their gradients, CISPO
-    only bounds their weights. With the published lower bound of 0 it equals `reinforce` with a cap
-    of 1 + clip_high.
-    """
+    (MiniMax-M1, arXiv 2506.13585, equation 4). Rare words that turn an argument have large ratios:
+    PPO's clip removes their gradients, CISPO only bounds their weights. With the published lower
+    bound of 0 it equals `reinforce` with a cap of 1 + clip_high."""
 
     kind: Literal["cispo"] = Field(
         default="cispo", description="Policy gradient, importance weights clipped on both sides."
@@ -114,12 +105,10 @@ class CispoLoss(PolicyLoss):
 class ToprLoss(PolicyLoss):
     """Reward > 0: -w+ A logp. Reward <= 0: -w- min(u, 1) A logp, u = policy/engine held constant
     (Tapered Off-Policy REINFORCE, arXiv 2503.14286; w+ and w- are the weighted form of ROLL).
-
     Pushing away responses that the policy no longer gives only destroys; pulling towards good ones
     does no harm. So the sign of the reward (after overlong shaping) decides, not that of the
     advantage: within a group of wrong answers, the least wrong one is still a bad one. The paper's
-    ratio is that of the response (level sequence), ROLL's that of the token.
-    """
+    ratio is that of the response (level sequence), ROLL's that of the token."""
 
     kind: Literal["topr"] = Field(
         default="topr", description="Policy gradient, weights taper off for bad responses alone."
@@ -165,12 +154,9 @@ class ToprLoss(PolicyLoss):
 
 class IcePopLoss(PolicyLoss):
     """-u A logp where mask_low <= u <= mask_high, else nothing; u = policy/engine held constant
-    (Ling team, arXiv 2510.18855, IcePop).
-
-    A truncated weight keeps a token's noise within a bound; a mask removes the token. It also
-    removes tokens with small ratios, of which the engine was sure and which the learner finds
-    unlikely. Masked tokens still count in the divisor.
-    """
+    (Ling team, arXiv 2510.18855, IcePop). A mask, unlike a truncated weight, removes a token's
+    noise, also that of tokens of which the engine was sure and which the learner finds unlikely.
+    Masked tokens still count in the divisor."""
 
     kind: Literal["icepop"] = Field(
         default="icepop", description="Policy gradient, tokens with extreme weights are masked."
