@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -32,8 +31,7 @@ from tasks.learner.policy import (
     recompute,
 )
 from tasks.learner.ranks import Ranks
-from tasks.learner.reports import AccumulateReport, MadeUpdate
-from tasks.learner.shards import load_shards, save_shard
+from tasks.learner.reports import AccumulateReport
 
 
 class ValueModel(nn.Module):
@@ -122,7 +120,7 @@ class Critic:
         self._config = config
         self._model = load_value_model(model_path, ranks, recompute_layers)
         self.parameters = ReplicatedParameters(self._model, DTYPES[compute], ranks)
-        self._updater = Updater(config.optimizer, self.parameters, ranks)
+        self.updater = Updater(config.optimizer, self.parameters, ranks)
 
     @torch.no_grad()
     def values(self, batch: PackedBatch) -> Tensor:
@@ -141,18 +139,6 @@ class Critic:
         torch.autograd.backward([values], [torch.autograd.grad(total, leaf)[0]])
         lost = (weight * value_loss(values.detach(), before, returns, clip)).double().sum()
         return AccumulateReport(value_loss_sum=float(lost), busy=((started, time.time()),))
-
-    def update(self, step: int, normaliser: float, loss_sum: float) -> MadeUpdate:
-        """Make one AdamW step. Collective."""
-        return self._updater.make(step, normaliser, loss_sum)
-
-    def save(self, path: str, step: int) -> None:
-        """Write this rank's shard into a folder of the policy's checkpoint."""
-        save_shard(Path(path) / FOLDER, step, self._updater)
-
-    def load(self, path: str) -> None:
-        """Restore the critic bit by bit from a checkpoint. Collective."""
-        load_shards(Path(path) / FOLDER, self._updater)
 
     def _forward(self, batch: PackedBatch) -> Tensor:
         def ids(values: tuple[int, ...]) -> Tensor:

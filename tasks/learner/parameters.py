@@ -106,17 +106,15 @@ class FlatParameters:
             start += -(-parameter.numel() // _ALIGN) * _ALIGN
         self.num_elements = self.slots[-1].end
         unit = _ALIGN * num_slices
-        device = next(iter(parameters.values())).device
-        self.values = torch.zeros(-(-self.num_elements // unit) * unit, dtype=dtype, device=device)
+        self.device = next(iter(parameters.values())).device
+        size = -(-self.num_elements // unit) * unit
+        self.values = torch.zeros(size, dtype=dtype, device=self.device)
+        self.shapes = {slot.name: slot.shape for slot in self.slots}
         self._slot_of = {slot.name: slot for slot in self.slots}
         for slot in self.slots:
             parameter = parameters[slot.name]
             self.view(slot.name).copy_(parameter.detach())
             parameter.data = self.view(slot.name)
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
 
     @contextmanager
     def whole(self, name: str) -> Iterator[Tensor]:
@@ -154,10 +152,6 @@ class ReplicatedParameters(FlatParameters):
             if parameter.requires_grad:
                 drain = self._drain(name)
                 parameter.register_post_accumulate_grad_hook(drain)  # type: ignore[no-untyped-call]
-
-    @property
-    def shapes(self) -> Mapping[str, torch.Size]:
-        return {slot.name: slot.shape for slot in self.slots}
 
     def checksum(self) -> int:
         return sum(fingerprint(tensor) for _, tensor in self.exported())

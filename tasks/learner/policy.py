@@ -42,7 +42,7 @@ class Decoder:
         """`parameters` holds the model's parameters from now on."""
         self._backbone: nn.Module = model.base_model
         self.vocabulary_size = int(model.config.vocab_size)
-        self.parameters = parameters
+        self.parameters, self.device = parameters, parameters.device
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         embedding = model.get_input_embeddings()
         self._embedding_name = names[id(embedding.weight)]
@@ -50,10 +50,6 @@ class Decoder:
         self._embedding_scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
         self._logits_scaling = float(getattr(model.config, "logits_scaling", 1.0))
         self._head_name = names[id(model.get_output_embeddings().weight)]
-
-    @property
-    def device(self) -> torch.device:
-        return self.parameters.device
 
     def score(self, batch: PackedBatch, temperature: float = 1.0) -> HeadResult:
         """Returns log-probabilities and entropies of the batch's targets; no gradients."""

@@ -179,4 +179,4 @@ class SeveralUpdates:
             assert row.values is not None
             assert row.returns is not None
             report += critic.train(row.batch, row.tokens.weight, row.values, row.returns)
-        return report, critic.update(step, mini_batch.normaliser, report.value_loss_sum)
+        return report, critic.updater.make(step, mini_batch.normaliser, report.value_loss_sum)

@@ -38,7 +38,7 @@ class ShardedParameters:
     ) -> None:  # Any: transformers models carry no types
         """The model must be whole, in host memory; the ranks must have joined. `kept`: the dtype of
         the shards, which are gathered in dtype `compute`."""
-        self._model, self._ranks = model, ranks
+        self._model, self._ranks, self.device = model, ranks, ranks.device
         self.shapes: Mapping[str, torch.Size] = {
             name: parameter.shape for name, parameter in model.named_parameters()
         }
@@ -53,10 +53,6 @@ class ShardedParameters:
             self._names[unit] = own
             self._unit_of |= dict.fromkeys(own, unit)
         assert self._unit_of.keys() == self.shapes.keys(), "a parameter is in no unit"
-
-    @property
-    def device(self) -> torch.device:
-        return self._ranks.device
 
     @contextmanager
     def whole(self, name: str) -> Iterator[Tensor]:

@@ -22,7 +22,7 @@ import torch
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
-from tasks.learner.critic import Critic
+from tasks.learner.critic import FOLDER, Critic
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
@@ -209,7 +209,7 @@ class LearnerRank:
         """Write this rank's shard into the directory, then return freed memory to the system."""
         save_shard(Path(path), step, self._updater)
         if self._critic is not None:
-            self._critic.save(path, step)
+            save_shard(Path(path) / FOLDER, step, self._critic.updater)
         # Rows of ever new lengths fragment the allocator's memory, by a gigabyte in twenty steps of
         # SmolLM2. Only at checkpoints, because every page has to be faulted in again afterwards.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
@@ -221,7 +221,7 @@ class LearnerRank:
         self.discard()
         step = load_shards(Path(path), self._updater)
         if self._critic is not None:
-            self._critic.load(path)
+            load_shards(Path(path) / FOLDER, self._critic.updater)
         return step
 
     def check_peers(self) -> None:

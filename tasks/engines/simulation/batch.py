@@ -181,7 +181,11 @@ class DecodingBatch:
         """Preempt sequences while the cache is full, then admit waiting ones while they fit."""
         noise = EPSILON * max(1, self._cache.num_decoding)
         while len(self._running) > 1 and self._cache.held_tokens >= self._pace.kv_tokens - noise:
-            self._preempt(next(reversed(self._running)))
+            last = next(reversed(self._running))
+            self.num_preemptions += 1
+            self._leave(last)
+            self._waiting[last] = None
+            self._waiting.move_to_end(last, last=False)
             noise = EPSILON * max(1, self._cache.num_decoding)
         while self._waiting and self._may_begin(next(iter(self._waiting))):
             self._admit(self._waiting.popitem(last=False)[0])
@@ -210,12 +214,6 @@ class DecodingBatch:
         heappush(self._ends, (sequence.ends_at_steps, self._running[sequence], sequence))
         if sequence.first_token_s is None:
             self._new.append(sequence)
-
-    def _preempt(self, sequence: Decoding) -> None:
-        self.num_preemptions += 1
-        self._leave(sequence)
-        self._waiting[sequence] = None
-        self._waiting.move_to_end(sequence, last=False)
 
     def _leave(self, sequence: Decoding) -> None:
         """Free the sequence's room; it keeps its tokens."""

@@ -25,9 +25,11 @@ class Pace:
     prefill_s_per_token: float
     max_batch: int  # sequences that decode at the same time
     kv_tokens: int  # tokens, prompts included, that fit the KV cache
-    sequence_exponent: float = 1.0  # power of their number that the others' seconds grow with
+    # power of their number that the others' seconds grow with: below 1 where each adds less
+    sequence_exponent: float = 1.0
     step_s_per_kv_token: float = 0.0  # seconds that each token of the cache adds to a decode step
-    weights_s: float = 0.0  # seconds in which the weights are read, the least of matrix products
+    # seconds in which a step reads the weights: the least that its matrix products take
+    weights_s: float = 0.0
     matrix_s_per_token: float = 0.0  # seconds of the matrix products of a token
     # tokens of a step, decoded and prefilled; 0: prefilling shares no step with decoding
     chunk_tokens: int = 0

@@ -55,39 +55,22 @@ class SimulatedEngineConfig(ReplicaConfig):
             " JSON or YAML, or the numbers themselves."
         ),
     )
-    max_batch: Fixed[int] = 256  # sequences decoded at the same time
-    step_s: Fixed[float] = 0.008  # seconds of a decode step, whatever the batch
-    # seconds that each further sequence adds to a decode step
+    # speed and room of a replica, as `Pace` has them; the cache is that of each of its devices
+    max_batch: Fixed[int] = 256
+    step_s: Fixed[float] = 0.008
     step_s_per_sequence: Fixed[float] = 0.0001
-    # power of the number of further sequences that their seconds grow with: below 1 where
-    # each adds less than the one before
     sequence_exponent: Fixed[float] = 1.0
-    # seconds that prefilling one token holds up the batch
     prefill_s_per_token: Fixed[float] = 5e-05
-    # tokens, prompts included, that fit the KV cache of each of its devices
     kv_capacity_tokens: Fixed[int] = 400_000
-    # seconds that reading each token of the KV cache adds to a decode step
     step_s_per_kv_token: Fixed[float] = 0.0
-    # seconds in which a step reads the weights: the least that its matrix products take, on
-    # top of step_s
     weights_s: Fixed[float] = 0.0
-    # seconds that the matrix products of a step take for each of its tokens, where that is
-    # more than weights_s
     matrix_s_per_token: Fixed[float] = 0.0
-    # most tokens of a step, decoded and prefilled ones; 0 has prefilling hold up the batch
-    # instead of sharing steps with it
     chunk_tokens: Fixed[int] = 0
-    # arithmetic of attending to one earlier token over that of a token's matrix products, for
-    # prefilling
     attention_share: Fixed[float] = 0.0
-    # share of the KV cache that stays free when a sequence joins others
     kv_margin: Fixed[float] = 0.05
-    # whether responses to the same prompt keep and prefill it once
     shares_prompts: Fixed[bool] = False
-    # tokens that a step may verify of every sequence beside the one that it decodes, where
-    # that takes less for a token; 0 drafts nothing
     draft_tokens: Fixed[int] = 0
-    draft_yield: Fixed[float] = 1.0  # tokens that a sequence gains on average in a step with drafts
+    draft_yield: Fixed[float] = 1.0
     # whether a request with the seed of an earlier one is answered alike, as real engines do;
     # off, to see what that is worth
     takes_seeds: Fixed[bool] = True

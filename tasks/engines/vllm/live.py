@@ -56,10 +56,6 @@ class Live:
         num_closed = sum(span.num_tokens for span in self.spans)
         return extend_spans(self.spans, version, self.num_tokens - num_closed)
 
-    def forget_preemptions(self) -> None:
-        """Count preemptions from now on, because weights were loaded."""
-        self.preemptions_before = self.scheduled.num_preemptions
-
     def report(self, version: int, engine: str, now_s: float) -> NewTokens:
         """The record of the tokens since the last report; now_s: Unix seconds."""
         request = self.request
@@ -129,7 +125,7 @@ class Gauges:
         self._num_preemptions = 0
         self._kv_usage_max = 0.0
         for live in running:
-            live.forget_preemptions()
+            live.preemptions_before = live.scheduled.num_preemptions
 
     def read(
         self, engine: str, kv_tokens: int, running: Collection[Live], waiting: Iterable[Request]

@@ -16,7 +16,7 @@ the block, and workers make all copies of a step before they compute anything.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,41 +50,36 @@ class Siblings:
         # vLLM's cache salt of all that enters from now on; what has another is never shared with it
         self.salt: str | None = None
         self._inside: dict[Key, list[Any]] = {}  # vLLM's requests, oldest first
-        self._waiting: list[Waiting] = []
+        self.waiting: list[Waiting] = []  # have not entered vLLM
         self._blocks = scheduler.kv_cache_manager
         self._whole_blocks = self._blocks.get_computed_blocks
         if self._can_share:
             self._blocks.get_computed_blocks = self._computed_blocks
-
-    @property
-    def waiting(self) -> Sequence[Waiting]:
-        """Requests that have not entered vLLM."""
-        return self._waiting
 
     def hold(self, request: Request, submitted_s: float) -> bool:
         """Keep the request if it must wait for a sibling; False where it may enter at once."""
         waiting = Waiting(request=request, submitted_s=submitted_s)
         must_wait = self._is_computing(waiting.tokens)
         if must_wait:
-            self._waiting.append(waiting)
+            self.waiting.append(waiting)
         return must_wait
 
     def take_all(self) -> list[Waiting]:
         """Remove and return all waiting requests."""
-        taken, self._waiting = self._waiting, []
+        taken, self.waiting = self.waiting, []
         return taken
 
     def take_ready(self) -> list[Waiting]:
         """Remove and return the requests that no sibling inside keeps waiting any more."""
-        ready = [each for each in self._waiting if not self._is_computing(each.tokens)]
-        self._waiting = [each for each in self._waiting if self._is_computing(each.tokens)]
+        ready = [each for each in self.waiting if not self._is_computing(each.tokens)]
+        self.waiting = [each for each in self.waiting if self._is_computing(each.tokens)]
         return ready
 
     def take(self, response_ids: Container[str]) -> list[Waiting]:
         """Remove and return the waiting requests with these ids, ready or not."""
-        taken = [each for each in self._waiting if each.request.response_id in response_ids]
-        self._waiting = [
-            each for each in self._waiting if each.request.response_id not in response_ids
+        taken = [each for each in self.waiting if each.request.response_id in response_ids]
+        self.waiting = [
+            each for each in self.waiting if each.request.response_id not in response_ids
         ]
         return taken
 
