@@ -30,9 +30,7 @@ def check_model_directory(model_path: str) -> None:
         )
 
 
-def read_tokenizer(
-    model_path: str,
-) -> Any:  # Any: transformers' tokenizers have no useful common type
+def read_tokenizer(model_path: str) -> Any:  # Any: tokenizers have no useful common type
     """Load the tokenizer from the directory, without contacting a model hub."""
     with importing_transformers():  # reading one imports further parts
         if _is_generic(Path(model_path)):

@@ -159,10 +159,8 @@ class RemoteEngine(Engine):
     ) -> Attestation:
         payload = pack((weights, tuple(probes), running))
         extra_s = DRAIN_S if running is Running.DRAIN else 0.0
-        attestation: Attestation = unpack(
-            await self._call("load_weights", payload, extra_s=extra_s)
-        )
-        return attestation
+        attested: Attestation = unpack(await self._call("load_weights", payload, extra_s=extra_s))
+        return attested
 
     async def stats(self) -> EngineStats:
         stats: EngineStats = unpack(await self._call("stats"))

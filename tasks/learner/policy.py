@@ -180,9 +180,7 @@ def recompute(model: Any) -> None:  # Any: untyped transformers
     model.gradient_checkpointing_enable()
 
 
-def load_decoder(
-    model_path: str, ranks: Ranks, placement: Placement
-) -> Any:  # Any: untyped transformers
+def load_decoder(model_path: str, ranks: Ranks, placement: Placement) -> Any:  # Any: as above
     """Load the model in fp32, with tree attention: on its device if it is replicated, in host
     memory if it is to be sharded. Raises ValueError as `load_policy` does."""
     with importing_transformers():

@@ -157,11 +157,7 @@ class SeveralUpdates:
         for _ in range(mini_batch.num_idle):
             self._micro_step.idle(scores=False, trains=True)
         num_tokens, num_clipped, k3_sum = self._ranks.sum(
-            [
-                float(report.num_tokens_passed),
-                float(report.num_tokens_clipped),
-                report.proximal_k3_sum,
-            ]
+            [report.num_tokens_passed, report.num_tokens_clipped, report.proximal_k3_sum]
         )
         update = self._updater.make(step, mini_batch.normaliser, report.loss_sum)
         return report, replace(

@@ -68,9 +68,7 @@ class ShardedParameters:
 class TrainedShards(ShardedParameters):
     """Sharded parameters that are trained: fp32 shards, which are their own masters."""
 
-    def __init__(
-        self, model: Any, compute: torch.dtype, ranks: Ranks
-    ) -> None:  # Any: transformers models carry no types
+    def __init__(self, model: Any, compute: torch.dtype, ranks: Ranks) -> None:  # Any: as above
         self._checksum = sum(fingerprint(parameter) for parameter in model.parameters())
         super().__init__(model, compute, ranks, kept=torch.float32)
         self.pieces = tuple(self._owned())

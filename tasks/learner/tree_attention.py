@@ -111,20 +111,14 @@ class _TreeBlocks(torch.autograd.Function):
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         kept: list[Tensor] = []
         for block in plan.blocks:
-            queries = _fold(q[:, block.start : block.end], k.shape[0])
-            scores = torch.bmm(queries.float(), _gather(k, block).float().transpose(1, 2)).mul_(
-                scale
-            )
+            rows = slice(block.start, block.end)
+            queries, keys = _fold(q[:, rows], k.shape[0]).float(), _gather(k, block).float()
+            scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
             folded = scores.view(k.shape[0], -1, *block.hidden.shape)
-            probabilities = (
-                folded.masked_fill_(block.hidden, float("-inf"))
-                .view_as(scores)
-                .softmax(-1)
-                .to(q.dtype)
-            )
-            out[:, block.start : block.end] = torch.bmm(probabilities, _gather(v, block)).view(
-                q.shape[0], -1, q.shape[2]
-            )
+            masked = folded.masked_fill_(block.hidden, float("-inf")).view_as(scores)
+            probabilities = masked.softmax(-1).to(q.dtype)
+            attended = torch.bmm(probabilities, _gather(v, block))
+            out[:, rows] = attended.view(q.shape[0], -1, q.shape[2])
             kept.append(probabilities)
         ctx.save_for_backward(q, k, v, *kept)
         ctx.plan, ctx.scale = plan, scale
@@ -145,18 +139,11 @@ class _TreeBlocks(torch.autograd.Function):
             _scatter(grad_v, block, torch.bmm(probabilities.transpose(1, 2), grad_out))
             grad_p = torch.bmm(grad_out, _gather(v, block).transpose(1, 2))
             grad_scores = torch.ops.aten._softmax_backward_data(grad_p, probabilities, -1, q.dtype)
-            grad_q[:, rows] = (
-                torch.bmm(grad_scores, _gather(k, block))
-                .mul_(ctx.scale)
-                .view(q.shape[0], -1, q.shape[2])
-            )
-            _scatter(
-                grad_k,
-                block,
-                torch.bmm(grad_scores.transpose(1, 2), _fold(q[:, rows], k.shape[0])).mul_(
-                    ctx.scale
-                ),
-            )
+            by_query = torch.bmm(grad_scores, _gather(k, block)).mul_(ctx.scale)
+            grad_q[:, rows] = by_query.view(q.shape[0], -1, q.shape[2])
+            queries = _fold(q[:, rows], k.shape[0])
+            by_key = torch.bmm(grad_scores.transpose(1, 2), queries).mul_(ctx.scale)
+            _scatter(grad_k, block, by_key)
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
 
 

@@ -49,14 +49,14 @@ class LengthModel(FrozenConfig):
     seed: int = Field(0, ge=0, description="Seed of all lengths.")
 
     def tokens(self, prompt_id: str, index: int, noise: int = 0) -> int:
-        shared = np.random.default_rng(
-            derive_seed(self.seed, "prompt", prompt_id)
-        ).standard_normal()
-        own = np.random.default_rng(
-            derive_seed(self.seed, "response", prompt_id, index, noise)
-        ).standard_normal()
+        shared = _normal(derive_seed(self.seed, "prompt", prompt_id))
+        own = _normal(derive_seed(self.seed, "response", prompt_id, index, noise))
         normal = self.prompt_share**0.5 * shared + (1 - self.prompt_share) ** 0.5 * own
         return max(1, round(self.median_tokens * float(np.exp(self.sigma * normal))))
+
+
+def _normal(seed: int) -> float:
+    return np.random.default_rng(seed).standard_normal()
 
 
 BLANK = 1  # the token that a blank response repeats

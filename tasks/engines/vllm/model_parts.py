@@ -38,9 +38,7 @@ def forget_kernels(model: nn.Module) -> None:
             _method_of(module).moe_kernel = None
 
 
-def experts_held(
-    module: Any, of_file: Mapping[str, Tensor]
-) -> dict[str, Tensor]:  # Any: a vLLM layer
+def experts_held(module: Any, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:  # Any: vLLM's
     """Tensors by the names of the module's parameters. A tensor is the file's where the module
     holds exactly what loading the file would give; else it is the module's own, flattened so that
     it equals no tensor of a file."""

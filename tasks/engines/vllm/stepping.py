@@ -247,11 +247,9 @@ class SteppingThread(Generic[C]):
         began_s = self._step_began_s
         if not self._thread.is_alive():
             return "its stepping thread is gone"
-        return (
-            "its stepping thread is between steps"
-            if began_s is None
-            else f"in one step for {time.monotonic() - began_s:.1f} s"
-        )
+        if began_s is None:
+            return "its stepping thread is between steps"
+        return f"in one step for {time.monotonic() - began_s:.1f} s"
 
 
 def _fail(answer: Future[Any], error: BaseException) -> None:  # Any: of any call
