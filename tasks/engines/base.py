@@ -33,13 +33,9 @@ class EngineStats:
     """The counters of a replica at one moment: KV cache, progress, preemptions, tokens."""
 
     engine: str  # name of the replica
-    # the largest share of the KV cache in use since the replica loaded its weights, 0..1: a
-    # round's, because every round begins with a load
-    kv_usage_max: float
+    kv_usage_max: float  # largest share of the KV cache in use since the last load, 0..1
     kv_tokens: int  # tokens that fit the KV cache
-    # tokens after the prompt that every request in it has so far, those given to an episode
-    # included, by response id
-    progress: Mapping[str, int]
+    progress: Mapping[str, int]  # by response id: all tokens after the prompt so far
     num_preemptions: int  # since the replica loaded its weights
     tokens_generated: int  # since the replica started
 
@@ -49,13 +45,11 @@ class Attestation:
     """The weights that an engine, or the learner, holds; the weight check compares the two."""
 
     version: int  # the weight version that it was asked to load
-    # exact checksum of every tensor, by the checkpoint's tensor name
-    fingerprints: Mapping[str, int]
+    fingerprints: Mapping[str, int]  # exact checksum of every tensor, by the checkpoint's name
     # log-probability of each token of each probe after its first, nats; None from an engine that
     # computes none, whose tensors alone can be compared
     probe_logprobs: tuple[tuple[float, ...], ...] | None
-    # seconds before the load, in which running requests finished and no other request began
-    drained_s: float = 0.0
+    drained_s: float = 0.0  # in which running requests finished before the load
 
 
 class Engine(Protocol):

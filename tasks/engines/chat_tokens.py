@@ -112,15 +112,13 @@ class ChatTokens:
 
     def ids_of(self, pieces: Sequence[str]) -> tuple[int, ...]:
         """Encode the pieces that `pieces` made."""
-        return tuple(
-            index
-            for piece in pieces
-            for index in (
-                (self.controls[piece],)
-                if piece in self.controls
-                else self.plain(self.unshielded(piece))
-            )
-        )
+        found: list[int] = []
+        for piece in pieces:
+            if piece in self.controls:
+                found.append(self.controls[piece])
+            else:
+                found += self.plain(self.unshielded(piece))
+        return tuple(found)
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Encode text in which no control token counts as one."""

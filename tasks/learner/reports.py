@@ -39,14 +39,11 @@ class AccumulateReport:
     log-probabilities were computed, and so not those of skipped responses."""
 
     num_groups: int = 0  # groups given
-    # groups whose advantages are all zero (equal rewards, or fewer than two verdicts)
-    num_groups_flat: int = 0
+    num_groups_flat: int = 0  # of these, groups whose advantages are all zero
     num_responses: int = 0  # responses in the loss, the skipped ones included
-    # responses without a verdict (infra) or without a sampled token: not in the loss
-    num_responses_excluded: int = 0
+    num_responses_excluded: int = 0  # without a verdict or a sampled token: not in the loss
     num_responses_masked: int = 0  # truncated responses that were left out of the loss
-    # in the normaliser but not computed: their gradient is exactly zero
-    num_responses_skipped: int = 0
+    num_responses_skipped: int = 0  # in the normaliser, not computed: no gradient
     num_tokens: int = 0  # sampled tokens in the loss, those of skipped responses included
     num_tokens_scored: int = 0  # sampled tokens whose log-probability was computed
     num_tokens_computed: int = 0  # tokens that went through the layers, given ones included
@@ -59,25 +56,19 @@ class AccumulateReport:
     importance_square_sum: float = 0.0  # of the squares of these weights
     importance_max: float = 0.0  # largest of these weights
     num_tokens_truncated: int = 0  # scored tokens whose weight was truncated
-    # tokens under a loss whose clip can act, once for each update that computes their loss
-    num_tokens_clippable: int = 0
-    # of these, tokens without gradient because their ratio was clipped or masked
-    num_tokens_clipped: int = 0
+    num_tokens_clippable: int = 0  # under a loss whose clip can act, once for each update
+    num_tokens_clipped: int = 0  # of these, without gradient: their ratio was clipped or masked
     num_responses_droppable: int = 0  # computed responses that a sequence mask looked at
     num_responses_dropped: int = 0  # of these, responses that it dropped
     num_tokens_dropped: int = 0  # their tokens
     num_tokens_nonfinite: int = 0  # scored tokens without a finite log-probability on either side
     entropy_sum: float = 0.0  # nats, over scored tokens
-    # k3 estimate to the reference, over scored tokens; 0 without a KL term
-    reference_kl_sum: float = 0.0
+    reference_kl_sum: float = 0.0  # k3 estimate to the reference, over scored tokens
     mismatch_abs_sum: float = 0.0  # |learner - engine| log-probability, over scored tokens
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner), over scored tokens
-    # scored tokens by the weights that sampled them
-    by_version: VersionSums = field(default_factory=VersionSums)
-    # of a step that makes several updates: sampled tokens in them, in every pass again
-    num_tokens_passed: int = 0
-    # k3 estimate of KL(proximal || learner), over these
-    proximal_k3_sum: float = 0.0
+    by_version: VersionSums = field(default_factory=VersionSums)  # scored tokens
+    num_tokens_passed: int = 0  # of several updates: sampled tokens in them, in every pass again
+    proximal_k3_sum: float = 0.0  # k3 estimate of KL(proximal || learner), over these
     value_loss_sum: float = 0.0  # weighted value losses of tokens; 0 without a critic
     busy: tuple[tuple[float, float], ...] = ()  # when the device worked: Unix seconds, (start, end)
 
@@ -149,8 +140,7 @@ class UpdateReport:
     learning_rate: float  # of the step
     busy: tuple[tuple[float, float], ...]  # when the device updated: Unix seconds, (start, end)
     several: tuple[MadeUpdate, ...] = ()  # in their order, where a step makes several
-    # this rank's passes between the updates; all zero where a step makes one update
-    computed: AccumulateReport = AccumulateReport()
+    computed: AccumulateReport = AccumulateReport()  # passes between several updates
     critic: CriticReport | None = None
 
     @property
@@ -284,9 +274,7 @@ class PublishReport:
     """The report of a publication; the engines sample with this version from now on."""
 
     weights: WeightsRef
-    # mean absolute difference of the probes' log-probabilities, engines against learner; None
-    # where no weight check compares them
-    probe_difference_nats: float | None
+    probe_difference_nats: float | None  # mean absolute one; None without a check
     check_s: float  # seconds of the comparison alone; attestations are made while engines load
     attested: Attestation | None = None  # what engines must attest; None without a weight check
     drained_s: float = 0.0  # longest time in which an engine finished requests before its load

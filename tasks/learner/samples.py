@@ -71,8 +71,7 @@ AggregationConfig = Annotated[
 class TrainingSet:
     """The samples of some groups, and what they add to the sums of an update."""
 
-    # every response with a verdict and at least one sampled token that is not masked
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...]  # every response that is in the loss
     normaliser: float  # what the samples add to the divisor of the loss
     num_groups: int  # groups given
     num_groups_flat: int  # groups whose advantages are all zero

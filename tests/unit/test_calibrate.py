@@ -49,6 +49,9 @@ class CountingCore:
         self.left = {name: tokens - 1 for name, tokens in self.left.items() if tokens > 1}
         return []
 
+    def close(self) -> None:
+        self.left.clear()
+
 
 def order(**changes: object) -> MeasuringOrder:
     fields: dict[str, object] = {

@@ -31,8 +31,7 @@ class Pace:
     # seconds in which a step reads the weights: the least that its matrix products take
     weights_s: float = 0.0
     matrix_s_per_token: float = 0.0  # seconds of the matrix products of a token
-    # tokens of a step, decoded and prefilled; 0: prefilling shares no step with decoding
-    chunk_tokens: int = 0
+    chunk_tokens: int = 0  # of a step, decoded and prefilled; 0: prefilling shares no step
     # arithmetic of attending to one earlier token over that of a token's matrix products
     attention_share: float = 0.0
     kv_margin: float = 0.05  # share of the cache that stays free when a sequence is let in

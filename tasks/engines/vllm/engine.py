@@ -46,8 +46,7 @@ class VllmEngineConfig(ReplicaConfig):
         ge=32,
         description="Tokens that one step may process, which chunks long prompts.",
     )
-    # tokens per KV block; prompts share cached prefixes in whole blocks
-    block_size: Fixed[int] = 32
+    block_size: Fixed[int] = 32  # tokens of a KV block; prompts share whole blocks
     kv_cache_gb: float = Field(
         default=1.0, gt=0, description="Size of the KV cache on a CPU device, in GiB."
     )
@@ -128,14 +127,12 @@ class VllmEngineConfig(ReplicaConfig):
                 f"engine.block_size must be a multiple of {CPU_BLOCK_TOKENS} on CPUs, got"
                 f" {self.block_size}; change it"
             )
-        memory: dict[str, Any]
+        memory: dict[str, Any] = {
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "enable_sleep_mode": self.sleep_mode,
+        }
         if on_cpu:
             memory = {"kv_cache_memory_bytes": int(self.kv_cache_gb * 2**30)}
-        else:
-            memory = {
-                "gpu_memory_utilization": self.gpu_memory_utilization,
-                "enable_sleep_mode": self.sleep_mode,
-            }
         return memory | {
             "model": model_path,
             "dtype": self.dtype,

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.config_parts import FrozenConfig
-from artifacts.new_tokens import News
 from artifacts.records import Request
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import ReplicaConfig
 from tasks.engines.model_files import check_model_directory
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
 from tasks.engines.vllm.llm_engine import pin_this_thread
+from tasks.engines.vllm.stepping import Core
 from tasks.scheduling.layout_planner import ThroughputPoint
 
 SEED = 11
@@ -40,8 +40,7 @@ class MeasuringOrder(FrozenConfig):
 
     model_path: str
     engine: VllmEngineConfig  # its tensor_parallel_size is the size that is measured
-    # to pin to, as indices into the cores that the process may use; empty for all of those
-    cores: tuple[int, ...]
+    cores: tuple[int, ...]  # to pin to, as indices into those of the process; empty for all
     gpus: tuple[str, ...]  # CUDA_VISIBLE_DEVICES of the replica; empty on a CPU
     batches: tuple[int, ...]  # responses that decode together
     lengths: tuple[int, ...]  # prompt tokens of each
@@ -59,18 +58,13 @@ def measurable(config: ReplicaConfig) -> VllmEngineConfig:
     return config
 
 
-class MeasuredCore(Protocol):
+class MeasuredCore(Core, Protocol):
     """The part of an engine core that measuring calls."""
-
-    @property
-    def busy(self) -> bool: ...
 
     @property
     def prefilling(self) -> bool: ...
 
     def add(self, requests: Sequence[Request]) -> None: ...
-
-    def step(self) -> Sequence[News]: ...
 
 
 def main() -> None:

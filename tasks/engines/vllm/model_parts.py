@@ -1,16 +1,14 @@
 """Where the tensors of a checkpoint lie in a vLLM model, and how a later version is written there.
 
 vLLM fuses q, k, v and gate, up and renames experts, and a rank of tensor parallelism holds a shard
-of most tensors: `parameters_of` and `parts_of` map a checkpoint's tensors to their places. `worker`
-reads weights back by this map, and once it is proven on this model writes them by it
-(`load_parameter`): one copy or one repacking of each tensor, where vLLM's own reload plans every
-parameter again and copies the whole layer once more.
+of most tensors. `worker` reads weights back by this map (`parameters_of`, `parts_of`), and once it
+is proven on the model writes them by it (`load_parameter`): one copy or one repacking of each
+tensor, where vLLM's own reload plans every parameter again and copies the whole layer once more.
 
-All experts of a layer are two parameters of one module (`RoutedExperts`). vLLM's CPU backend packs
-both for its kernel in place. In vLLM 0.32 it packs only when it builds the kernel, and an update of
-the weights does not build one: the kernel would read unpacked weights as packed. So
-`forget_kernels` removes the kernel, and the module packs at its next load. Packed weights cannot be
-unpacked, so the file's are packed as well and compared.
+All experts of a layer are two parameters of one module (`RoutedExperts`), which vLLM's CPU backend
+packs in place, in 0.32 only when it builds the kernel: after an update of the weights the kernel
+would read unpacked ones as packed. So `forget_kernels` removes the kernel, and the module packs at
+its next load. Packed weights cannot be unpacked: the file's are packed as well and compared.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
     first sibling ─▶ step: computes the prompt ─▶ the others enter: each copies the started block
                                                   and computes the prompt's last token
 
-vLLM shares computed prefixes in whole blocks, so without this each sibling would compute the last,
-half-filled block again: about 16 tokens a response on CPUs. No draw changes. KV cache that other
-weights computed is not shared: requests carry a cache salt. Off where it gains nothing: on GPUs,
-without prefix caching, and for models whose layers do not keep every token.
+vLLM shares computed prefixes in whole blocks: without this each sibling would compute the last,
+half-filled block again, about 16 tokens on CPUs. No draw changes; requests carry a cache salt, so
+that KV cache of other weights is not shared. Off where it gains nothing: on GPUs, without prefix
+caching, and for models whose layers do not keep every token.
 
 Relied on, in vLLM 0.32, and guarded by `tests/engine/test_siblings.py` and
 `tests/unit/test_shared_blocks.py`: the scheduler looks up `KVCacheManager.get_computed_blocks` on
-the instance; if its result says that the last block is computed in part, the request gets a copy of
-the block, and workers make all copies of a step before they compute anything.
+the instance; of a last block that is computed in part the request gets a copy, which workers make
+before they compute anything in the step.
 """
 
 from __future__ import annotations

@@ -5,17 +5,15 @@ worker holds.
          └▶ direct load, tensor by tensor (later) ─▶ read back ─┘
 
 vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank
-reads the file itself. It then reads the weights back (`model_parts` knows what lies where), writes
-what it read over the file's tensor, and takes its fingerprint, which is the file's exactly when
-both agree:
+reads the file itself. What it then reads back of its weights (`model_parts` knows what lies where)
+is written over the file's tensor, whose fingerprint is the file's exactly when both agree:
 
-* tensors that the model keeps as they are (embeddings, norms, every tensor on a GPU) are read
-  whole;
+* tensors that the model keeps as they are (every tensor on a GPU) are read whole;
 * the CPU backend repacks linear weights and drops the originals. One-hot rows through the packed
   product return single input columns exactly: `_COLUMNS` per matrix are read, others each version;
 * a rank of tensor parallelism reads its shard; `core` joins the ranks' fingerprints. Of layers
-  other than vLLM's plain parallel ones (`SHARDED`) it is not known which shard a rank holds: their
-  fingerprint is the file's, and only the probes speak for them.
+  other than vLLM's plain parallel ones (`SHARDED`) the fingerprint is the file's, and only the
+  probes speak for them: which shard a rank holds is not known.
 
 When a version that vLLM loaded by its own rules reads back equal to the file, the map of where
 every tensor lies is proven, and later versions are loaded directly by it.
