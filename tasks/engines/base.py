@@ -111,7 +111,6 @@ class ReplicaConfig(FrozenConfig):
     tensor_parallel_size: int = Field(
         default=1, ge=1, description="Devices that hold this replica together."
     )
-
     report_tokens: int = Field(
         default=0,
         ge=0,

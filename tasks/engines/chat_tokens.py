@@ -169,10 +169,8 @@ class ChatTokens:
         return ""
 
     def _apply(self, turns: Sequence[dict[str, str]], asks: bool) -> str:
-        text = self._tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=asks
-        )
-        return str(text)
+        how = {"tokenize": False, "add_generation_prompt": asks}
+        return str(self._tokenizer.apply_chat_template(turns, **how))
 
 
 def chat_tokens(tokenizer: PreTrainedTokenizerBase) -> ChatTokens:

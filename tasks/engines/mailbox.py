@@ -1,5 +1,4 @@
-"""A queue of finished items with a single reader on the event loop, who can wait for the first
-item."""
+"""A queue of finished items with one reader on the event loop, who can wait for the first."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Mailbox(Generic[T]):
         self._arrived.set()
 
     def drop(self) -> None:
-        """Discard all items, and end a wait of `take` with none: later ones are for later
-        callers."""
+        """Discard all items and end a wait of `take`: later items are for later callers."""
         self._items = []
         self._num_drops += 1
         self._arrived.set()

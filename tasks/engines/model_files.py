@@ -76,8 +76,7 @@ def read_vocabulary_size(model_path: str) -> int | None:
 
 
 def unembedded_tokens(tokenizer: Any, vocabulary_size: int) -> list[str]:
-    """Tokens that the tokenizer knows and the model does not embed. The padding token is left out:
-    no prompt contains it."""
+    """The tokenizer's tokens that the model does not embed, but for padding."""
     end = max(len(tokenizer), 1 + max(tokenizer.added_tokens_decoder, default=-1))
     beyond = set(range(vocabulary_size, end)) - {tokenizer.pad_token_id}
     found: list[str | None] = tokenizer.convert_ids_to_tokens(sorted(beyond))

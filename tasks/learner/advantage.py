@@ -71,8 +71,7 @@ class GrpoAdvantage(FrozenConfig):
 
 
 class DrGrpoAdvantage(FrozenConfig):
-    """r - mean, without GRPO's division by the deviation, which favours questions that are nearly
-    always or nearly never answered."""
+    """r - mean: dividing by the deviation favours questions nearly always or never answered."""
 
     kind: Literal["dr_grpo"] = Field(
         default="dr_grpo", description="Advantage by the group's mean alone."

@@ -153,8 +153,7 @@ class LearnerConfig(FrozenConfig):
 
     @property
     def trains_all(self) -> bool:
-        """True if zero advantages leave a gradient: of the KL term, the entropy bonus, the
-        critic."""
+        """True if zero advantages leave a gradient: KL term, entropy bonus or critic."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.has_critic
 
     @property

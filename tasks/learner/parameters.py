@@ -187,8 +187,7 @@ class ReplicatedParameters(FlatParameters):
                 yield slot, start, end
 
     def _drain(self, name: str) -> Callable[[Tensor], None]:
-        """A hook that moves a parameter's gradient into the fp32 sum as soon as backward has made
-        it, so that only one gradient exists in the compute dtype."""
+        """A hook that adds a gradient to the fp32 sum and drops it: one exists at a time."""
 
         def add(parameter: Tensor) -> None:
             assert parameter.grad is not None

@@ -105,9 +105,8 @@ class LearnerActor:
         return self._update_report
 
     def export_weights(self, directory: str) -> WeightsRef | None:
-        """Write this version where engines can read it, over the oldest file, which they read no
-        longer. Only rank 0 writes, and returns the reference. Collective where ranks work in step,
-        like the methods below."""
+        """On rank 0, write this version where engines can read it, over the oldest file, which they
+        read no longer. Collective where ranks work in step, like the methods below."""
         target = _file_of(directory, self._version)
         # every rank tries to reuse the old file: the first one finds it
         reuse(_file_of(directory, self._version - KEPT_VERSIONS), target)

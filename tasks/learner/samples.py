@@ -47,8 +47,7 @@ class SequenceMean(FrozenConfig):
 
 
 class ConstantLength(FrozenConfig):
-    """Token sums over a constant, then the mean over responses (Dr.GRPO): the length of a response
-    is neither favoured nor punished."""
+    """The mean over responses of their token sums over a constant (Dr.GRPO)."""
 
     kind: Literal["constant"] = Field(
         default="constant", description="Mean over responses of their token sum over a constant."

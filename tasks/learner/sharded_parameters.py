@@ -72,7 +72,13 @@ class TrainedShards(ShardedParameters):
         self._checksum = sum(fingerprint(parameter) for parameter in model.parameters())
         super().__init__(model, compute, ranks, kept=torch.float32)
         self.pieces = tuple(self._owned())
-        self._gathered = list(self._gathered_parameters())
+        # parameters of gathered units are the same objects each time; an interrupted backward pass
+        # leaves gradients in them
+        self._gathered: list[nn.Parameter] = []
+        for unit, names in self._names.items():
+            unit.unshard()
+            self._gathered += map(model.get_parameter, names)
+            unit.reshard()
         self._passed = False
         # for the parameters whose gradients the decoder makes itself: the sums of this pass, padded
         # so that shards are equal, and the reduced sums of this rank's shards
@@ -137,14 +143,6 @@ class TrainedShards(ShardedParameters):
                     yield name, self._model.get_parameter(name).detach()
             finally:
                 unit.reshard()
-
-    def _gathered_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameter objects of every gathered unit, which are the same each time; an
-        interrupted backward pass leaves gradients in them. Collective."""
-        for unit, names in self._names.items():
-            unit.unshard()
-            yield from map(self._model.get_parameter, names)
-            unit.reshard()
 
     def _rows(self, name: str) -> int:
         """Rows of a shard as torch cuts them; the last ranks may have fewer, or none."""

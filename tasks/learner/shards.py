@@ -69,8 +69,7 @@ def load_shards(directory: Path, updater: Updater) -> int:
 
 @contextmanager
 def _named(file_path: Path) -> Iterator[None]:
-    """Turn a reader's error at a damaged shard into a ValueError that names the file. Shards of
-    checkpoints with digests were verified before."""
+    """Turn a reader's error at a shard that no digest verified into one that names the file."""
     try:
         yield
     except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, RuntimeError) as error:

@@ -44,8 +44,7 @@ class StreamedAccumulation:
         row_tokens: int,
         flat_costs: bool,
     ) -> None:
-        """`num_groups`: of the step. `row_tokens`: tokens of a full row, the most that a rank gets
-        in one call. `flat_costs`: see `balance`."""
+        """row_tokens: of a full row, the most that a rank gets in one call."""
         self._ranks, self._tasks = tuple(ranks), tasks
         self._row_tokens, self._flat_costs = row_tokens, flat_costs
         self._row_parts = max(1, num_groups // (PORTIONS * len(self._ranks)))

@@ -52,8 +52,7 @@ class LearnerRank:
         self._config, self._model_path = config, model_path
         self._temperature = temperature
         self._ranks = Ranks(rank, world_size, torch.device(device))
-        self._normaliser = 0.0
-        self._loss_sum = 0.0
+        self._normaliser = self._loss_sum = 0.0
         if not config.ranks_in_step:
             self._load()
         elif world_size == 1:

@@ -211,7 +211,8 @@ class DecodingBatch:
     def _begin(self, sequence: Decoding) -> None:
         sequence.begin(self._count)
         self._cache.begin(sequence)
-        heappush(self._ends, (sequence.ends_at_steps, self._running[sequence], sequence))
+        ends_at_steps = sequence.began_steps + sequence.target_tokens - sequence.num_settled
+        heappush(self._ends, (ends_at_steps, self._running[sequence], sequence))
         if sequence.first_token_s is None:
             self._new.append(sequence)
 

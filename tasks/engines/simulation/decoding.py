@@ -43,11 +43,6 @@ class Decoding:
             return self.num_settled
         return min(self.target_tokens, self.num_settled + self.count.steps - self.began_steps)
 
-    @property
-    def ends_at_steps(self) -> float:
-        """The step count of its batch at which the request ends."""
-        return self.began_steps + self.target_tokens - self.num_settled
-
     def begin(self, count: StepCount) -> None:
         """Decode with the batch that has this step count."""
         self.count = count

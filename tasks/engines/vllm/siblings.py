@@ -102,12 +102,12 @@ class Siblings:
         return bool(inside) and not any(request.num_output_tokens for request in inside)
 
     def _computed_blocks(self, request: Any) -> tuple[Any, int, int]:
-        """The blocks that the request need not compute, the number of its tokens in them, and
-        vLLM's mark of a prefix that it would have liked to find."""
+        """Blocks that need not be computed, their tokens, and a mark of vLLM's."""
         blocks, num_tokens, mark = self._whole_blocks(request)
         num_shared = request.num_prompt_tokens - 1  # the logits of the last token are needed
-        source = self._source(request, num_shared)
-        if source is None:
+        inside = () if request.num_output_tokens else self._inside.get(_key(request), ())
+        source = next((sibling for sibling in inside if _holds(sibling, num_shared)), None)
+        if source is None:  # or preempted, with generated tokens to compute
             return blocks, num_tokens, mark
         (manager,) = self._blocks.coordinator.single_type_managers
         place, num_started = divmod(num_shared, manager.block_size)
@@ -116,18 +116,6 @@ class Siblings:
             return blocks, num_tokens, mark
         started = manager.req_to_blocks[source.request_id][place]
         return self._blocks.create_kv_cache_blocks(([*found, started],)), num_shared, mark
-
-    def _source(self, request: Any, num_tokens: int) -> Any:
-        """A sibling of which vLLM has blocks with this many tokens, or None. Also None for a
-        preempted request: it must compute its own generated tokens, too."""
-        if request.num_output_tokens:
-            return None
-        for sibling in self._inside.get(_key(request), ()):
-            # it has drawn its first token, so its blocks are not copies that are still to be made
-            has_drawn = sibling.status.name == "RUNNING" and sibling.num_output_tokens > 0
-            if has_drawn and sibling.num_computed_tokens >= num_tokens:
-                return sibling
-        return None
 
 
 def _key(request: Any) -> Key:
@@ -141,3 +129,10 @@ def _can_share(scheduler: Any) -> bool:
     groups = scheduler.kv_cache_config.kv_cache_groups
     is_plain = len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
     return is_plain and bool(scheduler.cache_config.enable_prefix_caching) and on_cpu()
+
+
+def _holds(sibling: Any, num_tokens: int) -> bool:
+    """True if vLLM has blocks of this sibling with this many tokens. It has drawn its first token,
+    so they are not copies that are still to be made."""
+    has_drawn = sibling.status.name == "RUNNING" and sibling.num_output_tokens > 0
+    return bool(has_drawn and sibling.num_computed_tokens >= num_tokens)

@@ -58,9 +58,8 @@ class WeightReader:
         file's tensors are not the model's."""
         model: nn.Module = self.model_runner.get_model()
         stream = dict(read_weights(path))
-        _check_names(model, stream, path)
+        _check_tensors(model, self._proven_shapes or {}, stream, path)
         if self._proven_shapes is not None:
-            _check_shapes(self._proven_shapes, stream, path)
             return _fingerprints_held(model, stream, version, load_first=True)
         forget_kernels(model)
         self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
@@ -75,28 +74,24 @@ class WeightReader:
         return _fingerprints_held(self.model_runner.get_model(), dict(read_weights(path)), version)
 
 
-def _check_names(model: nn.Module, stream: Mapping[str, Tensor], path: str) -> None:
-    expected, found = checkpoint_names(model), set(stream)
-    if expected == found:
-        return
-    raise ValueError(
-        f"a weight file must hold exactly the model's tensors; {path} lacks"
-        f" {sorted(expected - found)[:3]} and has {sorted(found - expected)[:3]} too many; write it"
-        " from the model that the engine was started with"
-    )
-
-
-def _check_shapes(
-    expected: Mapping[str, torch.Size], stream: Mapping[str, Tensor], path: str
+def _check_tensors(
+    model: nn.Module, shapes: Mapping[str, torch.Size], stream: Mapping[str, Tensor], path: str
 ) -> None:
-    wrong = [name for name, tensor in stream.items() if tensor.shape != expected[name]]
-    if wrong:
-        name = wrong[0]
-        found, needed = tuple(stream[name].shape), tuple(expected[name])
+    """Raises ValueError unless the file has the model's tensors, in these shapes if any."""
+    expected, found = checkpoint_names(model), set(stream)
+    if expected != found:
         raise ValueError(
-            f"a weight file must hold tensors of the model's shapes; {name} is {found} in {path}"
-            f" and {needed} in the model; write it from the model that the engine was started with"
+            f"a weight file must hold exactly the model's tensors; {path} lacks"
+            f" {sorted(expected - found)[:3]} and has {sorted(found - expected)[:3]} too many;"
+            " write it from the model that the engine was started with"
         )
+    for name, needed in shapes.items():
+        if stream[name].shape != needed:
+            raise ValueError(
+                f"a weight file must hold tensors of the model's shapes; {name} is"
+                f" {tuple(stream[name].shape)} in {path} and {tuple(needed)} in the model; write it"
+                " from the model that the engine was started with"
+            )
 
 
 def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:

@@ -70,8 +70,7 @@ def may_use_tiles(worker: Any = None) -> bool:  # Any: vLLM's worker
 
 
 def allow_tiles(workers: VllmWorkers, dtype: str) -> None:
-    """Request the permission for tile registers in every process of a CPU engine. Raises ValueError
-    where the tiles are needed and refused."""
+    """Ask for tile registers in every process of a CPU engine; ValueError if refused."""
     granted = workers.collective_rpc(may_use_tiles)
     if dtype == "bfloat16" and not all(granted):
         raise ValueError(
