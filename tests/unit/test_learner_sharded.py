@@ -250,7 +250,7 @@ def test_one_rank_goes_on_from_the_shards_of_two(played: Played, tmp_path: Path)
     alone = LearnerRank(config, model, 0, 1)
     assert alone.load_checkpoint(str(out / "sharded" / "checkpoint")) == 3
     assert alone.fingerprints() == told[0]["sharded"]["third"]
-    assert alone._optimizer.num_updates == 2
+    assert alone._updater.optimizer.num_updates == 2
     alone.save_checkpoint(str(tmp_path), 3)
     run_processes(_read, [(rank, str(tmp_path), model, config, told) for rank in range(2)])
 

@@ -228,7 +228,7 @@ def test_updates_are_those_of_a_plain_ppo_loop_over_the_same_mini_batches(model_
     assert_same_weights(rank, naive_updates(model_path, plain_ppo, CONFIG))
     assert report.learning_rate == 0.5e-2, "that of the step, in all of its updates"
     assert report.reasons == (None,) * 4
-    assert rank._optimizer.num_updates == 4
+    assert rank._updater.optimizer.num_updates == 4
     first, *later = report.several
     assert (first.clip_fraction, first.proximal_k3) == (0.0, 0.0), "ratios of exactly 1"
     assert all(made.proximal_k3 > 1e-4 for made in later)
@@ -336,7 +336,7 @@ def test_a_mini_batch_without_a_gradient_is_left_out_and_the_others_are_not(
     expected = {None: 1, Skipped.NONFINITE: 1, Skipped.FLAT: 1, Skipped.EMPTY: 1}
     assert {reason: update.reasons.count(reason) for reason in expected} == expected
     assert update.applied
-    assert rank._optimizer.num_updates == 1
+    assert rank._updater.optimizer.num_updates == 1
     figures = update_figures(update)
     assert figures["train/applied"] == figures["train/skipped_nonfinite"] == 1.0
     assert skipped_of(figures) is None
@@ -407,7 +407,7 @@ def test_two_ranks_make_the_updates_of_one(model_path: str, tmp_path: Path, plac
             alone.accumulate(pack(mini_batch))
         update = alone.update(step)
     assert together.load_checkpoint(str(tmp_path / f"{placement}-checkpoint")) == 2
-    assert together._optimizer.num_updates == 8
+    assert together._updater.optimizer.num_updates == 8
     size = alone._policy.parameters.num_elements
     got, expected = (rank._policy.parameters.values[:size] for rank in (together, alone))
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=5e-5)

@@ -63,7 +63,7 @@ def learner(path: str, config: LearnerConfig = CONFIG) -> LearnerRank:
 
 def state(rank: LearnerRank) -> tuple[torch.Tensor, ...]:
     """Copies of all that an update may change."""
-    optimizer = rank._optimizer
+    optimizer = rank._updater.optimizer
     masters = [piece.masters for piece in optimizer.pieces]
     kept = (rank._policy.parameters.values, *masters, *optimizer.mean, *optimizer.square)
     return (*(tensor.clone() for tensor in kept), torch.tensor(optimizer.num_updates))
@@ -150,7 +150,7 @@ def test_all_ranks_leave_the_same_updates_out(model_path: str, tmp_path: Path) -
     size = alone._policy.parameters.num_elements
     got, expected = (rank._policy.parameters.values[:size] for rank in (together, alone))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    assert together._optimizer.num_updates == alone._optimizer.num_updates == 2
+    assert together._updater.optimizer.num_updates == alone._updater.optimizer.num_updates == 2
 
 
 def figures(*reasons: Skipped | None) -> list[dict[str, float]]:

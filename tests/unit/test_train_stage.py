@@ -249,7 +249,7 @@ def test_a_replay_of_several_updates_comes_to_the_very_weights(
     asyncio.run(replayed(again, plan, GROUPS[::-1]))
     expected, before = weights(trained), again._rank.fingerprints()
     assert weights(again) == expected != before
-    assert again._rank._optimizer.num_updates == 6
+    assert again._rank._updater.optimizer.num_updates == 6
 
 
 def test_a_stage_reports_the_passes_between_its_updates(
