@@ -95,8 +95,9 @@ async def _checked(
             raise ValueError(
                 f"step {step} must train tokens of weight versions {[*versions]} alone, "
                 f"response {name} has versions {sorted(found)}; delete "
-                f"{layout.round_file(step)} and {layout.split_file(step)} in the run's folder, "
-                "then resume: it is made again"
+                f"{layout.step_file(layout.ROUNDS, step)} and"
+                f" {layout.step_file(layout.SPLITS, step)} in the run's folder, then resume: it is"
+                " made again"
             )
         yield item
 
@@ -153,12 +154,12 @@ def record_moments(groups: Sequence[Group], store: Store, step: int, config: Lea
         return
     own = moments_of(groups, advantage, config.overlong)
     if own is not None:
-        store.keep(layout.moments_file(step), json.dumps(asdict(own)).encode())
+        store.keep(layout.step_file(layout.MOMENTS, step), json.dumps(asdict(own)).encode())
 
 
 def read_moments(store: Store, step: int) -> Moments:
     """Read the stored moments of a step's rewards. Raises FileNotFoundError without any."""
-    name = layout.moments_file(step)
+    name = layout.step_file(layout.MOMENTS, step)
     try:
         return store.parsed(name, lambda data: Moments(**json.loads(data)), PLAY_AGAIN)
     except FileNotFoundError:
