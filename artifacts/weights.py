@@ -20,16 +20,24 @@ from artifacts.store import explained
 
 _ALIGNMENT = 8  # of the first tensor in a safetensors file, bytes
 _WORDS_PER_ROW = 1 << 14  # 64-bit words hashed with one table of weights
+# rows hashed together: on a CPU one stays in its cache, on a GPU they are 128 MiB
+_ROWS_AT_ONCE = {"cpu": 1, "cuda": 1 << 10}
 _MASK = (1 << 64) - 1
 
 
 def write_weights(
-    tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int
+    tensors: Iterable[tuple[str, Tensor]],
+    path: str | os.PathLike[str],
+    version: int,
+    *,
+    are_transient: bool = False,
 ) -> WeightsRef:
     """Write the tensors as bf16 and return the file's reference. The file appears whole or not at
-    all; tensors that share storage are stored under their first name. Only one process at a time
-    may write to a path. Raises ValueError for a name that comes twice, StoreError for the disk."""
+    all. Tensors that share storage are stored under their first name; transient ones, each valid
+    only until the next is taken, are all stored. Only one process at a time may write to a path.
+    Raises ValueError for a name that comes twice, StoreError for the disk."""
     kept: dict[str, Tensor] = {}
+    prints: dict[str, int] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in tensors:
         if name in kept:
@@ -38,17 +46,20 @@ def write_weights(
                 " name"
             )
         identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if tensor.numel() and identity in seen:
+        if tensor.numel() and identity in seen and not are_transient:
             continue
         seen.add(identity)
-        kept[name] = tensor.detach().to(device="cpu", dtype=torch.bfloat16).contiguous()
+        rounded = tensor.detach().to(torch.bfloat16)
+        prints[name] = fingerprint(rounded)  # where it lies: a GPU is a hundred times as fast
+        kept[name] = rounded.to(device="cpu", copy=are_transient).contiguous()
     target = Path(path)
     num_bytes = sum(tensor.nbytes for tensor in kept.values())
     with explained(str(target), num_bytes, setting="keep.weights_dir"):
         target.parent.mkdir(parents=True, exist_ok=True)
         _write_over(_aside(target), kept, version)
         os.replace(_aside(target), target)
-    return WeightsRef(version=version, path=str(target), digest=digest(kept.items()))
+    shapes = {name: tensor.shape for name, tensor in kept.items()}
+    return WeightsRef(version=version, path=str(target), digest=_digest(prints, shapes))
 
 
 def reuse(spare: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
@@ -102,9 +113,17 @@ def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """blake2b over names, shapes and fingerprints of bf16 tensors, independent of their order. It
     takes a fifth of the time of hashing the tensors' bytes; every publication waits for it."""
+    prints: dict[str, int] = {}
+    shapes: dict[str, torch.Size] = {}
+    for name, tensor in tensors:
+        prints[name], shapes[name] = fingerprint(tensor), tensor.shape
+    return _digest(prints, shapes)
+
+
+def _digest(prints: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> str:
     total = hashlib.blake2b(digest_size=32)
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        total.update(f"{name}\0{tuple(tensor.shape)}\0{fingerprint(tensor)}\0".encode())
+    for name in sorted(prints):
+        total.update(f"{name}\0{tuple(shapes[name])}\0{prints[name]}\0".encode())
     return total.hexdigest()
 
 
@@ -122,16 +141,37 @@ def fingerprint(tensor: Tensor) -> int:
     total = 0x9E3779B97F4A7C15 * (flat.numel() + 1)
     for size in tensor.shape:
         total = _mix(total ^ size)
-    row_weights = _row_weights(tensor.device)
-    for row, words in enumerate(torch.split(flat.view(torch.int64), _WORDS_PER_ROW)):
-        row_sum = int((words * row_weights[: words.numel()]).sum().item())
-        total += row_sum * (_mix(row + 1) | 1)
+    words = flat.view(torch.int64)
+    total += weighted_sum(words, _ROWS_AT_ONCE[tensor.device.type])
     return total & _MASK
+
+
+def weighted_sum(words: Tensor, rows_at_once: int) -> int:
+    """The sum modulo 2**64 of int64 words (n,) times their weights, computed where the words lie
+    and read once, whatever n is: reading waits for everything that a GPU has to do."""
+    num_rows, num_whole = -(-words.numel() // _WORDS_PER_ROW), words.numel() // _WORDS_PER_ROW
+    if not num_rows:
+        return 0
+    weights, sums = _row_weights(words.device), words.new_empty(num_rows)
+    whole = words[: num_whole * _WORDS_PER_ROW].view(num_whole, _WORDS_PER_ROW)
+    for first in range(0, num_whole, rows_at_once):
+        part = whole[first : first + rows_at_once]
+        torch.sum(part * weights, 1, out=sums[first : first + len(part)])
+    if num_whole < num_rows:
+        rest = words[num_whole * _WORDS_PER_ROW :]
+        sums[-1] = (rest * weights[: rest.numel()]).sum()
+    return int((sums * _weights_of_rows(words.device, num_rows)).sum())
 
 
 def fingerprints(path: str | os.PathLike[str]) -> dict[str, int]:
     """The fingerprint of every tensor in a weight file, by tensor name."""
     return {name: fingerprint(tensor) for name, tensor in read_weights(path)}
+
+
+def _weights_of_rows(device: torch.device, number: int) -> Tensor:
+    """Odd weights of the first rows, shape (number,), wrapped to int64."""
+    enough = 1 << max(10, (number - 1).bit_length())
+    return _odd_weights(device, 1, enough)[:number]
 
 
 def _mix(value: int) -> int:
@@ -142,10 +182,16 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-@cache
 def _row_weights(device: torch.device) -> Tensor:
-    """Odd pseudo-random weights of the words in a row: (_WORDS_PER_ROW,), wrapped to int64."""
+    """Odd weights of the positions of words in a row, shape (_WORDS_PER_ROW,)."""
+    return _odd_weights(device, 0, _WORDS_PER_ROW)
+
+
+@cache
+def _odd_weights(device: torch.device, first: int, number: int) -> Tensor:
+    """Odd pseudo-random 64-bit weights of consecutive positions, shape (number,), wrapped to
+    int64."""
     signed = [
-        ((_mix(index) | 1) + (1 << 63)) % (1 << 64) - (1 << 63) for index in range(_WORDS_PER_ROW)
+        ((_mix(first + index) | 1) + (1 << 63)) % (1 << 64) - (1 << 63) for index in range(number)
     ]
     return torch.tensor(signed, dtype=torch.int64, device=device)

@@ -219,11 +219,14 @@ class WorkerSpec:
     core_ids: tuple[int, ...] = ()  # CPU cores that it is pinned to; empty means all
     num_threads: int  # Dask threads
     resources: tuple[tuple[str, float], ...]  # Dask resources that it announces
+    # threads of OpenMP, MKL and OpenBLAS in a process that is pinned to no core
+    library_threads: int = 1
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the process, among them the one GPU that it may see."""
-        env = threads(max(1, len(self.core_ids))) | NO_BARS | QUIET_LIBRARIES
+        env = threads(len(self.core_ids) or self.library_threads) | NO_BARS | QUIET_LIBRARIES
+        env["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
         if self.device is not None and self.device.startswith("cuda:"):
             index = int(self.device.removeprefix("cuda:"))
             # a batch system may have set it: then the index-th of these
@@ -285,6 +288,7 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
 def _device_worker(config: ClusterConfig, role: DeviceRole, index: int, device: int) -> WorkerSpec:
     on_cpu = config.device_kind == "cpu"
     first_core = device * config.cores_per_device
+    num_workers = sum(len(devices) for devices in device_map(config).values())
     return WorkerSpec(
         name=f"{ACTOR_OF[role]}-{index}",
         role=role,
@@ -292,4 +296,5 @@ def _device_worker(config: ClusterConfig, role: DeviceRole, index: int, device: 
         core_ids=tuple(range(first_core, first_core + config.cores_per_device)) if on_cpu else (),
         num_threads=2,
         resources=((role, 1.0),),
+        library_threads=max(1, len(os.sched_getaffinity(0)) // num_workers),
     )

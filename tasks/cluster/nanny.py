@@ -192,17 +192,21 @@ def nanny_of(
         "silence_logs": 40,
     }
     if spec.device is not None and spec.device.startswith("cuda:"):
-        from dask_cuda.worker_spec import worker_spec
-
-        # NUMA affinity and dask_cuda's preload module; no RMM pool, as vLLM and torch own the
-        # GPU's memory
-        gpu = spec.device.removeprefix("cuda:")
-        (on_gpu,) = worker_spec(
-            interface=None, protocol="tcp", CUDA_VISIBLE_DEVICES=gpu, threads_per_worker=2
-        ).values()
-        added = on_gpu["options"]
-        options |= {key: added[key] for key in ("preload", "plugins") if key in added}
+        options["plugins"] = [_near_gpu(spec.environment["CUDA_VISIBLE_DEVICES"])]
     return {"cls": PatientNanny, "options": options}
+
+
+def _near_gpu(gpu: str) -> Any:  # Any: dask_cuda carries no types
+    """The one plugin of dask_cuda that is of use here: it binds a worker to the cores of its GPU's
+    NUMA node.
+
+    dask_cuda's worker_spec would make a CUDA context in this process, which keeps half a gigabyte
+    of the first GPU as long as the run lasts. No RMM pool: vLLM and torch own the GPU's memory.
+    """
+    from dask_cuda.plugins import CPUAffinity
+    from dask_cuda.utils import get_cpu_affinity
+
+    return CPUAffinity(get_cpu_affinity(int(gpu) if gpu.isdigit() else gpu))
 
 
 def given_up(client: Client, worker: str) -> str:

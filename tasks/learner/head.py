@@ -127,21 +127,31 @@ def _to_logit_gradient(
     * -p_v (log p_v + entropy) besides. Chosen entries are recomputed in fp32: 1 - p of a nearly
     certain token does not survive bf16."""
     num_rows = probabilities.shape[0]
-    row_sums = derivative.new_zeros(num_rows).index_add_(0, local, derivative)
+    row_sums = add_rows(derivative.new_zeros(num_rows), local, derivative)
     by_entropy = torch.zeros_like(row_sums)
     if bonus is None:
         probabilities.mul_(-row_sums[:, None].to(probabilities.dtype))
     else:
         row_entropy, by_entropies = bonus
-        by_entropy.index_add_(0, local, by_entropies)
+        add_rows(by_entropy, local, by_entropies)
         row_sums += by_entropy * row_entropy
         _add_entropies(probabilities, row_sums, by_entropy)
     _, same = torch.unique(local * probabilities.shape[1] + wanted, return_inverse=True)
-    summed = torch.zeros_like(logp).index_add_(0, same, derivative)[same]
+    summed = add_rows(torch.zeros_like(logp), same, derivative)[same]
     row_terms = row_sums[local]
     if bonus is not None:
         row_terms = row_terms + by_entropy[local] * logp
     probabilities[local, wanted] = (summed - logp.exp() * row_terms).to(probabilities.dtype)
+
+
+def add_rows(total: Tensor, rows: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
+    """In place: total[rows] += alpha * values, with the same bits at every call; returns `total`.
+
+    On a GPU index_add_ adds in the order in which threads come; index_put_ sorts the rows first.
+    """
+    if not total.is_cuda:
+        return total.index_add_(0, rows, values, alpha=alpha)
+    return total.index_put_((rows,), values * alpha, accumulate=True)
 
 
 def _add_entropies(probabilities: Tensor, row_sums: Tensor, by_entropy: Tensor) -> None:

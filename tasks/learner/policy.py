@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.architecture import check_packed
-from tasks.learner.head import HeadResult, LossGradient, head_pass
+from tasks.learner.head import HeadResult, LossGradient, add_rows, head_pass
 from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import (
     FlatParameters,
@@ -122,8 +122,8 @@ class PolicyModel(Decoder):
             self.parameters.reduce(self._head_name)
         torch.autograd.backward([hidden], [result.grad_hidden])
         assert embedded.grad is not None
-        self.parameters.gradient(self._embedding_name).index_add_(
-            0,
+        add_rows(
+            self.parameters.gradient(self._embedding_name),
             self._ids(batch.tokens),
             embedded.grad[0].float(),
             alpha=float(self._scale_of(embedded)),

@@ -101,6 +101,7 @@ class LearnerActor:
                 f" {self._version}; replay the steps between"
             )
         self._update_report = pack(self._rank.update(step))
+        self._rank.give_memory_back()
         self._version = step
         return self._update_report
 

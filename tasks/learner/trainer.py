@@ -172,12 +172,7 @@ class LearnerRank:
         None; they must be called only where ranks work in step."""
         tensors, in_step = self._policy.parameters.exported(), self._config.ranks_in_step
         if self._ranks.rank == 0:
-            if in_step:  # a gathered parameter is gone when the next one is taken
-                tensors = (
-                    (name, tensor.to(device="cpu", dtype=torch.bfloat16, copy=True))
-                    for name, tensor in tensors
-                )
-            return write_weights(tensors, path, version)
+            return write_weights(tensors, path, version, are_transient=in_step)
         if in_step:
             deque(tensors, maxlen=0)
         return None
@@ -222,6 +217,12 @@ class LearnerRank:
         if self._critic is not None:
             load_shards(Path(path) / FOLDER, self._critic.updater)
         return step
+
+    def give_memory_back(self) -> None:
+        """Free the GPU memory that torch keeps for later passes: an engine on the same GPU wakes up
+        in it, or is built anew."""
+        if self._ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def check_peers(self) -> None:
         """Raise PeerLost when the group of all ranks is broken. Does not wait."""

@@ -73,20 +73,52 @@ class TreePlan:
 
     @cached_property
     def block_mask(self) -> Any:  # Any: torch's BlockMask, private to flex_attention
-        from torch.nn.attention.flex_attention import create_block_mask
+        """Which blocks of keys a block of queries needs (not empty), and in which of them every
+        query sees every key (full). Made from blocks, so that T x T entries never exist.
 
-        size = self.subtree_ends.numel()
+        In preorder the first query of a block sees a key before the block if any of its queries
+        does, and all of them see the key if the last one does. With a window, a block of which
+        every key is too far away is empty; one may be kept that has no pair within the window.
+        """
+        from torch.nn.attention.flex_attention import BlockMask
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return self.sees(query, key)
 
-        device = str(self.subtree_ends.device)
-        return create_block_mask(sees, None, None, size, size, device=device)
+        size, step = self.subtree_ends.numel(), self.queries_per_block
+        starts = torch.arange(0, size, step, device=self.subtree_ends.device)
+        is_earlier = starts[:, None] > starts[None, :]
+        last_end, first_end = _block_extremes(self.subtree_ends, step)
+        needed = (is_earlier & (last_end > starts[:, None])) | (starts[:, None] == starts)
+        full = is_earlier & (first_end >= starts[:, None] + step)
+        if self.window is not None:
+            deepest, shallowest = _block_extremes(self.positions, step)
+            needed &= shallowest[:, None] - deepest < self.window
+            full &= deepest[:, None] - shallowest < self.window
+        partial = (needed & ~full)[None, None]
+        return BlockMask.from_kv_blocks(
+            *_ordered(partial), *_ordered(full[None, None]), step, sees, (size, size)
+        )
 
 
 def is_ancestor(subtree_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """True where node `key` is on the path from the root to node `query`, itself included."""
     return (key <= query) & (query < subtree_ends[key])
+
+
+def _block_extremes(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The largest and the smallest of values (T,) in each block of this size; the last block may be
+    shorter."""
+    short = -values.numel() % size
+    blocks = torch.cat([values, values[-1:].expand(short)]).view(-1, size)
+    return blocks.amax(1), blocks.amin(1)
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """For booleans (1, 1, query blocks, key blocks): the number of true ones in each row, and the
+    indices of all in a row, the true ones first, as flex_attention has them."""
+    indices = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), indices.to(torch.int32)
 
 
 def _block(plan: TreePlan, start: int, end: int) -> QueryBlock:
@@ -165,9 +197,13 @@ def _scatter(total: Tensor, block: QueryBlock, part: Tensor) -> None:
 
 @cache
 def _compiled_flex() -> Any:  # Any: a compiled function
+    """Compiled once for each way in which it is called: with and without gradients, one block or
+    several, each window. Beyond its usual 8 ways dynamo would compute T x T scores silently."""
+    import torch._dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def tree_attention(
@@ -191,8 +227,15 @@ def tree_attention(
     attend: Any = _TreeBlocks.apply  # Any: torch has no type for it
     out: Tensor
     if query.is_cuda:
-        flex, mask = _compiled_flex(), plan.block_mask
-        out = flex(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+        out = _compiled_flex()(
+            query,
+            key,
+            value,
+            block_mask=plan.block_mask,
+            scale=scaling,
+            enable_gqa=True,
+            kernel_options={"BACKEND": "TRITON"},  # not its kernel for decoding, for short rows too
+        )
     else:
         out = attend(query[0], key[0], value[0], plan, scaling)[None]
     return out.transpose(1, 2), None

@@ -183,9 +183,10 @@ class Fleet:
             await self._make(lost)
 
     def _create(self, names: Sequence[str]) -> None:
-        workers = {name: "control" if name == BUFFER else name for name in names}
-        actors = {name: self._recipe(name) for name in names}
-        self._registry.create_all(workers, actors, self._start_s)
+        for wave in creation_waves(self.run, names):
+            workers = {name: "control" if name == BUFFER else name for name in wave}
+            actors = {name: self._recipe(name) for name in wave}
+            self._registry.create_all(workers, actors, self._start_s)
 
     def _recipe(self, name: str) -> Recipe:
         read = partial(self._registry.environment, deadline_s=self._start_s)
@@ -212,6 +213,20 @@ class Fleet:
             await self._registry.remote(name).call("close", deadline_s=deadline_s)
         except (RuntimeError, OSError) as error:
             logger.warning("actor did not close name=%s reason=%s", name, error)
+
+
+def creation_waves(run: RunContext, names: Sequence[str]) -> list[list[str]]:
+    """Names of actors in the waves in which they are created, those of a wave side by side.
+
+    On GPUs engines come first, then judges: while vLLM starts it counts all memory that goes as its
+    own, the memory of another process on the same GPU too.
+    """
+    kinds: list[Collection[str]] = []
+    if any(device.startswith("cuda") for device in run.devices.values()):
+        kinds = [run.engines, run.judges]
+    waves = [[name for name in names if name in kind] for kind in kinds]
+    waves.append([name for name in names if not any(name in kind for kind in kinds)])
+    return [wave for wave in waves if wave]
 
 
 # reads an environment variable on each of these workers

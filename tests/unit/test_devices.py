@@ -118,6 +118,24 @@ def test_cuda_workers_see_one_gpu_and_are_not_pinned() -> None:
     assert specs["learner-0"].device == "cuda:7"
 
 
+def test_processes_of_gpus_share_out_the_cores_of_their_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their copies on the host and their packing would otherwise all run on one thread."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    specs = specs_by_name(device_kind="cuda", num_devices=1, roles="rollout: 0, learner: 0")
+    shares = {name: spec.environment["OMP_NUM_THREADS"] for name, spec in specs.items()}
+    assert shares == {"control": "1", "engine-0": "8", "learner-0": "8"}
+
+
+def test_the_log_level_of_vllm_that_the_environment_names_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert specs_by_name()["engine-0"].environment["VLLM_LOGGING_LEVEL"] == "ERROR"
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    assert specs_by_name()["engine-0"].environment["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
 def test_workers_announce_their_role_once() -> None:
     specs = specs_by_name()
     assert specs["engine-1"].resources == (("rollout", 1.0),)

@@ -16,7 +16,7 @@ from tasks.cluster.devices import ClusterConfig, engine_members, worker_specs
 from tasks.engines.remote import EngineActor
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.engine import JudgeActor
-from tasks.run.fleet import Fleet
+from tasks.run.fleet import Fleet, creation_waves
 from tasks.run.sample_stream import BUFFER
 from tests.unit.judge_factories import make_config
 from tests.unit.plan_factories import CONTEXT
@@ -219,3 +219,14 @@ def test_a_run_is_told_the_same_in_every_process() -> None:
     told = pickle.loads(pickle.dumps(run))
     assert told == run
     assert told.max_prompt_tokens == run.engine.max_model_len - run.sampling.max_response_tokens
+
+
+def test_engines_start_alone_on_gpus_and_beside_all_others_on_cpus() -> None:
+    """vLLM takes for its own whatever memory goes on its GPU while it starts."""
+    names = ["buffer", "engine-0", "engine-1", "learner-0", "judge-0"]
+    run = replace(CONTEXT, engines=("engine-0", "engine-1"), judges=("judge-0",))
+    on_gpus = replace(run, devices=dict.fromkeys(names[1:], "cuda:0"))
+    on_cpus = replace(run, devices=dict.fromkeys(names[1:], "cpu:0"))
+    assert creation_waves(on_cpus, names) == [names]
+    assert creation_waves(on_gpus, names) == [names[1:3], ["judge-0"], ["buffer", "learner-0"]]
+    assert creation_waves(on_gpus, ["learner-0"]) == [["learner-0"]]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 
 from tasks.learner.packing import Sample, micro_batches, pack_samples, shared_prefix
 from tasks.learner.tree_attention import TreePlan, is_ancestor
@@ -110,6 +111,39 @@ def test_query_blocks_hold_every_visible_key_once(
         keys = torch.cat([torch.arange(start, end) for start, end in block.key_spans])
         rebuilt[block.start : block.end, keys] = ~block.hidden
     assert torch.equal(rebuilt, dense)
+
+
+@example([sample((0,) * 30, (1,) * 30), sample((0,) * 30, (2,) * 30)], 8, None)
+@given(SAMPLES, st.integers(1, 20), st.none() | st.integers(1, 6))
+def test_a_gpu_needs_the_blocks_of_keys_that_torch_finds_in_the_whole_matrix(
+    samples: list[Sample], size: int, window: int | None
+) -> None:
+    """With a window, more blocks may be read for a partial one, never fewer."""
+    batch = pack_samples(samples)
+    ends, depths = torch.tensor(batch.subtree_ends), torch.tensor(batch.positions)
+    plan = TreePlan(ends, depths, size).within(window)
+    found, num = plan.block_mask, len(batch.tokens)
+    expected = create_block_mask(
+        lambda batch, head, query, key: plan.sees(query, key), None, None, num, num, "cpu", size
+    )
+    full = in_blocks(expected.full_kv_num_blocks, expected.full_kv_indices)
+    needed = full | in_blocks(expected.kv_num_blocks, expected.kv_indices)
+    found_full = in_blocks(found.full_kv_num_blocks, found.full_kv_indices)
+    found_needed = found_full | in_blocks(found.kv_num_blocks, found.kv_indices)
+    assert found.seq_lengths == expected.seq_lengths
+    if plan.window is None:
+        assert torch.equal(found_full, full)
+        assert torch.equal(found_needed, needed)
+    assert not (needed & ~found_needed).any()
+    assert not (found_full & ~full).any()
+
+
+def in_blocks(number: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Booleans (query blocks, key blocks) of a mask that lists the first `number` of each row."""
+    listed = torch.arange(indices.shape[-1]) < number[0, 0, :, None]
+    return torch.zeros(indices.shape[-2:], dtype=torch.bool).scatter(
+        1, indices[0, 0].long(), listed
+    )
 
 
 @example([sample((0,), (0,)), sample((0,), (1,)), sample((0,), (0, 0))], 1, random.Random(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from artifacts.weights import (
     fingerprints,
     read_weights,
     reuse,
+    weighted_sum,
     write_weights,
 )
 
@@ -144,3 +146,26 @@ def test_fingerprints_tell_zeros_of_different_shapes_apart() -> None:
 def test_a_files_fingerprints_equal_those_of_its_tensors(tmp_path: Path) -> None:
     reference = write_weights([("a", tensor(5, 9))], tmp_path / "w.safetensors", 1)
     assert fingerprints(reference.path) == {"a": fingerprint(tensor(5, 9))}
+
+
+@pytest.mark.parametrize("num_words", [0, 1, 5, 1 << 14, (1 << 14) + 3, 5 << 14, (5 << 14) + 1])
+def test_a_sum_of_words_does_not_depend_on_how_many_rows_are_added_together(num_words: int) -> None:
+    words = torch.randint(-(2**63), 2**63 - 1, (num_words,))
+    sums = {weighted_sum(words, rows) % 2**64 for rows in (1, 2, 3, 1024)}
+    assert len(sums) == 1
+
+
+def test_transient_tensors_that_lie_in_the_same_memory_are_all_written(tmp_path: Path) -> None:
+    """A sharded learner gathers one parameter after the other in the same place."""
+    place = torch.empty(4)
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        for index in range(3):
+            yield f"layer.{index}", place.fill_(index)
+
+    told = write_weights(gathered(), tmp_path / "w.safetensors", 1, are_transient=True)
+    read = dict(read_weights(told.path))
+    assert {name: value[0].item() for name, value in read.items()} == {
+        "layer.0": 0.0, "layer.1": 1.0, "layer.2": 2.0,
+    }  # fmt: skip
+    assert told.digest == digest(read.items())

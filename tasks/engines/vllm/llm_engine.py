@@ -159,10 +159,17 @@ def alone(scheduler: Any) -> Iterator[None]:  # Any: vLLM's scheduler
 
 
 def make_room(scheduler: Any, block_size: int, probes: Sequence[tuple[int, ...]]) -> None:
-    """Preempt the most recent running requests until there are free blocks for the probes."""
+    """Preempt the most recent running requests until there is room for the probes: free blocks and,
+    in vLLM's second model runner, a slot for each, which every running request keeps even in steps
+    that do not schedule it."""
     num_needed = sum(len(probe) // block_size + 1 for probe in probes)
     blocks = scheduler.kv_cache_manager.block_pool
-    while scheduler.running and blocks.get_num_free_blocks() < num_needed:
+    max_running = scheduler.max_num_running_reqs
+    if scheduler.use_v2_model_runner:
+        max_running -= len(probes)
+    while scheduler.running and (
+        blocks.get_num_free_blocks() < num_needed or len(scheduler.running) > max_running
+    ):
         scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
 
 

@@ -48,7 +48,8 @@ _COLUMNS = 8  # input columns read back per repacked matrix; costs one decode st
 class WeightReader:
     """Methods added to vLLM's worker class; called by name through `collective_rpc`."""
 
-    model_runner: Any  # vLLM's model runner, which its worker class provides
+    model_runner: Any  # vLLM's model runner and configuration, which its worker class provides
+    vllm_config: Any
     # shape of every tensor, once a version that vLLM loaded has proven where tensors lie
     _proven_shapes: Mapping[str, torch.Size] | None = None
 
@@ -61,8 +62,11 @@ class WeightReader:
         _check_tensors(model, self._proven_shapes or {}, stream, path)
         if self._proven_shapes is not None:
             return _fingerprints_held(model, stream, version, load_first=True)
+        from vllm.config import set_current_vllm_config
+
         forget_kernels(model)
-        self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
         prints = _fingerprints_held(model, stream, version)
         if is_plain(model) and _is_map_proven(model, stream, prints):
             self._proven_shapes = {name: tensor.shape for name, tensor in stream.items()}
@@ -152,7 +156,8 @@ def _is_map_proven(
         parts = parts_of(module, names, stream)
         if kept_parts(parameter, parts)[0] is None and _columns(module, parts, 0)[0] is None:
             return False
-    return all(prints[name] == fingerprint(tensor) for name, tensor in stream.items())
+    device = next(model.parameters()).device
+    return all(prints[name] == fingerprint(tensor.to(device)) for name, tensor in stream.items())
 
 
 def _columns(
