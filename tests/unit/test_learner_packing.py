@@ -114,7 +114,7 @@ def test_query_blocks_hold_every_visible_key_once(
 
 
 @example([sample((0,) * 30, (1,) * 30), sample((0,) * 30, (2,) * 30)], 8, None)
-@given(SAMPLES, st.integers(1, 20), st.none() | st.integers(1, 6))
+@given(SAMPLES, st.integers(2, 20), st.none() | st.integers(1, 6))
 def test_a_gpu_needs_the_blocks_of_keys_that_torch_finds_in_the_whole_matrix(
     samples: list[Sample], size: int, window: int | None
 ) -> None:
