@@ -15,8 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from prefect import flow, get_run_logger
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.urls import Location, NetworkAddress
 from flows.prefect_server import hide_refused_secrets
 from tasks.cluster.deaths import manner
@@ -32,10 +33,8 @@ LONGEST_LINE = 1 << 24
 hide_refused_secrets()
 
 
-class ElasticWorkerConfig(BaseModel):
+class ElasticWorkerConfig(FrozenConfig):
     """Parameters of one elastic worker."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     address: NetworkAddress = Field(
         ...,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.urls import Location, TrackingUri
 
 
-class KeepConfig(BaseModel):
+class KeepConfig(FrozenConfig):
     """Which outputs a run writes, and where."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     artifact_root: Location = Field(
         "runs",

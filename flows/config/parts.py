@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.registry import TaskConfig
 from artifacts.models.registry import ModelConfig
 from artifacts.prices import PriceConfig
@@ -32,10 +33,8 @@ from tasks.scheduling.seeding import SeedingConfig
 from tasks.scheduling.stream_training import StreamTrainerConfig
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(FrozenConfig):
     """Held-out prompts, asked before the first step and after the last."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_prompts: int = Field(
         64, ge=2, description="Held-out prompts to ask, the same ones each time."
@@ -54,10 +53,8 @@ class EvaluationConfig(BaseModel):
     )
 
 
-class Parts(BaseModel):
+class Parts(FrozenConfig):
     """All fields of `RunConfig`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str = Field(
         "smollm2",

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import Location, NetworkAddress
 from tasks.cluster.process_environment import NO_BARS, threads
@@ -121,10 +122,8 @@ ACTOR_OF: Mapping[DeviceRole, str] = {
 COORDINATORS = 4
 
 
-class ClusterConfig(BaseModel):
+class ClusterConfig(FrozenConfig):
     """The devices of the machine or cluster, and their roles."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     device_kind: Literal["cpu", "cuda"] = Field(
         "cpu", description="What a device is: a set of CPU cores, or a GPU."

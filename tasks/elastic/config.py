@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from ipaddress import ip_network
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import Location, NetworkAddress
 
@@ -58,10 +59,8 @@ class LimitMissed(RuntimeError):
         return str(self.args[1])
 
 
-class ElasticWeightsConfig(BaseModel):
+class ElasticWeightsConfig(FrozenConfig):
     """Weights over HTTP, for elastic workers that cannot read the run's own paths."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool | None = Field(
         None,
@@ -93,10 +92,8 @@ class ElasticWeightsConfig(BaseModel):
     )
 
 
-class ElasticConfig(BaseModel):
+class ElasticConfig(FrozenConfig):
     """Rollout engines on workers that join and leave while the run goes on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
         False,

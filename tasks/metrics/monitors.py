@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from tasks.learner.reports import Skipped, skipped_of
 
@@ -35,10 +36,8 @@ CURES = {
 }
 
 
-class MonitorConfig(BaseModel):
+class MonitorConfig(FrozenConfig):
     """Limits beyond which a run warns; the run is never stopped."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps_in_a_row: int = Field(
         default=3,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from artifacts import layout
+from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.registry import TaskConfig
 from artifacts.journal import Journal
 from artifacts.prices import PriceConfig
@@ -34,10 +35,8 @@ from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.scheduling.wait_for_all import WaitForAll
 
 
-class DeadlineConfig(BaseModel):
+class DeadlineConfig(FrozenConfig):
     """The time limits from which all others of a run derive (`flows.config.limits`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     start_s: float = Field(
         600.0,

@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 
 
-class BalancingConfig(BaseModel):
+class BalancingConfig(FrozenConfig):
     """How often the loads of a round's engines are compared, and what each comparison may move."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
         True,

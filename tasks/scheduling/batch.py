@@ -6,15 +6,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.records import Running
 
 
-class BatchConfig(BaseModel):
+class BatchConfig(FrozenConfig):
     """The size of a step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompts_per_step: int = Field(
         ..., ge=1, description="Prompts (groups) that one step trains, P0."

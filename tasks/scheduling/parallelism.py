@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.urls import Location
 
 # preemptions of a round over those of the last round of its layout, above which the size doubles
@@ -34,10 +35,8 @@ QUIET_ROUNDS = 4
 Groups = tuple[tuple[int, ...], ...]
 
 
-class PlannerConfig(BaseModel):
+class PlannerConfig(FrozenConfig):
     """The parallelism planner: the size of the engines, chosen per kind of round."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
         False,

@@ -17,19 +17,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from tasks.scheduling.stream_training import DeviceGroup, FreesDevices, Moment, Reading, ScaleDown
 
 TIMER_S = 1e-6  # by which a timer may fire early
 
 
-class SeedingConfig(BaseModel):
+class SeedingConfig(FrozenConfig):
     """Whether the run's own devices leave the rest of a round to elastic workers, and how fast the
     window in which these devices generate follows the measured times."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
         False,

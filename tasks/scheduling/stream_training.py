@@ -17,8 +17,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 
 
@@ -125,10 +126,8 @@ HISTORY_ROUNDS = 8  # rounds whose responses project the lengths of the next rou
 ROUNDING = 1e-9  # error of a sum of milestone steps
 
 
-class StreamTrainerConfig(BaseModel):
+class StreamTrainerConfig(FrozenConfig):
     """When devices switch from generating to training while the round still runs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(
         False, description="Free devices in mid-round and train the accepted groups there."

@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from artifacts.records import Running
 from tasks.scheduling.asynchronous_round import AsynchronousScheduler, AtDeadline
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
@@ -36,10 +37,8 @@ from tasks.scheduling.wait_for_all import WaitForAll
 ASYNCHRONOUS, RETURNED = "asynchronous", "returned"
 
 
-class AsynchronousConfig(BaseModel):
+class AsynchronousConfig(FrozenConfig):
     """Rounds that overlap the training of earlier steps, as far as a bound on staleness allows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["asynchronous"] = Field(
         "asynchronous", description="Generation and training at the same time."

@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape, round_shape, times
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
@@ -49,11 +50,9 @@ def levels_within(cap_tokens: int) -> int:
     return min(MOST_LEVELS, max(FEWEST_LEVELS, levels))
 
 
-class MultilevelBatchingConfig(BaseModel):
+class MultilevelBatchingConfig(FrozenConfig):
     """Short rounds, rounds over the prompts that these gave up on, and so on; only the last level
     waits for all."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["multilevel_batching"] = Field(
         "multilevel_batching", description="Tail batching with a queue for each level of length."

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from artifacts.config_parts import FrozenConfig
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
@@ -24,10 +25,8 @@ from tasks.scheduling.wait_for_all import WaitForAll
 SYNC = "sync"
 
 
-class SyncConfig(BaseModel):
+class SyncConfig(FrozenConfig):
     """Every step launches exactly what it trains and waits for all of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["sync"] = Field("sync", description="Synchronous steps without speculation.")
     dynamic_sampling: float = Field(0.0, ge=0, le=16, description=DYNAMIC_SAMPLING)

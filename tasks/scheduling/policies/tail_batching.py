@@ -15,8 +15,9 @@ import math
 from dataclasses import replace
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from artifacts.config_parts import FrozenConfig
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, round_shape, times
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import (
@@ -35,11 +36,9 @@ from tasks.scheduling.short_round import ScoredLast, ShortRoundScheduler
 from tasks.scheduling.wait_for_all import WaitForAll
 
 
-class TailBatchingConfig(BaseModel):
+class TailBatchingConfig(FrozenConfig):
     """Short rounds that launch more than they keep, long rounds over the prompts that these gave up
     on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["tail_batching"] = Field(
         "tail_batching", description="RollPacker's short and long rounds."
