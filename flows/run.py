@@ -149,6 +149,14 @@ def check_ports(config: RunConfig) -> None:
         wish.check()
 
 
+def check_environments(config: RunConfig) -> None:
+    """Raise ValueError if environments need files that their processes cannot read. A joined
+    cluster is not checked, because its workers may be on other machines."""
+    if config.environments and not config.cluster.scheduler_address:
+        sources = [settings.source for settings in config.environments.values()]
+        check_seen(config.episodes.hosts, own(), filter(None, sources))
+
+
 def new_run_id(preset: str) -> str:
     """A name of preset, time and a random part: several machines may begin in one second."""
     return f"{preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
@@ -161,10 +169,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root.check_writable()
     config = pinned(effective_config(given))
     check_ports(config)
-    if config.environments and not config.cluster.scheduler_address:
-        # workers of a joined cluster may be on other machines, with other files
-        sources = [settings.source for settings in config.environments.values()]
-        check_seen(config.episodes.hosts, own(), filter(None, sources))
+    check_environments(config)
     run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = _store_of(config, root, run_id)
     await_end(store, print_line)

@@ -353,10 +353,7 @@ def one_gpu() -> Values:
 
 @preset(over="one-gpu")
 def eight_gpu() -> Values:
-    """Eight GPUs of one machine, every one in both roles, with the learner's parameters sharded;
-    model.path names your model, task.path your questions."""
-    return {
-        "batch": {"prompts_per_step": 128},
-        "learner": {"parameters": "sharded"},
-        "cluster": {"num_devices": 8, "roles": "rollout: 0-7, learner: 0-7"},
-    }
+    """Eight GPUs of one machine, every one in both roles; model.path names your model, task.path
+    your questions."""
+    cluster = {"num_devices": 8, "roles": "rollout: 0-7, learner: 0-7"}
+    return {"batch": {"prompts_per_step": 128}, "cluster": cluster}

@@ -61,7 +61,7 @@ class EnvironmentSettings(FrozenConfig):
 
     @property
     def class_name(self) -> str:
-        """Qualified name of its class."""
+        """The qualified name of the settings' class, with its module."""
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
     @property

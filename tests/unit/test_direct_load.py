@@ -72,6 +72,8 @@ class Toy(nn.Module):
 class Reader(WeightReader):
     """The extension, beside a runner whose own reload loads the toy in `order`."""
 
+    vllm_config = None
+
     def __init__(self, model: Toy, order: tuple[str, ...] = tuple(ROWS)) -> None:
         self.num_reloads = 0
         self._order = order

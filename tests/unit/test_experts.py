@@ -77,6 +77,8 @@ class Toy(nn.Module):
 class Reader(WeightReader):
     """The extension, beside a runner that loads the toy; `spoil` is what a load goes wrong by."""
 
+    vllm_config = None
+
     def __init__(self, model: Toy, spoil: float = 0.0) -> None:
         self.model_runner = SimpleNamespace(
             get_model=lambda: model, reload_weights=self._reload, model=model

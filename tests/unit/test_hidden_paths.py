@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows.config.run_config import RunConfig
-from flows.run import _check_environments
+from flows.run import check_environments
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.processes.walls import _is_hidden, check_seen, hidden_path
 from tasks.isolation.interpreter import own
@@ -85,12 +85,12 @@ def test_a_users_environment_below_tmp_is_refused_when_the_run_begins(
     values = {"preset": "tiny-agent", "environments": {"guess": game}}
     config = RunConfig.model_validate(values)
     with pytest.raises(ValueError, match=rf"{below}/their_game.py is below /tmp; move it"):
-        _check_environments(config)
-    _check_environments(
+        check_environments(config)
+    check_environments(
         RunConfig.model_validate(values | {"episodes": {"hosts": {"isolation": "landlock"}}})
     )
 
 
 def test_a_run_without_environments_may_lie_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pydantic.__file__", "/tmp/venv/pydantic/__init__.py")
-    _check_environments(RunConfig.model_validate({"preset": "tiny"}))
+    check_environments(RunConfig.model_validate({"preset": "tiny"}))

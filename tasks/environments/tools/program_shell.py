@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def run(text: str) -> None:
-    """Raises what the program raises."""
+    """Run a program and print the value of a last expression. Raises what the program raises."""
     tree = ast.parse(text, "program")
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
