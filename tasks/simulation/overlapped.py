@@ -132,7 +132,7 @@ class _Overlapped:
         for step in count(1):
             if step > self._run.num_steps:
                 await self._learner.idle()
-            plan = self._run.plan_round(state, step, self._learner.version)
+            plan = self._run.planned(state, step, self._learner.version)
             if plan is None:
                 break
             self._cluster.open_step(step, self._run.seed)

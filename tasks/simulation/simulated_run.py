@@ -126,7 +126,7 @@ class SimulatedRun:
             by_lengths=self.planner.rule == "lengths",
         )
 
-    def plan_round(
+    def planned(
         self, state: QueueState, step: int, published: int | None = None
     ) -> RoundPlan | None:
         """Returns the round of a step as the policy plans it; None when the run is over. published:

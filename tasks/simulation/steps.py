@@ -57,7 +57,7 @@ class _Player:
 
     async def play(self) -> tuple[PlayedStep, ...]:
         steps: list[PlayedStep] = []
-        while (plan := self._run.plan_round(self._state, len(steps) + 1)) is not None:
+        while (plan := self._run.planned(self._state, len(steps) + 1)) is not None:
             steps.append(await self._step(plan))
         return tuple(steps)
 
