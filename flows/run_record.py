@@ -58,15 +58,10 @@ def record_beginning(
         paths = _models_at_paths(config).items()
         models = {field: files_digest(Path(path)) for field, path in paths}
         if earlier:
-            if earlier.data_digest not in ("", dataset.digest):
-                raise ValueError(
-                    f"the task must have the rows that run {earlier.run_id} was begun with, it has"
-                    " others: its prompts would be other questions; put the task's files back, say"
-                    " by task.path where they lie now, or start a new run"
-                )
+            _check_rows(earlier, dataset.digest)
             _check_models(earlier, config, models)
             flow_runs = (*earlier.prefect_flow_run_ids, *flow_runs)
-        sha = git_sha(REPOSITORY)
+        sha, links = git_sha(REPOSITORY), links_of(run_id)
         data = TrackedData(
             name=dataset.name,
             digest=dataset.digest,
@@ -78,7 +73,7 @@ def record_beginning(
             experiment=config.keep.experiment,
             run_name=run_id,
             params=kept,
-            tags=tags_of(config, links_of(run_id)),
+            tags=tags_of(config, links),
             # a copy of a run has another name, and is another run in MLflow
             run_id=earlier.mlflow_run_id if earlier and earlier.run_id == run_id else None,
             data=data,
@@ -98,7 +93,7 @@ def record_beginning(
             git_sha=sha,
             mlflow_run_id=mlflow_run,
             prefect_flow_run_ids=flow_runs,
-            links=links_of(run_id),
+            links=links,
             changes=(*(earlier.changes if earlier else ()), *changes),
             data_digest=dataset.digest,
             left_out=left_out,
@@ -113,6 +108,16 @@ def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
     """Tags of a run in MLflow: its links, its policy and its preset."""
     policy = {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset}
     return {**links, **policy}
+
+
+def _check_rows(earlier: RunManifest, digest: str) -> None:
+    """Raise ValueError if the task's rows, of this digest, differ from those at the run's start."""
+    if earlier.data_digest not in ("", digest):
+        raise ValueError(
+            f"the task must have the rows that run {earlier.run_id} was begun with, it has others:"
+            " its prompts would be other questions; put the task's files back, say by task.path"
+            " where they lie now, or start a new run"
+        )
 
 
 def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:

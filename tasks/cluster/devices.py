@@ -27,7 +27,6 @@ QUIET_LIBRARIES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
 ENVIRONMENT = "environment"  # the role without a device: it has a number of workers
