@@ -53,6 +53,7 @@ ROOMS = (
     "flows/config",
     "flows",
     "flows/commands",
+    "research/gpu",
     "research/kills",
     "research/ablations",
     "research/spot",

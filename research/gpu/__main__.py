@@ -38,7 +38,7 @@ WIDTH = 120  # characters of the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PartOutcome:
     """How a part ended, and the figures that it printed until then."""
 
     part: str
@@ -47,7 +47,7 @@ class Outcome:
     figures: tuple[Figure, ...]
 
 
-def play(part: Part, device: str, out: Path, limit_s: float) -> Outcome:
+def play(part: Part, device: str, out: Path, limit_s: float) -> PartOutcome:
     """Run one part in a process of its own, and kill whatever is left of it at the limit."""
     log = out / f"{part.name}.log"
     scratch = out / part.name
@@ -74,7 +74,7 @@ def play(part: Part, device: str, out: Path, limit_s: float) -> Outcome:
     lines = log.read_text(errors="replace").splitlines()
     if ended != "done":
         print("\n".join(lines[-25:]), flush=True)
-    return Outcome(
+    return PartOutcome(
         part=part.name,
         ended=ended,
         seconds=time.monotonic() - began,
@@ -92,13 +92,13 @@ def machine(device: str) -> str:
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def written(path: Path, about: str, outcomes: Sequence[Outcome]) -> None:
+def written(path: Path, about: str, outcomes: Sequence[PartOutcome]) -> None:
     """Write all outcomes so far."""
     content = {"machine": about, "parts": [asdict(outcome) for outcome in outcomes]}
     path.write_text(json.dumps(content, indent=1))
 
 
-def table(outcomes: Sequence[Outcome], skipped: Sequence[Part]) -> Table:
+def table(outcomes: Sequence[PartOutcome], skipped: Sequence[Part]) -> Table:
     """A row for each figure, and one for each part that has none."""
     rows = Table("part", "figure", "value", "should be", "holds", width=WIDTH)
     for outcome in outcomes:
@@ -144,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> int:
         console.print("error: no GPU is found by torch; rollflow doctor says why, or --device cpu")
         return 2
     chosen = [part for part in PARTS if not options.only or part.name in options.only]
-    about, outcomes = machine(options.device), list[Outcome]()
+    about, outcomes = machine(options.device), list[PartOutcome]()
     ends = time.monotonic() + 60 * options.minutes
     with ExitStack() as stack:
         out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -19,7 +19,7 @@ from tasks.cluster.parent import kill_descendants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedRun:
     """A run that came to its end."""
 
     folder: Path
@@ -51,7 +51,7 @@ def demo(root: Path, name: str, *settings: str, preset: str = "") -> list[str]:
     return command
 
 
-def play(root: Path, name: str, *settings: str, preset: str = "") -> Finished:
+def play(root: Path, name: str, *settings: str, preset: str = "") -> FinishedRun:
     """Run to the end. Raises RuntimeError with the run's last words if it fails."""
     began_s = time.time()
     finish(demo(root, name, *settings, preset=preset))
@@ -81,7 +81,7 @@ def play_until(command: Sequence[str], committed: Path, deadline_s: float = 300.
         process.wait()
 
 
-def read(folder: Path, began_s: float) -> Finished:
+def read(folder: Path, began_s: float) -> FinishedRun:
     """What a run has committed."""
     commits: list[dict[str, Any]] = [  # Any: JSON values
         json.loads(path.read_bytes())
@@ -93,7 +93,7 @@ def read(folder: Path, began_s: float) -> Finished:
 
         tokens = ds.dataset(folder / "responses", format="parquet").to_table()
         first_s = min(filter(None, tokens["first_token_s"].to_pylist())) - began_s
-    return Finished(
+    return FinishedRun(
         folder=folder,
         metrics=tuple(commit["metrics"] for commit in commits),
         digests=tuple(commit["weights"]["digest"] for commit in commits),

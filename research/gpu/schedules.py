@@ -19,7 +19,7 @@ import torch
 
 from research.gpu.figures import Figure
 from research.gpu.long_tail import SHAPES, make_model, write_questions
-from research.gpu.runs import Finished, device_settings, play
+from research.gpu.runs import FinishedRun, device_settings, play
 
 NUM_STEPS = 5
 SCHEDULES = {
@@ -72,7 +72,7 @@ def main() -> int:
         torch.cuda.empty_cache()
     given = (*_settings(size, options.out), f"num_steps={options.steps}")
     devices = torch.cuda.device_count() if options.device == "cuda" else 2
-    plain: Finished | None = None
+    plain: FinishedRun | None = None
     for name, settings in SCHEDULES.items():
         if devices == 1 and name in ON_TWO_DEVICES:
             print(f"{name} needs two devices, this machine has one: not measured")
@@ -111,7 +111,7 @@ def _settings(size: Size, out: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _rate(run: Finished) -> float:
+def _rate(run: FinishedRun) -> float:
     """Trained tokens a second of all steps but the first, in which code is compiled."""
     later = run.metrics[1:]
     tokens = sum(step["ledger/trained_tokens"] for step in later)

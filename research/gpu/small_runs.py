@@ -10,7 +10,7 @@ from pathlib import Path
 
 from artifacts import layout
 from research.gpu.figures import Figure
-from research.gpu.runs import Finished, demo, device_settings, finish, play, play_until, read
+from research.gpu.runs import FinishedRun, demo, device_settings, finish, play, play_until, read
 
 NUM_STEPS = 4
 KILLED_AFTER = 2  # committed steps
@@ -46,7 +46,7 @@ def main() -> int:
     return 0
 
 
-def _compare(name: str, first: Finished, second: Finished) -> None:
+def _compare(name: str, first: FinishedRun, second: FinishedRun) -> None:
     """Print how many steps of the second run have other weights than the first, or none."""
     same = [ours == theirs for ours, theirs in zip(first.digests, second.digests, strict=False)]
     Figure(name=name, value=len(first.digests) - sum(same), at_most=0).print()
