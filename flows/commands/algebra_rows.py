@@ -123,6 +123,8 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
         "requests per engine",
         f"{math.ceil(under_way / engines)} on each of {engines}{carried}",
     )
+    if steps := config.engine.explain_steps(config.cluster.device_kind == "cpu"):
+        yield "decode steps", steps
     yield (
         "micro-batches",
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"

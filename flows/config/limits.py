@@ -1,5 +1,6 @@
 """Derives the time limits of a run's parts, which no user sets (`DerivedSeconds`), from its table
-`deadlines`: a limit is a fixed multiple of a value there."""
+`deadlines`: a limit is a fixed multiple of a value there. And settings whose value "auto" follows
+from other parts: the sleep of engines."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from flows.config.parts import Parts
+from tasks.cluster.devices import device_map
 from tasks.environments.adapters.http import HttpConfig
 from tasks.environments.registry import EnvironmentConfig
 from tasks.environments.tools.tools import ToolsConfig
@@ -57,7 +59,20 @@ def fill_in_limits(config: Parts) -> None:
     known = limits.keys() & type(config.engine).model_fields.keys()
     if known:  # a simulated engine has none
         filled["engine"] = _changed(config.engine, **{name: limits[name] for name in known})
+    if getattr(config.engine, "sleep_mode", None) == "auto":
+        filled["engine"] = _changed(filled["engine"], sleep_mode=_must_sleep(config))
     vars(config).update(filled)
+
+
+def _must_sleep(config: Parts) -> bool:
+    """True if engines take more than half of GPUs that learners hold too, and rest between
+    rounds."""
+    placed = device_map(config.cluster)
+    is_shared = config.cluster.device_kind == "cuda" and bool(
+        {*placed["rollout"]} & {*placed["learner"]}
+    )
+    takes_most = is_shared and config.engine.gpu_share > 0.5
+    return takes_most and not config.scheduling.algebra(config.batch).overlaps
 
 
 def _changed(part: Part, **limits: Any) -> Part:  # Any: values of fields

@@ -339,7 +339,6 @@ def one_gpu() -> Values:
             "max_model_len": 6144,
             "max_num_seqs": 256,
             "gpu_memory_utilization": 0.4,
-            "enforce_eager": False,
         },
         "learner": {
             "optimizer": {"learning_rate": 1e-6, "warmup_steps": 10, "beta2": 0.95},

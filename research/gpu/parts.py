@@ -35,6 +35,18 @@ PARTS = (
         share=0.3,
     ),
     Part(
+        name="decode",
+        about="decode steps of 64 to 512 responses, graphs on and off, beside bare vLLM",
+        module="research.gpu.decode",
+        share=0.4,
+    ),
+    Part(
+        name="sleep",
+        about="an engine gives its memory back, and wakes to the same tokens",
+        module="research.gpu.sleeping",
+        share=0.15,
+    ),
+    Part(
         name="schedules",
         about="sync, tail batching, RollPacker, in turn and asynchronous, at equal answers",
         module="research.gpu.schedules",

@@ -135,6 +135,10 @@ class ReplicaConfig(FrozenConfig):
         """Share of a GPU's memory that a replica takes."""
         return 0.0
 
+    def explain_steps(self, on_cpu: bool) -> str:
+        """How a replica runs its decode steps on such a device; empty if it has none."""
+        return ""
+
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as transformers has it
         """Raises ValueError if replicas with these settings cannot run such a model."""
 

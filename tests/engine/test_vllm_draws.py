@@ -242,14 +242,12 @@ def draws_over(seeds: list[int], positions: list[int]) -> ResponseDraws:
     current_platform.import_kernels()
     rows = {
         str(row): SimpleNamespace(
-            sampling_params=SimpleNamespace(extra_args={SEED: seed}, temperature=1.0),
-            num_tokens=position,
+            sampling_params=SimpleNamespace(extra_args={SEED: seed}, temperature=1.0)
         )
-        for row, (seed, position) in enumerate(zip(seeds, positions, strict=True))
+        for row, seed in enumerate(seeds)
     }
-    return ResponseDraws(
-        SimpleNamespace(input_batch=SimpleNamespace(req_ids=list(rows)), requests=rows)
-    )
+    batch = SimpleNamespace(req_ids=list(rows), num_tokens_no_spec=np.array(positions))
+    return ResponseDraws(SimpleNamespace(input_batch=batch, requests=rows))
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from artifacts.weights import fingerprints, write_weights
-from tasks.engines.vllm.worker import WeightReader
+from tasks.engines.vllm.worker import WeightReader, addresses, check_in_place
 
 ROWS = {"q_proj": 6, "k_proj": 2, "v_proj": 2}
 SHAPES = {
@@ -202,3 +202,16 @@ def test_a_product_that_does_not_take_the_new_weights_is_seen(tmp_path: Path) ->
     assert {name for name in right if found[name] != right[name]} == {
         f"attn.{name}.weight" for name in ROWS
     }
+
+
+def test_later_versions_lie_where_the_earlier_ones_lay(tmp_path: Path) -> None:
+    """CUDA graphs read the memory that they were captured with."""
+    reader = Reader(Toy())
+    model = reader.model_runner.model
+    reader.load_version(write_version(tmp_path, 1), 1)
+    before = addresses(model)
+    reader.load_version(write_version(tmp_path, 2), 2)
+    assert addresses(model) == before
+    model.norm.weight = nn.Parameter(model.norm.weight.clone(), requires_grad=False)
+    with pytest.raises(RuntimeError, match=r"in place, .*; norm\.weight and 0 others have moved"):
+        check_in_place(before, addresses(model))

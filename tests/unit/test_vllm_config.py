@@ -61,6 +61,18 @@ def test_memory_is_sized_by_device() -> None:
     assert "kv_cache_memory_bytes" not in on_gpu
 
 
+def test_steps_are_eager_on_cpus_and_graphs_of_every_batch_on_gpus() -> None:
+    config = VllmEngineConfig(max_num_seqs=600)
+    on_cpu = config.vllm_arguments("m", seed=3, on_cpu=True)
+    on_gpu = config.vllm_arguments("m", seed=3, on_cpu=False)
+    assert (on_cpu["enforce_eager"], on_gpu["enforce_eager"]) == (True, False)
+    assert on_gpu["compilation_config"] == {"max_cudagraph_capture_size": 600}
+    assert "compilation_config" not in on_cpu
+    eager = VllmEngineConfig(enforce_eager=True, max_num_seqs=600)
+    assert "compilation_config" not in eager.vllm_arguments("m", seed=3, on_cpu=False)
+    assert config.explain_steps(on_cpu=False) == "compiled, as CUDA graphs"
+
+
 def test_a_block_size_that_attention_on_cpus_lacks_is_refused_by_its_name() -> None:
     config = VllmEngineConfig(block_size=16)
     assert config.vllm_arguments("m", seed=3, on_cpu=False)["block_size"] == 16

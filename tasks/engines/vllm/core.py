@@ -18,6 +18,7 @@ from artifacts.new_tokens import News, NewTokens
 from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
 from tasks.engines.base import Attestation, EngineStats, check_request
 from tasks.engines.chat_tokens import ChatTokens
+from tasks.engines.vllm.decode_steps import DecodeSteps
 from tasks.engines.vllm.live import Gauges, Live
 from tasks.engines.vllm.llm_engine import (
     PROBE,
@@ -26,6 +27,7 @@ from tasks.engines.vllm.llm_engine import (
     check_probes,
     enter,
     make_room,
+    on_cpu,
     prompt_logprobs,
     response_params,
 )
@@ -61,6 +63,7 @@ class VllmCore:
         self._asleep = False
         self._seed_arguments = own_draws(engine)
         self._siblings = Siblings(self._scheduler)
+        self._steps = DecodeSteps(self._scheduler)
         self._holds_new = False
         self._held: list[Waiting] = []  # until the next load
         self._report_tokens = report_tokens
@@ -177,20 +180,15 @@ class VllmCore:
         )
 
     def warm_up(self) -> None:
-        """Run every kind of step once: vLLM compiles on first use, which must delay no round."""
+        """Run every kind of step once: vLLM compiles on first use, which must delay no round. It
+        has captured CUDA graphs of all batch sizes by then; what samples beside them is compiled
+        for one row, for multiples of 16, and for other numbers."""
         prompt_logprobs(self._engine, [(0,) * 4], self._siblings.salt)
-        sampled = Request(
-            prompt_id=PROBE,
-            index=0,
-            prompt_tokens=(0,) * 4,
-            max_new_tokens=3,
-            temperature=1.0,
-            top_p=1.0,
-            seed=0,
-        )
-        self.add([sampled])
-        while self.busy:
-            self.step()
+        most = self._engine.vllm_config.scheduler_config.max_num_seqs
+        for number in (1,) if on_cpu() else sorted({1, min(3, most), min(16, most), most}):
+            self.add([_warming(index) for index in range(number)])
+            while self.busy:
+                self.step()
         self._gauges = Gauges()
         self._engine.reset_prefix_cache()
 
@@ -231,8 +229,8 @@ class VllmCore:
         live = Live(
             request=request,
             internal_id=internal_id,
-            state=self._engine.output_processor.request_states[internal_id],
             scheduled=self._scheduler.requests[internal_id],
+            logprobs=self._steps.begin(internal_id),
             submitted_s=submitted_s,
             spans=request.kept_versions,
         )
@@ -277,10 +275,10 @@ class VllmCore:
         now_s = time.time()
         waiting = []
         for live in self._without_token:
-            if live.state.is_prefilling:
-                waiting.append(live)
-            else:
+            if live.new_tokens:
                 live.first_token_s = now_s
+            else:
+                waiting.append(live)
         self._without_token = waiting
 
     def _finished(self, outputs: Sequence[Any]) -> list[Generated]:  # Any: vLLM's outputs
@@ -308,6 +306,7 @@ class VllmCore:
         """Drop the records of a response that vLLM has no longer."""
         del self._live[live.request.response_id]
         self._siblings.leave(live.scheduled)
+        self._steps.forget(live.internal_id)
         if live in self._without_token:
             self._without_token.remove(live)
 
@@ -316,3 +315,16 @@ class VllmCore:
         self._forget(live)
         self._gauges.note_end(live)
         return live.generated(reason, self._version, self._name, self._decode, time.time())
+
+
+def _warming(index: int) -> Request:
+    """A request that nobody reads the response of."""
+    return Request(
+        prompt_id=PROBE,
+        index=index,
+        prompt_tokens=(0,) * 4,
+        max_new_tokens=3,
+        temperature=1.0,
+        top_p=1.0,
+        seed=0,
+    )

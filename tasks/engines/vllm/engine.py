@@ -26,6 +26,7 @@ from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thr
 from tasks.engines.vllm.stepping import SteppingThread
 
 T = TypeVar("T")
+GRAPH_RESPONSES = 512  # vLLM captures CUDA graphs of batches up to this unless it is told otherwise
 CPU_BLOCK_TOKENS = 32  # vLLM's attention on CPUs has blocks of a multiple of this
 # widths of an attention head for which vLLM's CPU attention has kernels
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -60,15 +61,19 @@ class VllmEngineConfig(ReplicaConfig):
             " of the started one."
         ),
     )
-    enforce_eager: bool = Field(
-        default=True,
+    enforce_eager: bool | Literal["auto"] = Field(
+        default="auto",
         description=(
-            "Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU."
+            "Run without compilation or CUDA graphs: starts faster, decodes slower on a GPU. auto:"
+            " on CPUs alone."
         ),
     )
-    sleep_mode: bool = Field(
-        default=False,
-        description="Whether a GPU replica gives its memory to the training between rollouts.",
+    sleep_mode: bool | Literal["auto"] = Field(
+        default="auto",
+        description=(
+            "Whether a GPU replica gives its memory to the training between rollouts. auto: where"
+            " it shares its GPU with the learner and takes more than half of it."
+        ),
     )
     start_deadline_s: DerivedSeconds = 600.0  # to build the engine
     call_deadline_s: DerivedSeconds = 120.0  # for the step that runs when a call comes
@@ -80,7 +85,7 @@ class VllmEngineConfig(ReplicaConfig):
 
     @property
     def sleeps(self) -> bool:
-        return self.sleep_mode
+        return self.sleep_mode is True
 
     @property
     def gpu_share(self) -> float:
@@ -117,6 +122,14 @@ class VllmEngineConfig(ReplicaConfig):
         engine.start()
         return engine
 
+    def explain_steps(self, on_cpu: bool) -> str:
+        rest = ", asleep while the learner trains" if self.sleeps else ""
+        return f"{'eager' if self.is_eager(on_cpu) else 'compiled, as CUDA graphs'}{rest}"
+
+    def is_eager(self, on_cpu: bool) -> bool:
+        """True if steps run without compilation and CUDA graphs on such a device."""
+        return on_cpu if self.enforce_eager == "auto" else self.enforce_eager
+
     def vllm_arguments(
         self, model_path: str, seed: int, on_cpu: bool
     ) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
@@ -127,13 +140,16 @@ class VllmEngineConfig(ReplicaConfig):
                 f"engine.block_size must be a multiple of {CPU_BLOCK_TOKENS} on CPUs, got"
                 f" {self.block_size}; change it"
             )
-        memory: dict[str, Any] = {
+        by_device: dict[str, Any] = {
             "gpu_memory_utilization": self.gpu_memory_utilization,
-            "enable_sleep_mode": self.sleep_mode,
+            "enable_sleep_mode": self.sleeps,
         }
         if on_cpu:
-            memory = {"kv_cache_memory_bytes": int(self.kv_cache_gb * 2**30)}
-        return memory | {
+            by_device = {"kv_cache_memory_bytes": int(self.kv_cache_gb * 2**30)}
+        is_eager = self.is_eager(on_cpu)
+        if self.max_num_seqs > GRAPH_RESPONSES and not is_eager:
+            by_device["compilation_config"] = {"max_cudagraph_capture_size": self.max_num_seqs}
+        return by_device | {
             "model": model_path,
             "dtype": self.dtype,
             "seed": seed,
@@ -142,7 +158,7 @@ class VllmEngineConfig(ReplicaConfig):
             "max_num_batched_tokens": self.max_batched_tokens,
             "block_size": self.block_size,
             "enable_prefix_caching": self.prefix_caching,
-            "enforce_eager": self.enforce_eager,
+            "enforce_eager": is_eager,
             "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": "mp" if self.tensor_parallel_size > 1 else "uni",
             "worker_extension_cls": "tasks.engines.vllm.worker.WeightReader",
@@ -227,7 +243,7 @@ class VllmEngine(Replica):
 
     async def sleep(self) -> None:
         """Release the GPU's memory until the next load or request, with sleep_mode."""
-        if self._config.sleep_mode:
+        if self._config.sleeps:
             await self._thread.call("sleep", VllmCore.sleep, self._config.load_deadline_s)
 
     def close(self) -> None:

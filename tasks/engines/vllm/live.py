@@ -1,7 +1,7 @@
 """A response while it is inside vLLM (`Live`), and the counters of a replica (`Gauges`).
 
-Relied on, in vLLM 0.32: the output processor's request state has the tokens and log-probabilities
-so far, also at an abort; the scheduler's request counts its preemptions.
+Relied on, in vLLM 0.32: the scheduler's request has the tokens so far, also after an abort, and
+counts its preemptions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tasks.engines.chat_tokens import Decode
 
 @dataclass(slots=True, kw_only=True)
 class Live:
-    """A request inside vLLM, with vLLM's own two records of it."""
+    """A request inside vLLM, with the scheduler's own record of it."""
 
     request: Request
     internal_id: str
-    state: Any  # vllm RequestState: tokens and log-probabilities so far
-    scheduled: Any  # vllm Request: preemptions
+    scheduled: Any  # vllm Request: tokens so far, preemptions
+    logprobs: Sequence[float]  # of its new tokens so far, nats
     submitted_s: float  # Unix seconds
     spans: tuple[VersionSpan, ...]  # of the tokens up to the last load
     preemptions_before: int = 0  # up to the last load
@@ -33,7 +33,7 @@ class Live:
     @property
     def new_tokens(self) -> Sequence[int]:
         """Tokens that this replica generated: all but the kept ones."""
-        tokens: Sequence[int] = self.state.detokenizer.output_token_ids
+        tokens: Sequence[int] = self.scheduled._output_token_ids
         return tokens
 
     @property
@@ -68,7 +68,7 @@ class Live:
             engine=engine,
             num_before=num_before,
             token_ids=tuple(self.new_tokens[begin:]),
-            logprobs=tuple(self.state.logprobs_processor.logprobs.logprobs[begin:]),
+            logprobs=tuple(self.logprobs[begin:]),
             versions=split_spans(self.spans_with(version), num_before)[1],
             submitted_s=self.submitted_s,
             first_token_s=self.first_token_s or now_s,
@@ -90,7 +90,7 @@ class Live:
             prompt_id=request.prompt_id,
             index=request.index,
             token_ids=tokens,
-            logprobs=(*request.kept_logprobs, *self.state.logprobs_processor.logprobs.logprobs),
+            logprobs=(*request.kept_logprobs, *self.logprobs),
             versions=self.spans_with(version),
             finish_reason=reason,
             text=decode(tokens),

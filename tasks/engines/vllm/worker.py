@@ -60,13 +60,18 @@ class WeightReader:
         model: nn.Module = self.model_runner.get_model()
         stream = dict(read_weights(path))
         _check_tensors(model, self._proven_shapes or {}, stream, path)
+        before = addresses(model)
         if self._proven_shapes is not None:
-            return _fingerprints_held(model, stream, version, load_first=True)
+            prints = _fingerprints_held(model, stream, version, load_first=True)
+            check_in_place(before, addresses(model))
+            return prints
         from vllm.config import set_current_vllm_config
 
         forget_kernels(model)
         with set_current_vllm_config(self.vllm_config):
             self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
+        if next(model.parameters()).is_cuda:
+            check_in_place(before, addresses(model))
         prints = _fingerprints_held(model, stream, version)
         if is_plain(model) and _is_map_proven(model, stream, prints):
             self._proven_shapes = {name: tensor.shape for name, tensor in stream.items()}
@@ -76,6 +81,21 @@ class WeightReader:
         """Fingerprint the tensors that the model holds, without loading: they equal the file's
         where the model agrees with the file."""
         return _fingerprints_held(self.model_runner.get_model(), dict(read_weights(path)), version)
+
+
+def addresses(model: nn.Module) -> dict[str, int]:
+    """Where each parameter's memory begins."""
+    return {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+
+
+def check_in_place(before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Raises RuntimeError if a parameter has moved: CUDA graphs go on reading the old memory."""
+    moved = [name for name, address in before.items() if after.get(name) != address]
+    if moved:
+        raise RuntimeError(
+            f"weights must be loaded in place, or CUDA graphs compute with old ones; {moved[0]} and"
+            f" {len(moved) - 1} others have moved; set engine.enforce_eager=true"
+        )
 
 
 def _check_tensors(

@@ -16,8 +16,8 @@ begin anew: there requests carry their seed in `extra_args`, and `ResponseDraws`
 the method with which vLLM's sampler chooses tokens.
 
 Relied on, in vLLM 0.32, and guarded by `tests/engine/test_vllm_draws.py`: `TopKTopPSampler.forward`
-is looked up on the instance; row i of the logits is request i of the runner's input batch, whose
-state counts its tokens; `fused_gumbel_argmax` adds to row i Gumbel noise of (seed i, token) alone.
+is looked up on the instance; row i of the logits is request i of the runner's input batch, which
+counts its tokens; `fused_gumbel_argmax` adds to row i Gumbel noise of (seed i, token) alone.
 
 **Ranks.** vLLM counts for every token how many others are likelier, which nothing here reads: on a
 CPU that is a kernel which inductor compiles in every process. Relied on, and guarded by
@@ -134,6 +134,8 @@ class ResponseDraws:
         from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
         self._runner = runner
+        self._names: list[str] = []  # the requests of the last batch, by row
+        self._seeds = np.zeros(0, np.uint64)  # of its rows
         self._bound = apply_top_k_top_p
         self._choose = torch.ops._C.fused_gumbel_argmax
 
@@ -148,19 +150,24 @@ class ResponseDraws:
         return self._choose(logits, noise_seeds), logits.log_softmax(dim=-1, dtype=torch.float32)
 
     def _row_seeds(self, num_rows: int) -> Any:  # Any: an array of int64
-        names = self._runner.input_batch.req_ids
-        if len(names) != num_rows:
+        batch = self._runner.input_batch
+        if len(batch.req_ids) != num_rows:
             raise RuntimeError(
                 f"a step must draw one token for each request, got {num_rows} rows of logits "
-                f"and {len(names)} requests; turn speculative decoding off"
+                f"and {len(batch.req_ids)} requests; turn speculative decoding off"
             )
-        states = [self._runner.requests[name] for name in names]
-        seeds: list[int] = []
-        for params in (state.sampling_params for state in states):
-            is_greedy = params.extra_args is None and params.temperature == 0
-            seeds.append(0 if is_greedy else params.extra_args[SEED])  # a greedy draw is not used
-        positions = [state.num_tokens for state in states]
-        return row_seeds(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+        if batch.req_ids != self._names:
+            self._names = [*batch.req_ids]
+            seeds = [
+                self._seed(self._runner.requests[name].sampling_params) for name in self._names
+            ]
+            self._seeds = np.array(seeds, np.uint64)
+        return row_seeds(self._seeds, batch.num_tokens_no_spec[:num_rows].astype(np.uint64))
+
+    @staticmethod
+    def _seed(params: Any) -> int:  # Any: vLLM's SamplingParams
+        is_greedy = params.extra_args is None and params.temperature == 0
+        return 0 if is_greedy else int(params.extra_args[SEED])  # a greedy draw is not used
 
 
 def leave_out_ranks(workers: VllmWorkers) -> None:

@@ -1,0 +1,263 @@
+"""Tokens a second, and CPU microseconds a token, of one engine beside bare vLLM, with a model of no
+size: what a token costs besides the model.
+
+    python -m research.benchmarks.decode_throughput --running 64 256 1024 --pairs 3 --json FILE
+
+    llm        vllm.LLM.generate
+    async_llm  vllm.v1 AsyncLLM, its engine core in a process of its own
+    engine     VllmEngine: submit and collect, on an event loop
+
+Each measurement is a fresh process, which takes all numbers of running responses in order; the
+kinds take turns, and the order turns too. All have the same prompts, lengths and settings; the bare
+ones return final outputs with flat log-probabilities and no text, their cheapest. CPU time is that
+of all processes of a kind. Leaves out everything above one engine (`path_throughput`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from artifacts.new_tokens import split_news
+from artifacts.records import Request
+from tasks.cluster.deaths import manner
+from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+
+MARK = "RESULT "
+SEED = 11
+PROMPT_TOKENS = 16
+ENDS_WITHIN_S = 600.0  # a process
+
+Row = dict[str, Any]  # Any: JSON values
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    if options.kind:
+        if options.cores:
+            os.sched_setaffinity(0, options.cores)
+        KINDS[options.kind](options)
+        return
+    with tempfile.TemporaryDirectory(prefix="rollflow-decode-") as folder:
+        rows = _rows(options, options.model or _tiny_model(Path(folder)))
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--model", default="", help="folder; one of no size is made without it")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--running", nargs="+", type=int, default=[64, 256, 1024])
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=3, help="how often to measure every kind")
+    parser.add_argument("--cores", nargs="*", type=int, default=[], help="to pin to")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--graphs", action="store_true", help="compile, and capture CUDA graphs")
+    parser.add_argument("--json", default="", help="file for the medians")
+    parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
+    return parser
+
+
+def _tiny_model(folder: Path) -> str:
+    from research.gpu.long_tail import SHAPES, make_model
+
+    return str(make_model(folder, SHAPES["tiny"], mean_tokens=1e9, device="cpu"))
+
+
+def _rows(options: argparse.Namespace, model: str) -> list[Row]:
+    """The median of every kind and number of running responses."""
+    found: dict[tuple[int, str], list[Row]] = {}
+    for pair in range(options.pairs):
+        turn = pair % len(options.kinds)
+        for kind in (*options.kinds[turn:], *options.kinds[:turn]):
+            for row in measured(kind, model, options):
+                found.setdefault((row["running"], kind), []).append(row)
+    rows = []
+    for (running, kind), results in sorted(found.items()):
+        row: Row = {"running": running, "kind": kind}
+        for name in ("tokens_per_s", "step_ms", "cpu_us_per_token", "cpu_us_per_token_own"):
+            row[name] = round(statistics.median(result[name] for result in results), 2)
+        rows.append(row)
+        print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
+    return rows
+
+
+def measured(kind: str, model: str, options: argparse.Namespace) -> list[Row]:
+    """Measure one kind in a process of its own. RuntimeError, with its last words, if it died."""
+    command = [
+        sys.executable, "-m", "research.benchmarks.decode_throughput", "--kind", kind,
+        "--model", model, "--running", *map(str, options.running),
+        "--new-tokens", str(options.new_tokens), "--dtype", options.dtype,
+        "--cores", *map(str, options.cores), *(["--graphs"] if options.graphs else []),
+    ]  # fmt: skip
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(kind == "async_llm")),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=ENDS_WITHIN_S
+    )
+    rows = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines()
+            if line.startswith(MARK)]  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{kind} {manner(done.returncode)}:\n{done.stderr[-3000:]}")
+    return rows
+
+
+def _config(options: argparse.Namespace) -> VllmEngineConfig:
+    return VllmEngineConfig(
+        max_num_seqs=max(options.running),
+        max_model_len=max(128, PROMPT_TOKENS + options.new_tokens),
+        max_batched_tokens=max(4096, max(options.running)),
+        kv_cache_gb=0.5,
+        dtype=options.dtype,
+        enforce_eager=not options.graphs,
+    )
+
+
+def _prompts(running: int) -> list[tuple[int, ...]]:
+    draw = random.Random(f"{SEED}/{running}")
+    return [tuple(draw.randrange(3, 500) for _ in range(PROMPT_TOKENS)) for _ in range(running)]
+
+
+class Clock:
+    """Wall and CPU seconds since its start; CPU of this process and of its children."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        own = time.process_time()
+        children = psutil.Process().children(recursive=True)
+        others = sum(sum(child.cpu_times()[:2]) for child in children)
+        return time.perf_counter(), own, own + others
+
+    def tell(self, running: int, num_tokens: int) -> None:
+        """Print the rates of this many tokens since the start, for `measured`."""
+        wall, own, both = (now - then for now, then in zip(self._now(), self._began, strict=True))
+        row = {
+            "running": running,
+            "tokens_per_s": num_tokens / wall,
+            "step_ms": wall * 1e3 * running / num_tokens,
+            "cpu_us_per_token": both * 1e6 / num_tokens,
+            "cpu_us_per_token_own": own * 1e6 / num_tokens,
+        }
+        print(MARK + json.dumps(row), flush=True)
+
+
+def _llm(options: argparse.Namespace) -> None:
+    from research.benchmarks.bare_llm import bare_llm
+
+    cores = options.cores or sorted(os.sched_getaffinity(0))
+    llm = bare_llm(_config(options), options.model, SEED, cores)
+
+    def generate(prompts: Sequence[tuple[int, ...]], new_tokens: int) -> int:
+        inputs = [{"prompt_token_ids": [*prompt]} for prompt in prompts]
+        outputs = llm.generate(inputs, _params(new_tokens), use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    for running in options.running:
+        generate(_prompts(running + 1), 4)
+        clock = Clock()
+        clock.tell(running, generate(_prompts(running), options.new_tokens))
+
+
+def _params(new_tokens: int) -> Any:  # Any: vLLM's SamplingParams
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=new_tokens, stop_token_ids=[2], logprobs=0, flat_logprobs=True,
+        detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+    )  # fmt: skip
+
+
+def _async_llm(options: argparse.Namespace) -> None:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from tasks.engines.vllm.llm_engine import on_cpu
+
+    arguments = _config(options).vllm_arguments(options.model, SEED, on_cpu=on_cpu())
+    del arguments["worker_extension_cls"]
+
+    async def one(llm: AsyncLLM, name: str, prompt: tuple[int, ...], new_tokens: int) -> int:
+        tokens = 0
+        params = _params(new_tokens)
+        async for output in llm.generate({"prompt_token_ids": [*prompt]}, params, name):
+            tokens = len(output.outputs[0].token_ids)
+        return tokens
+
+    async def generate(llm: AsyncLLM, running: int, new_tokens: int) -> int:
+        every = [
+            one(llm, f"{running}/{at}", prompt, new_tokens)
+            for at, prompt in enumerate(_prompts(running))
+        ]
+        return sum(await asyncio.gather(*every))
+
+    async def run() -> None:
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        for running in options.running:
+            await generate(llm, running + 1, 4)
+            clock = Clock()
+            clock.tell(running, await generate(llm, running, options.new_tokens))
+        llm.shutdown()
+
+    asyncio.run(run())
+
+
+def _engine(options: argparse.Namespace) -> None:
+    engine = VllmEngine(_config(options), options.model, "engine-0", options.cores or None, SEED)
+    engine.start()
+
+    async def generate(running: int, new_tokens: int) -> int:
+        requests = [
+            Request(
+                prompt_id=f"{running}/{at}", index=0, prompt_tokens=prompt,
+                max_new_tokens=new_tokens, temperature=1.0, top_p=1.0, seed=SEED + at,
+            )
+            for at, prompt in enumerate(_prompts(running))
+        ]  # fmt: skip
+        await engine.submit(requests)
+        num_tokens = num_done = 0
+        while num_done < len(requests):
+            over, _ = split_news(await engine.collect(60))
+            num_done += len(over)
+            num_tokens += sum(len(generated.token_ids) for generated in over)
+        return num_tokens
+
+    async def run() -> None:
+        for running in options.running:
+            await generate(running + 1, 4)
+            clock = Clock()
+            clock.tell(running, await generate(running, options.new_tokens))
+
+    asyncio.run(run())
+    engine.close()
+
+
+KINDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "llm": _llm,
+    "async_llm": _async_llm,
+    "engine": _engine,
+}
+
+
+if __name__ == "__main__":
+    main()
