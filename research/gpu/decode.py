@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from research.benchmarks.decode_throughput import measured
+from research.gpu.decode_throughput import measured
 from research.gpu.figures import Figure
 from research.gpu.long_tail import SHAPES, make_model
 

@@ -1,5 +1,5 @@
-"""vLLM's schedulers without a model: what its model runners keep of a request, and tokens that are a
-function of a request's seed and the position alone, as noise is."""
+"""vLLM's schedulers without a model: what its model runners keep of a request, and tokens that are
+a function of a request's seed and the position alone, as noise is."""
 
 from __future__ import annotations
 

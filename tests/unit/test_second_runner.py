@@ -1,6 +1,6 @@
-"""The engine core over vLLM's second model runner, as on GPUs, without one: the scheduler computes a
-batch ahead, and every running request keeps a slot. Loads in all ways, aborts and preemptions change
-no draw."""
+"""The engine core over vLLM's second model runner, as on GPUs, without one: the scheduler computes
+a batch ahead, and every running request keeps a slot. Loads in all ways, aborts and preemptions
+change no draw."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tokens a second, and CPU microseconds a token, of one engine beside bare vLLM, with a model of no
 size: what a token costs besides the model.
 
-    python -m research.benchmarks.decode_throughput --running 64 256 1024 --pairs 3 --json FILE
+    python -m research.gpu.decode_throughput --running 64 256 1024 --pairs 3 --json FILE
 
     llm        vllm.LLM.generate
     async_llm  vllm.v1 AsyncLLM, its engine core in a process of its own
@@ -10,7 +10,8 @@ size: what a token costs besides the model.
 Each measurement is a fresh process, which takes all numbers of running responses in order; the
 kinds take turns, and the order turns too. All have the same prompts, lengths and settings; the bare
 ones return final outputs with flat log-probabilities and no text, their cheapest. CPU time is that
-of all processes of a kind. Leaves out everything above one engine (`path_throughput`).
+of all processes of a kind. Leaves out everything above one engine (`path_throughput`), and
+bfloat16 on CPUs, which may ask for tile registers.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from artifacts.new_tokens import split_news
 from artifacts.records import Request
+from research.gpu.long_tail import SHAPES, make_model
 from tasks.cluster.deaths import manner
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+from tasks.engines.vllm.llm_engine import on_cpu
 
 MARK = "RESULT "
 SEED = 11
@@ -73,8 +76,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tiny_model(folder: Path) -> str:
-    from research.gpu.long_tail import SHAPES, make_model
-
     return str(make_model(folder, SHAPES["tiny"], mean_tokens=1e9, device="cpu"))
 
 
@@ -88,18 +89,18 @@ def _rows(options: argparse.Namespace, model: str) -> list[Row]:
                 found.setdefault((row["running"], kind), []).append(row)
     rows = []
     for (running, kind), results in sorted(found.items()):
-        row: Row = {"running": running, "kind": kind}
+        median: Row = {"running": running, "kind": kind}
         for name in ("tokens_per_s", "step_ms", "cpu_us_per_token", "cpu_us_per_token_own"):
-            row[name] = round(statistics.median(result[name] for result in results), 2)
-        rows.append(row)
-        print(" ".join(f"{name}={value}" for name, value in row.items()), flush=True)
+            median[name] = round(statistics.median(result[name] for result in results), 2)
+        rows.append(median)
+        print(" ".join(f"{name}={value}" for name, value in median.items()), flush=True)
     return rows
 
 
 def measured(kind: str, model: str, options: argparse.Namespace) -> list[Row]:
     """Measure one kind in a process of its own. RuntimeError, with its last words, if it died."""
     command = [
-        sys.executable, "-m", "research.benchmarks.decode_throughput", "--kind", kind,
+        sys.executable, "-m", "research.gpu.decode_throughput", "--kind", kind,
         "--model", model, "--running", *map(str, options.running),
         "--new-tokens", str(options.new_tokens), "--dtype", options.dtype,
         "--cores", *map(str, options.cores), *(["--graphs"] if options.graphs else []),
@@ -161,11 +162,16 @@ class Clock:
         print(MARK + json.dumps(row), flush=True)
 
 
-def _llm(options: argparse.Namespace) -> None:
-    from research.benchmarks.bare_llm import bare_llm
+def _bare_arguments(options: argparse.Namespace) -> dict[str, Any]:  # Any: of many types
+    """An engine's own arguments, less what Rollflow adds to vLLM's workers."""
+    arguments = _config(options).vllm_arguments(options.model, SEED, on_cpu=on_cpu())
+    return {name: value for name, value in arguments.items() if name != "worker_extension_cls"}
 
-    cores = options.cores or sorted(os.sched_getaffinity(0))
-    llm = bare_llm(_config(options), options.model, SEED, cores)
+
+def _llm(options: argparse.Namespace) -> None:
+    from vllm import LLM
+
+    llm = LLM(**_bare_arguments(options))
 
     def generate(prompts: Sequence[tuple[int, ...]], new_tokens: int) -> int:
         inputs = [{"prompt_token_ids": [*prompt]} for prompt in prompts]
@@ -192,11 +198,6 @@ def _async_llm(options: argparse.Namespace) -> None:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from tasks.engines.vllm.llm_engine import on_cpu
-
-    arguments = _config(options).vllm_arguments(options.model, SEED, on_cpu=on_cpu())
-    del arguments["worker_extension_cls"]
-
     async def one(llm: AsyncLLM, name: str, prompt: tuple[int, ...], new_tokens: int) -> int:
         tokens = 0
         params = _params(new_tokens)
@@ -212,7 +213,7 @@ def _async_llm(options: argparse.Namespace) -> None:
         return sum(await asyncio.gather(*every))
 
     async def run() -> None:
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**_bare_arguments(options)))
         for running in options.running:
             await generate(llm, running + 1, 4)
             clock = Clock()
