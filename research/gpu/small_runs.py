@@ -39,7 +39,7 @@ def main() -> int:
     again = play(options.out, "again", *settings, preset="tiny-sync")
     _compare("steps that differ between two runs of one seed", first, again)
     command = demo(options.out, "killed", *settings, preset="tiny-sync")
-    play_until(command, options.out / "killed" / layout.commit_file(KILLED_AFTER))
+    play_until(command, options.out / "killed" / layout.step_file(layout.STEPS, KILLED_AFTER))
     resume = [*command[:4], "--root", str(options.out), "--prefect-port", "0"]
     finish([*resume, "--resume", "killed"])
     _compare("steps that differ after a kill", first, read(options.out / "killed", 0.0))
