@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tasks.cluster import gpus
 from tasks.engines.vllm.worker_patches import attention_path
 
 settings.register_profile("rollflow", deadline=None)
@@ -69,6 +70,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
                 f" {path}; free some, or set TMPDIR to another disk",
                 returncode=pytest.ExitCode.USAGE_ERROR,
             )
+
+
+@pytest.fixture(autouse=True)
+def cores_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In these tests a preset means cores, on a machine with GPUs too."""
+    if request.path.parent.name in ("unit", "properties"):
+        none = gpus.FoundGpus(reason="no NVIDIA driver is here")
+        monkeypatch.setattr(gpus, "found_gpus", lambda: none)
 
 
 def pytest_report_header() -> str:

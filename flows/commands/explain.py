@@ -21,6 +21,7 @@ from rich.table import Table
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import configuration_of
 from flows.commands.options import add_configuration, command
+from flows.config.device_choice import told
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import worker_specs
@@ -64,6 +65,7 @@ def show(config: RunConfig, console: Console) -> None:
     algebra = Table(title=title, box=None, show_header=False, title_justify="left")
     for quantity, value in algebra_rows(config):
         algebra.add_row(quantity, value)
+    algebra.add_row("devices", told(config))
     columns = ("worker", "device", "cores", "slots")
     placement = Table(*columns, title="Who works where", box=None, title_justify="left")
     for row in placement_rows(config):

@@ -186,10 +186,14 @@ def _base(asked: Namespace, run: RecordedRun | None) -> Values:
             f"--preset must be left out beside --run, whose settings are changed, got"
             f" {asked.preset!r}; leave one of them out"
         )
+    # of the devices that are asked about, not of those that are here
+    kind = {}
+    if asked.device in DEVICES:
+        kind = {"device_kind": "cpu" if asked.device == CORE.name else "cuda"}
     if run is None:
         for_devices = "one-gpu" if asked.devices == 1 else "eight-gpu"
         default = "smollm2" if asked.device == CORE.name else for_devices
-        values = preset_values(asked.preset or default)
+        values = overlay(preset_values(asked.preset or default), {"cluster": kind})
         if Path(asked.model).is_file():
             path = str(Path(asked.model).parent)
             values = overlay(values, {"model": {"kind": "path", "path": path}})
@@ -197,15 +201,12 @@ def _base(asked: Namespace, run: RecordedRun | None) -> Values:
         values = {name: value for name, value in run.config.items() if name not in OF_ONE_RUN}
     config = RunConfig.model_validate(values)
     room = config.engine.max_model_len - config.sampling.max_response_tokens
-    kind = config.cluster.device_kind
-    if asked.device in DEVICES:
-        kind = "cpu" if asked.device == CORE.name else "cuda"
     return overlay(
         values,
         {
             "batch": {"prompts_per_step": asked.prompts, "responses_per_prompt": asked.responses},
             "sampling": {"max_response_tokens": asked.cap},
             "engine": {"max_model_len": max(config.engine.max_model_len, asked.cap + room)},
-            "cluster": {"device_kind": kind},
+            "cluster": kind,
         },
     )

@@ -106,7 +106,7 @@ def smollm2_answers() -> Values:
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 256},
         "engine": {"max_model_len": 768, "max_num_seqs": 64, "kv_cache_gb": 1.0},
         "learner": {"optimizer": {"learning_rate": 2e-5, "warmup_steps": 2, "beta2": 0.95}},
-        "cluster": {"device_kind": "cpu", "num_devices": 2, "roles": SHARED},
+        "cluster": {"num_devices": 2, "roles": SHARED},
         "evaluation": {"num_prompts": 128, "responses_per_prompt": 2},
     }
 
@@ -236,7 +236,7 @@ def tiny() -> Values:
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 128},
         "engine": {"max_model_len": 256, "max_num_seqs": 128, "kv_cache_gb": 0.25},
         "learner": {"optimizer": {"learning_rate": 3e-4, "warmup_steps": 1, "beta2": 0.95}},
-        "cluster": {"device_kind": "cpu", "num_devices": 2, "roles": SHARED},
+        "cluster": {"num_devices": 2, "roles": SHARED},
         "evaluation": {"num_prompts": 128, "responses_per_prompt": 4},
         "keep": {"checkpoint_every_steps": 5},
     }

@@ -28,6 +28,7 @@ from artifacts.models.registry import HubModelConfig
 from artifacts.reports.mlflow_client import sqlite_uri
 from artifacts.urls import hidden, without_secrets
 from flows.config.consistency import check_parts
+from flows.config.device_choice import AUTO, with_devices
 from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
 from flows.config.parts import Parts
@@ -58,9 +59,9 @@ class RunConfig(Parts):
         if not isinstance(given, Mapping):
             return handler(given)
         try:
-            given = with_todays_names(given)
+            given = _without_auto(with_todays_names(given))
             with reading_settings():
-                config = handler(_over_its_preset(given))
+                config = handler(with_devices(_over_its_preset(given), given))
         except ValueError as error:
             raise _without_secrets(error, given) from None
         mark_as_set(config, given)
@@ -109,6 +110,14 @@ def _over_its_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: par
         "learner": LearnerConfig().model_dump(mode="json"),
     }
     return overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
+
+
+def _without_auto(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: parsed JSON
+    """Leave out a device_kind of auto: what the machine decides does not count as set."""
+    cluster = given.get("cluster")
+    if not isinstance(cluster, Mapping) or cluster.get("device_kind") != AUTO:
+        return given
+    return {**given, "cluster": {k: v for k, v in cluster.items() if k != "device_kind"}}
 
 
 def _without_secrets(error: ValueError, given: object) -> ValidationError:

@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.config.presets import Values
+from flows.config.presets import Values, overlay
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 
+DEVICES = ("device_kind", "num_devices", "roles")
 OF_ONE_RUN = ("run_name", "resume")  # fields that a settings file for further runs leaves out
 
 
@@ -41,11 +42,15 @@ def read_settings(path: Path) -> Values:
 
 
 def settings_of(config: RunConfig) -> Values:
-    """The shortest settings for a configuration: its preset, and what differs from it."""
-    preset = {"preset": config.preset}
+    """The shortest settings for a configuration: its preset, and what differs from it. Devices that
+    are not those of the preset on this machine are named with their kind."""
+    preset: Values = {"preset": config.preset}
     whole = config.model_dump(mode="json", exclude=set(OF_ONE_RUN))
     plain = RunConfig.model_validate(preset).model_dump(mode="json")
-    values = preset | _beyond(whole, plain)
+    if any(whole["cluster"][name] != plain["cluster"][name] for name in DEVICES):
+        preset["cluster"] = {"device_kind": config.cluster.device_kind}
+        plain = RunConfig.model_validate(preset).model_dump(mode="json")
+    values = overlay(preset, _beyond(whole, plain))
     again = RunConfig.model_validate(values).model_dump(mode="json", exclude=set(OF_ONE_RUN))
     assert again == whole, "what is left out is the preset's"
     return values

@@ -31,7 +31,7 @@ class FinishedRun:
 def device_settings(device: str, gpu_share: float) -> tuple[str, ...]:
     """Settings that put rollout and learner on all GPUs there are, or on two cores."""
     if device == "cpu":
-        return ()
+        return ("cluster.device_kind=cpu",)
     last = torch.cuda.device_count() - 1
     both = "0" if last == 0 else f"0-{last}"
     return (

@@ -151,7 +151,8 @@ class JoinedRun(InjectedRun):
 
     def command(self) -> list[str]:
         address = f"cluster.scheduler_address={self._clusters[-1].address}"
-        return [*super().command(), "--set", address, "--set", PATIENCE]
+        cores = "cluster.device_kind=cpu"
+        return [*super().command(), "--set", cores, "--set", address, "--set", PATIENCE]
 
     def of_cluster(self) -> list[psutil.Process]:
         """What the cluster was started as, its scheduler first."""

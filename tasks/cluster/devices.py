@@ -124,8 +124,12 @@ COORDINATORS = 4
 class ClusterConfig(FrozenConfig):
     """The devices of the machine or cluster, and their roles."""
 
-    device_kind: Literal["cpu", "cuda"] = Field(
-        "cpu", description="What a device is: a set of CPU cores, or a GPU."
+    device_kind: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description=(
+            "What a device is: a set of CPU cores, or a GPU. auto takes the GPUs of the machine on"
+            " which the run is started, with the preset's roles spread over them, or else cores."
+        ),
     )
     num_devices: int = Field(
         2, ge=1, description="Number of devices of the machine or of the whole cluster."
@@ -284,13 +288,13 @@ def worker_specs(config: ClusterConfig) -> tuple[WorkerSpec, ...]:
 
 
 def _device_worker(config: ClusterConfig, role: DeviceRole, index: int, device: int) -> WorkerSpec:
-    on_cpu = config.device_kind == "cpu"
+    on_cpu = config.device_kind != "cuda"  # auto is never left to a run that begins
     first_core = device * config.cores_per_device
     num_workers = sum(len(devices) for devices in device_map(config).values())
     return WorkerSpec(
         name=f"{ACTOR_OF[role]}-{index}",
         role=role,
-        device=f"{config.device_kind}:{device}",
+        device=f"{'cpu' if on_cpu else 'cuda'}:{device}",
         core_ids=tuple(range(first_core, first_core + config.cores_per_device)) if on_cpu else (),
         num_threads=2,
         resources=((role, 1.0),),

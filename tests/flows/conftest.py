@@ -45,6 +45,7 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
     "engine.kind=simulated",
     "engine.responses=chain_sums",
     "engine.max_model_len=256",
+    "cluster.device_kind=cpu",  # on a machine with GPUs, too
 )
 # of this process alone: others may have runs of the same name
 HANDOVER = Path("/dev/shm") / f"rollflow-tests-{os.getpid()}"

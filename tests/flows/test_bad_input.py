@@ -120,6 +120,7 @@ def test_a_port_in_use_is_named(launcher: Launcher, tmp_path: Path) -> None:
 def test_a_scheduler_that_does_not_answer_is_named(launcher: Launcher, tmp_path: Path) -> None:
     finished = launcher.run(
         tmp_path / "runs",
+        "cluster.device_kind=cpu",
         "cluster.scheduler_address=tcp://127.0.0.1:9",
         "deadlines.start_s=5",
     )

@@ -54,8 +54,9 @@ def test_a_host_of_environments_that_falls_silent_costs_no_episode(
         )
         with closing(cluster):
             address = f"cluster.scheduler_address={cluster.address}"
+            kind = "cluster.device_kind=cpu"
             process = launcher.start(
-                root, *SLOW_GAMES, f'run_name="{run.name}"', address, preset="tiny-agent"
+                root, *SLOW_GAMES, f'run_name="{run.name}"', kind, address, preset="tiny-agent"
             )
             wait_for(run / "steps" / "00001.json", process)
             wait_for(run / "plans" / "00002.json", process)

@@ -43,7 +43,8 @@ def test_elastic_workers_answer_in_a_single_turn() -> None:
 
 def config_of(settings: Mapping[str, object]) -> RunConfig:
     """A run with elastic workers, and these fields."""
-    given: dict[str, object] = {"preset": "tiny", "elastic": {"enabled": True}}
+    cores = {"device_kind": "cpu"}
+    given: dict[str, object] = {"preset": "tiny", "elastic": {"enabled": True}, "cluster": cores}
     for field, value in settings.items():
         for part in reversed(field.split(".")):
             value = {part: value}

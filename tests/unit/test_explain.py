@@ -282,7 +282,7 @@ def test_a_setting_has_its_type_and_its_default() -> None:
     rows = {row.path: row for row in field_rows()}
     assert rows["learner.optimizer.learning_rate"][1:3] == ("number", "2e-05")
     assert rows["num_steps"][1:3] == ("integer", "")
-    assert rows["cluster.device_kind"][1:3] == ("cpu | cuda", '"cpu"')
+    assert rows["cluster.device_kind"][1:3] == ("auto | cpu | cuda", '"auto"')
     assert rows["cluster.scheduler_address"][1:3] == ("text | null", "null")
     assert rows["engine"][1:3] == ("a part", "")
     assert rows["engine.kind"].type == "vllm | simulated"

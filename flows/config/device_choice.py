@@ -1,0 +1,148 @@
+"""Chooses a run's devices where its configuration leaves them to the machine
+(cluster.device_kind=auto): the machine's GPUs, or CPU cores where it has none.
+
+    a preset's roles on cores              on N GPUs
+    one core in both roles           ─▶    the first GPU in both: workers that join take the others
+    rollout and learner share        ─▶    all N in both
+    rollout and learner apart        ─▶    N - N//2 generate, N//2 train; one GPU does both in turn
+    judge                            ─▶    the last GPU
+
+Whatever the user has set stays. The choice is made while a configuration is validated, so that a
+run's manifest holds the kind of device that was taken, and a resumed run keeps it. The workers of a
+cluster that a run joins may be on other machines: there the kind must be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.config.parts import Parts
+from flows.config.presets import Values, overlay, preset_values
+from tasks.cluster import gpus
+from tasks.cluster.devices import num_environment_workers, parse_role_map
+from tasks.scheduling.policies.registry import POLICIES
+
+AUTO = "auto"
+# shares of a GPU's memory beside a learner of a small model; each of the three has at least 4 GB
+# of a card with 16
+ENGINE_SHARE, JUDGE_SHARE = 0.3, 0.25
+# policies whose engines can rest while the learner trains
+PAUSING = {policy().kind for policy in POLICIES if "at_update" in policy.model_fields}
+Json = Mapping[str, Any]  # Any: parsed JSON, not checked yet
+
+
+def with_devices(values: Json, given: Json) -> Values:
+    """Complete a configuration's values by the devices of this machine. values: of the preset, with
+    those of the user (`given`) laid over. Raises ValueError for more devices than there are GPUs,
+    and for a joined cluster."""
+    if _part(values, "cluster").get("device_kind", AUTO) != AUTO or given.get("resume"):
+        return dict(values)
+    if address := _part(values, "cluster").get("scheduler_address"):
+        raise ValueError(
+            "cluster.device_kind must be named beside cluster.scheduler_address, whose workers may"
+            f" be on other machines, got auto beside {address!r}; set cluster.device_kind=cpu or"
+            " cluster.device_kind=cuda"
+        )
+    found = gpus.found_gpus()
+    if not found.names:
+        return overlay(values, {"cluster": {"device_kind": "cpu"}})
+    return _on_gpus(values, given, len(found.names))
+
+
+def _on_gpus(values: Json, given: Json, num_gpus: int) -> Values:
+    asked = _part(given, "cluster")
+    num_devices = asked.get("num_devices", num_gpus)
+    if isinstance(num_devices, int) and num_devices > num_gpus:
+        raise ValueError(
+            f"cluster.num_devices must be at most the GPUs of this machine ({num_gpus}), got"
+            f" {num_devices}; lower it, or name cluster.device_kind"
+        )
+    roles = _part(values, "cluster").get("roles")
+    if "roles" not in asked and isinstance(roles, str) and isinstance(num_devices, int):
+        if "num_devices" not in asked and _num_devices(roles) == 1:
+            num_devices = 1
+        roles = spread(roles, num_devices)
+    cluster = {"device_kind": "cuda", "num_devices": num_devices, "roles": roles}
+    placed = overlay(values, {"cluster": cluster})
+    if not isinstance(roles, str) or not isinstance(num_devices, int):
+        return placed  # refused by the fields' own types
+    return _with_room(_in_turn(placed, given, roles), given, roles)
+
+
+def _num_devices(roles: str) -> int:
+    return len({device for devices in parse_role_map(roles).values() for device in devices})
+
+
+def spread(roles: str, num_devices: int) -> str:
+    """A role map for so many devices in the spirit of another one: see the module."""
+    placed = parse_role_map(roles)
+    rollout, learner = ((0, num_devices), (0, num_devices))
+    if not set(placed["rollout"]) & set(placed["learner"]) and num_devices > 1:
+        rollout = (0, num_devices - num_devices // 2)
+        learner = (rollout[1], num_devices)
+    told = f"rollout: {_span(*rollout)}, learner: {_span(*learner)}"
+    told += f", judge: {num_devices - 1}" if "judge" in placed else ""
+    workers = num_environment_workers(roles)
+    return f"{told}, environment: {workers}" if workers else told
+
+
+def _span(first: int, end: int) -> str:
+    return f"{first}-{end - 1}" if end - first > 1 else f"{first}"
+
+
+def _in_turn(values: Values, given: Json, roles: str) -> Values:
+    """Let one device generate and train in turn: without a stream trainer, which needs another."""
+    placed = parse_role_map(roles)
+    if len(placed["rollout"]) > 1 or set(placed["learner"]) != set(placed["rollout"]):
+        return values
+    if not _part(given, "stream_trainer") and _part(values, "stream_trainer").get("enabled"):
+        values = overlay(values, {"stream_trainer": {"enabled": False}})
+    can_pause = _part(values, "scheduling").get("kind") in PAUSING
+    if can_pause and "at_update" not in _part(given, "scheduling"):
+        values = overlay(values, {"scheduling": {"at_update": "pause"}})
+    return values
+
+
+def _with_room(values: Values, given: Json, roles: str) -> Values:
+    """Leave memory to the learner where engines and judges share its GPUs."""
+    placed = parse_role_map(roles)
+    learner, rollout = set(placed["learner"]), set(placed["rollout"])
+    judge = set(placed.get("judge", ()))
+    has_vllm = _part(values, "engine").get("kind") == "vllm"
+    if has_vllm and rollout & (learner | judge):
+        engine = {"kind": "vllm", "gpu_memory_utilization": ENGINE_SHARE}
+        values = overlay({"engine": engine}, values)
+    if not judge & (learner | rollout):
+        return values
+    rewards = {
+        domain: overlay({"engine": {"gpu_memory_utilization": JUDGE_SHARE}}, reward)
+        if isinstance(reward, Mapping) and reward.get("kind") == "judge"
+        else reward
+        for domain, reward in _part(values, "rewards").items()
+    }
+    return {**values, "rewards": rewards}
+
+
+def _part(values: Json, name: str) -> Json:
+    part = values.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def told(config: Parts) -> str:
+    """Describe the devices of a configuration, and why it has them."""
+    cluster = config.cluster
+    named = "device_kind" in cluster.model_fields_set
+    found = gpus.found_gpus()
+    if cluster.device_kind == "cpu":
+        devices = f"{cluster.num_devices} x {cluster.cores_per_device} CPU cores"
+        return f"{devices}, as named" if named else f"{devices}: {found.reason}"
+    devices = f"{cluster.num_devices} GPUs" if cluster.num_devices > 1 else "1 GPU"
+    if named or not found.names:
+        return f"{devices}, as named"
+    names = " and ".join(dict.fromkeys(found.names))
+    streams = preset_values(config.preset).get("stream_trainer", {}).get("enabled", False)
+    changed = "; no stream trainer, which needs two" * (
+        streams and not config.stream_trainer.enabled and cluster.num_devices == 1
+    )
+    return f"{devices} of {len(found.names)} found ({names}){changed}"
