@@ -33,7 +33,11 @@ from tasks.learner.weight_check import WeightCheckFailed, check_weights
 TOLERANCE_NATS = 0.15
 PROBES = (tuple(range(5, 45)), tuple(range(40, 8, -1)), (9, 9, 9, 12, 12, 30))
 ENGINE = VllmEngineConfig(
-    max_num_seqs=4, max_model_len=128, max_batched_tokens=256, kv_cache_gb=0.02
+    max_num_seqs=4,
+    max_model_len=128,
+    max_batched_tokens=256,
+    kv_cache_gb=0.02,
+    gpu_memory_utilization=0.1,
 )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -15,8 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from artifacts.records import Generated, Request, WeightsRef
 from artifacts.weights import write_weights
+from tasks.cluster.gpus import found_gpus
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 
+NUM_GPUS = len(found_gpus().names)
+cores_only = pytest.mark.skipif(NUM_GPUS > 0, reason="about vLLM's backend for CPUs")
+gpus_only = pytest.mark.skipif(NUM_GPUS == 0, reason="needs a CUDA device")
+FLOAT32_ATOL = 1e-4 if NUM_GPUS == 0 else 2e-2  # attention on GPUs multiplies in TF32
 CHARACTERS = (
     "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'-+*/=()[]{}<>#$%&@_|~^0123456789\""
 )
@@ -66,6 +71,28 @@ def versions(
     return made
 
 
+class SmallEngineConfig(VllmEngineConfig):
+    """An engine whose KV cache has the given size on a GPU, too, beside what else runs there."""
+
+    def vllm_arguments(
+        self, model_path: str, seed: int, on_cpu: bool
+    ) -> dict[str, Any]:  # Any: vLLM's EngineArgs are of many types
+        given = super().vllm_arguments(model_path, seed, on_cpu)
+        if on_cpu:
+            return given
+        cache_bytes = int(self.kv_cache_gb * 2**30)
+        return given | {"kv_cache_memory_bytes": cache_bytes, "gpu_memory_utilization": 0.1}
+
+
+def double(linear: Any) -> None:  # Any: vLLM's layer
+    """Spoil a projection: the CPU backend computes with a repacked copy of the weights."""
+    if hasattr(linear, "cpu_linear"):
+        good = linear.cpu_linear
+        linear.cpu_linear = lambda x, weight, bias: good(x, weight, bias) * 2
+    else:
+        linear.weight.data *= 2
+
+
 class Closable(Protocol):
     """Something that holds a vLLM."""
 
@@ -113,7 +140,7 @@ def start_engine(model_path: str, slot: Slot) -> Callable[..., VllmEngine]:
             "max_batched_tokens": 512,
             "kv_cache_gb": 0.05,
         }
-        config = VllmEngineConfig(call_deadline_s=60, **(fields | changes))  # type: ignore[arg-type]
+        config = SmallEngineConfig(call_deadline_s=60, **(fields | changes))  # type: ignore[arg-type]
         engine = VllmEngine(config=config, model_path=model_path, name=name, cpu_ids=None, seed=1)
         engine.start()
         slot.hold(engine)

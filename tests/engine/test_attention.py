@@ -10,9 +10,11 @@ import sys
 import pytest
 
 from tasks.engines.vllm.worker_patches import attention_path
+from tests.engine.conftest import cores_only
 
 pytestmark = [
     pytest.mark.engine,
+    cores_only,
     pytest.mark.timeout(600),
     # vLLM scans every module's attributes
     pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),

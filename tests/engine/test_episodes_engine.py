@@ -15,13 +15,13 @@ from artifacts.models.registry import TinyPlayerConfig
 from artifacts.records import Generated, Request
 from research.benchmarks.direct_environments import DirectEnvironments
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
-from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+from tasks.engines.vllm.engine import VllmEngine
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import bridge_of
 from tasks.environments.episodes.episode_replica import EpisodeReplica
 from tasks.environments.games.guess import GuessConfig
 from tasks.tiny_models.models import resolve_model
-from tests.engine.conftest import Slot
+from tests.engine.conftest import FLOAT32_ATOL, Slot, SmallEngineConfig
 
 pytestmark = [
     pytest.mark.engine,
@@ -46,7 +46,7 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def start(player: str, slot: Slot) -> Iterator[Callable[[], EpisodeReplica]]:
     slot.take()
-    config = VllmEngineConfig(
+    config = SmallEngineConfig(
         dtype="float32", max_num_seqs=NUM_EPISODES, max_model_len=128, kv_cache_gb=0.05
     )
     engine = VllmEngine(config=config, model_path=player, name="player", cpu_ids=None, seed=1)
@@ -123,7 +123,8 @@ def test_the_learner_gives_sampled_tokens_the_log_probabilities_of_the_engine(
         own = logprobs.gather(1, ids[0, 1:, None])[len(head) - 1 :, 0]
         for places in generated.sampled:
             engines = torch.tensor(generated.logprobs[places.start : places.stop])
-            torch.testing.assert_close(own[places.start : places.stop], engines, rtol=0, atol=1e-4)
+            own_ones = own[places.start : places.stop]
+            torch.testing.assert_close(own_ones, engines, rtol=0, atol=FLOAT32_ATOL)
     assert longest == 8
 
 

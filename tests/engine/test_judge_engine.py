@@ -45,6 +45,7 @@ def judge(model_path: str, slot: Slot) -> JudgeActor:
         max_batched_tokens=512,
         max_num_seqs=8,
         kv_cache_gb=0.05,
+        gpu_memory_utilization=0.1,
         call_deadline_s=120,
     )
     engine = JudgeActor(config, model_path, "judge-0", (), has_tokenizer=True, start_s=240)

@@ -37,6 +37,11 @@ def begin(engine: VllmEngine, core: VllmCore, requests: Sequence[Request]) -> No
         engine._thread.deliver(core.step())
 
 
+def settle(engine: VllmEngine, core: VllmCore) -> None:
+    """Process what a GPU's engine computes ahead, so that none of it is told of later."""
+    engine._thread.deliver(core.settle())
+
+
 async def interrupted(
     engine: VllmEngine,
     requests: Sequence[Request],
@@ -47,6 +52,7 @@ async def interrupted(
 
     def load(core: VllmCore) -> Attestation:
         begin(engine, core, requests)
+        settle(engine, core)
         return core.load(weights, PROBES, running)
 
     attested = await engine._thread.call("test", load, 30)
@@ -123,6 +129,7 @@ async def test_after_a_load_that_keeps_nothing_new_is_of_the_older_cache(
         begin(engine, core, [running])
         core.hold_new()
         core.add([waiting])
+        settle(engine, core)
         held = core.load(versions[2][0], PROBES, Running.KEEP)
         (live,) = (live for live in core._live.values() if live.request is running)
         computed.append(live.scheduled.num_computed_tokens)
@@ -195,6 +202,7 @@ async def test_probes_find_room_beside_what_is_kept(
         core.add(requests)
         while min(core.stats().progress.values()) < 50:
             assert core.step() == []
+        settle(small, core)
         return core.load(versions[2][0], PROBES, Running.KEEP)
 
     attested = await small._thread.call("test", load, 60)

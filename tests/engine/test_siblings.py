@@ -16,10 +16,11 @@ from transformers import LlamaForCausalLM
 from artifacts.records import Generated, WeightsRef
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
-from tests.engine.conftest import generate, make_request
+from tests.engine.conftest import cores_only, generate, make_request
 
 pytestmark = [
     pytest.mark.engine,
+    cores_only,
     # vLLM scans every module's attributes
     pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
 ]

@@ -10,10 +10,11 @@ import torch
 
 from tasks.engines.vllm.engine import VllmEngine
 from tasks.engines.vllm.worker_patches import gather_unranked
-from tests.engine.conftest import generate, make_batch
+from tests.engine.conftest import cores_only, generate, make_batch
 
 pytestmark = [
     pytest.mark.engine,
+    cores_only,
     # vLLM scans every module's attributes
     pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
 ]

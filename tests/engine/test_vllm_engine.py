@@ -21,7 +21,15 @@ from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
 from tasks.rounds.migration import Migration
 from tasks.scheduling.stream_training import ScaleDown
-from tests.engine.conftest import collect_all, generate, make_batch, make_request
+from tests.engine.conftest import (
+    collect_all,
+    cores_only,
+    double,
+    generate,
+    gpus_only,
+    make_batch,
+    make_request,
+)
 
 pytestmark = [
     pytest.mark.engine,
@@ -211,8 +219,7 @@ async def test_attestation_names_a_tensor_that_was_tampered_with(
             ]
         )
         layer.input_layernorm.weight.data[3] += 1
-        good = layer.mlp.gate_up_proj.cpu_linear
-        layer.mlp.gate_up_proj.cpu_linear = lambda x, weight, bias: good(x, weight, bias) * 2
+        double(layer.mlp.gate_up_proj)
 
     def held(core: VllmCore) -> dict[str, int]:
         (prints,) = core._engine.collective_rpc("fingerprints_held", args=(versions[1][0].path, 1))
@@ -310,6 +317,24 @@ async def test_same_seed_and_order_give_the_same_tokens_in_a_used_and_a_fresh_en
     assert await reload_and_generate(fresh_engine) == used
 
 
+@gpus_only
+async def test_a_sleeping_engine_gives_its_memory_back_and_wakes_as_it_was(
+    start_engine: Callable[..., VllmEngine], versions: Versions
+) -> None:
+    engine = start_engine("engine-s", sleep_mode=True)
+    attested = await engine.load_weights(versions[1][0], PROBES)
+    before = await generate(engine, make_batch(4))
+    awake_bytes = torch.cuda.mem_get_info()[0]
+    await engine.sleep()
+    assert torch.cuda.mem_get_info()[0] - awake_bytes > 0.9 * 0.05 * 2**30, "of its KV cache"
+    assert await engine.load_weights(versions[1][0], PROBES) == attested
+    after = await generate(engine, make_batch(4))
+    assert {name: response.token_ids for name, response in after.items()} == {
+        name: response.token_ids for name, response in before.items()
+    }
+
+
+@cores_only
 async def test_a_resting_engine_wakes_for_the_next_request_or_load_and_only_then(
     start_engine: Callable[..., VllmEngine], versions: Versions
 ) -> None:
