@@ -3,8 +3,13 @@ PYTHON ?= python3
 TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
-# torch comes by pip, which finds its build for CPUs where uv would take the one for CUDA;
+# cuda where the driver shows a GPU, else cpu; DEVICES=cpu on the command line wins
+DEVICES := $(shell { [ -e /proc/driver/nvidia/version ] && ls /dev/nvidia[0-9]* || nvidia-smi -L | grep GPU; } \
+	>/dev/null 2>&1 && echo cuda || echo cpu)
+LOCK := requirements/$(DEVICES).txt
+READY := $(VENV)/.ready$(if $(filter cuda,$(DEVICES)),-cuda)
+OTHER := $(VENV)/.ready$(if $(filter cpu,$(DEVICES)),-cuda)
+# torch for CPUs comes by pip, which finds that build where uv would take the one for CUDA;
 # the rest by uv, which is quick, or by pip where uv is not to be had
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
@@ -13,30 +18,30 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test recovery-test research-test unit lint doctor explain clean
+.PHONY: help demo ui test recovery-test research-test gpu-test unit lint doctor explain clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PRESET=smollm2|tiny|...  the run of demo and explain ($(BIN)/rollflow explain --list)"
+	@echo "  DEVICES=cpu              cores alone, where there are GPUs too (here: $(DEVICES))"
 	@echo "  TEST_PROCESSES=3         how many processes share out mypy and the files of test"
 	@echo "  $(BIN)/rollflow --help   the same and more, without make"
 
-$(READY): requirements/cpu.txt pyproject.toml
+$(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
 		sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python must be 3.11 or 3.12, this is" \
 		f" {v[0]}.{v[1]}; call make PYTHON=python3.11")'
-	@echo "Making $(VENV), once: about a minute"
+	@echo "Making $(VENV) for $(DEVICES), once: about a minute, and the time to load 3 GB more for cuda"
+	@[ ! -e $(OTHER) ] || rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@echo "  torch, its build for CPUs"
-	@$(PIP) $(shell grep '^torch==' requirements/cpu.txt)
+	@[ $(DEVICES) = cuda ] || { echo "  torch, its build for CPUs" && $(PIP) $(shell grep '^torch==' $(LOCK)); }
 	@echo "  vLLM, Prefect, Dask, MLflow and what they need"
-	@$(PIP) uv && $(UV) -r requirements/cpu.txt || { echo "  without uv: some minutes" \
-		&& $(PIP) -r requirements/cpu.txt; }
+	@$(PIP) uv && $(UV) -r $(LOCK) || { echo "  without uv: some minutes" && $(PIP) -r $(LOCK); }
 	@echo "  Rollflow: $(BIN)/rollflow"
 	@$(PIP) --no-build-isolation -e .
-	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "torch must be its build for CPUs, pip took" \
-		"another one that does not import; set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds and" \
-		"call make clean $(MAKECMDGOALS)"; exit 1; }
+	@$(BIN)/python -c 'import sys, torch; sys.exit("$(DEVICES)" == "cuda" and not torch.version.cuda)' 2>/dev/null \
+		|| { echo "torch must be its build for $(DEVICES), another one was taken; set PIP_EXTRA_INDEX_URL to" \
+		"PyTorch's index of these builds and call make clean $(MAKECMDGOALS)"; exit 1; }
 	@touch $@
 
 demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from nothing to a report
@@ -58,6 +63,15 @@ recovery-test: $(READY) ## the tests of the product that kill, lose and join par
 
 research-test: $(READY) ## the tests of research/: benchmarks, ablations, the papers' experiments
 	$(PYTEST) tests/research $(ARGS)
+
+# warnings of other builds of vLLM and torch are not what is asked there
+GPU_TEST = $(BIN)/python -m pytest -W default tests/gpu tests/engine $(ARGS); tests=$$?; \
+	$(BIN)/python -m research.gpu --minutes 8 --json gpu.json && exit $$tests
+TINY_TEST = $(BIN)/python -m research.gpu --device cpu --minutes 8 --json gpu.json
+
+gpu-test: $(if $(filter cuda command,$(DEVICES) $(origin DEVICES)),$(READY)) ## what only GPUs can show; figures go to gpu.json
+	$(if $(filter cuda,$(DEVICES)),$(GPU_TEST),$(if $(filter command,$(origin DEVICES)),$(TINY_TEST),@echo \
+		"no GPU is here, so nothing is measured; make gpu-test DEVICES=cpu does the same with tiny sizes on cores"))
 
 unit: $(READY) ## the tests that take seconds
 	$(BIN)/python -m pytest tests/unit tests/properties tests/test_layers.py $(ARGS)
