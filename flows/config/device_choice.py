@@ -28,7 +28,9 @@ AUTO = "auto"
 # of a card with 16
 ENGINE_SHARE, JUDGE_SHARE = 0.3, 0.25
 # policies whose engines can rest while the learner trains
-PAUSING = {policy().kind for policy in POLICIES if "at_update" in policy.model_fields}
+PAUSING = {
+    policy.model_fields["kind"].default for policy in POLICIES if "at_update" in policy.model_fields
+}
 Json = Mapping[str, Any]  # Any: parsed JSON, not checked yet
 
 
