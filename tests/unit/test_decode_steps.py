@@ -121,6 +121,15 @@ def test_a_lean_step_is_a_step_of_vllm(
 ) -> None:
     draw = random.Random(seed)
     worlds = [World(vllm_config, num_blocks, ahead, lean) for lean in (False, True)]
+    steps = worlds[1].steps
+    assert steps is not None
+    counted, num_whole = steps._schedule, [0]
+
+    def schedule(throttle: bool) -> Any:
+        num_whole[0] += 1
+        return counted(throttle)
+
+    steps._schedule = schedule
     num_added = 0
     for turn in range(400):
         action = draw.random()
@@ -142,4 +151,5 @@ def test_a_lean_step_is_a_step_of_vllm(
         assert whole_ended == lean_ended, turn
         assert worlds[0].state() == worlds[1].state(), turn
     assert num_added > 20
+    assert num_whole[0] < (300 if num_blocks > 30 else 380), "most steps are lean"
     assert not worlds[0].scheduler.running, "all have ended"

@@ -28,8 +28,11 @@ class DecodeSteps:
     """Takes the place of two methods of one scheduler."""
 
     def __init__(self, scheduler: Any) -> None:
+        from vllm.v1.request import RequestStatus
+
         self._scheduler = scheduler
         self._logprobs: dict[str, list[float]] = {}  # by vLLM's internal id
+        self._running = RequestStatus.RUNNING
         self._is_async = hasattr(scheduler, "_spec_token_placeholders")
         self._blocks = scheduler.kv_cache_manager
         self._schedule = scheduler.schedule
@@ -168,8 +171,14 @@ class DecodeSteps:
         max_length, hash_size = self._scheduler.max_model_len, self._scheduler.hash_block_size
         rest: dict[str, int] = {}
         for name, num_scheduled in scheduled.items():
-            request = requests.get(name)
-            if name not in logprobs or request is None or not _continues(request):
+            request, values_so_far = requests.get(name), logprobs.get(name)
+            if (
+                request is None
+                or values_so_far is None
+                or not request._output_token_ids  # the first token is like no other
+                or request.status is not self._running
+                or request.num_stale_output_tokens
+            ):
                 rest[name] = num_scheduled
                 continue
             row = rows[name]
@@ -188,7 +197,7 @@ class DecodeSteps:
             request.num_in_flight_tokens -= num_scheduled
             new.append(token)
             tokens.append(token)
-            logprobs[name].append(values[row])
+            values_so_far.append(values[row])
             if len(tokens) % hash_size == 0:
                 request.update_block_hashes()
             if self._is_async:
@@ -197,15 +206,6 @@ class DecodeSteps:
                 if num_known % hash_size == 0:
                     self._blocks.cache_blocks(request, num_known)
         return rest
-
-
-def _continues(request: Any) -> bool:
-    """True if the request has a token already, so that its next one may be like any other."""
-    return bool(
-        request._output_token_ids
-        and request.status.name == "RUNNING"
-        and not request.num_stale_output_tokens
-    )
 
 
 def _sampled_logprobs(model_output: Any) -> list[float]:
