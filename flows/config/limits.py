@@ -22,6 +22,7 @@ from tasks.rewards.service import ServiceConfig
 from tasks.run.run_context import DeadlineConfig
 
 Part = TypeVar("Part", bound=BaseModel)
+SLEEP_SHARE = 0.75  # of a GPU, beyond which an engine leaves a learner beside it too little
 Changes = dict[str, Any]  # Any: values of fields
 
 
@@ -65,13 +66,12 @@ def fill_in_limits(config: Parts) -> None:
 
 
 def _must_sleep(config: Parts) -> bool:
-    """True if engines take more than half of GPUs that learners hold too, and rest between
-    rounds."""
+    """True if engines take most of GPUs that learners hold too, and rest between rounds."""
     placed = device_map(config.cluster)
     is_shared = config.cluster.device_kind == "cuda" and bool(
         {*placed["rollout"]} & {*placed["learner"]}
     )
-    takes_most = is_shared and config.engine.gpu_share > 0.5
+    takes_most = is_shared and config.engine.gpu_share > SLEEP_SHARE
     return takes_most and not config.scheduling.algebra(config.batch).overlaps
 
 

@@ -243,10 +243,10 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
 @pytest.mark.parametrize(
     ("share", "changes", "sleeps"),
     [
-        (0.4, {}, False),
-        (0.6, {}, True),
-        (0.6, {"engine": {"sleep_mode": False}}, False),
-        (0.6, {"cluster": {"num_devices": 2, "roles": "rollout: 0, learner: 1"}}, False),
+        (0.6, {}, False),
+        (0.8, {}, True),
+        (0.8, {"engine": {"sleep_mode": False}}, False),
+        (0.8, {"cluster": {"num_devices": 2, "roles": "rollout: 0, learner: 1"}}, False),
     ],
 )
 def test_engines_sleep_where_they_take_most_of_a_gpu_that_they_share(
