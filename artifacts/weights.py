@@ -59,7 +59,7 @@ def write_weights(
         _write_over(_aside(target), kept, version)
         os.replace(_aside(target), target)
     shapes = {name: tensor.shape for name, tensor in kept.items()}
-    return WeightsRef(version=version, path=str(target), digest=_digest(prints, shapes))
+    return WeightsRef(version=version, path=str(target), digest=digest_of(prints, shapes))
 
 
 def reuse(spare: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
@@ -111,16 +111,17 @@ def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """blake2b over names, shapes and fingerprints of bf16 tensors, independent of their order. It
-    takes a fifth of the time of hashing the tensors' bytes; every publication waits for it."""
+    """The digest of a weight version with these bf16 tensors."""
     prints: dict[str, int] = {}
     shapes: dict[str, torch.Size] = {}
     for name, tensor in tensors:
         prints[name], shapes[name] = fingerprint(tensor), tensor.shape
-    return _digest(prints, shapes)
+    return digest_of(prints, shapes)
 
 
-def _digest(prints: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> str:
+def digest_of(prints: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> str:
+    """blake2b over names, shapes and fingerprints of tensors, independent of their order. It takes
+    a fifth of the time of hashing the tensors' bytes; every publication waits for it."""
     total = hashlib.blake2b(digest_size=32)
     for name in sorted(prints):
         total.update(f"{name}\0{tuple(shapes[name])}\0{prints[name]}\0".encode())

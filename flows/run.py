@@ -24,6 +24,7 @@ from artifacts.records import WeightsRef
 from artifacts.reports.tracking import MlflowStatus, RunTracker, ended_by
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
+from flows.config.consistency import transport_for
 from flows.config.elastic_rules import weight_server_of
 from flows.config.keep import KeepConfig
 from flows.config.run_config import RunConfig, pinned
@@ -281,6 +282,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         prices=config.prices,
         weight_server=weight_server,
         deadlines=config.deadlines,
+        transport=transport_for(config),
         engines=tuple(members),
         members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),

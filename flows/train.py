@@ -57,6 +57,7 @@ from tasks.run.elastic_setup import worker_line
 from tasks.run.fleet import Fleet
 from tasks.run.run_context import RunContext
 from tasks.run.sample_stream import round_key
+from tasks.train import publish
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,10 @@ async def evaluate_after(
         tried = replace(plan, run=fleet.run, attempt=attempt)
         await fleet.open_round(round_key(tried))
         report: EvaluationReport = await flow_with_runner(tried)
-        await load_all(engines_of(fleet.run, fleet.run.engines), weights, run.context.probes)
+        if fleet.run.transport == "file":
+            await load_all(engines_of(fleet.run, fleet.run.engines), weights, run.context.probes)
+        else:
+            await publish(fleet.run)
         return report
 
     recorded = recorded_evaluation(plan)

@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from artifacts import layout
 from artifacts.checkpoint import Checkpoints
 from artifacts.records import WeightsRef
+from tasks.learner.publication import written
 from tasks.learner.replay import check_digest, replay_training, versions_of
 from tasks.learner.reports import PublishReport
 from tasks.run.actor_handles import learners_of, sleep_engines
@@ -63,8 +64,12 @@ async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
 
 def export_model(run: RunContext, weights: WeightsRef) -> str:
     """Write the trained model into the run's folder as a Hugging Face directory: the new weights,
-    and all files of the first model's directory but its weights. Returns the URL."""
+    and all files of the first model's directory but its weights. Returns the URL. Call it while no
+    step is under way, outside of event loops."""
     store = run.open_store()
+    if not Path(weights.path).exists():  # they came to the engines without a file
+        in_step = run.learner.ranks_in_step
+        weights = asyncio.run(written(learners_of(run), weights, ranks_in_step=in_step))
     with tempfile.TemporaryDirectory(prefix="rollflow-model-") as aside:
         for path in Path(run.model_path).iterdir():
             if (

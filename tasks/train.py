@@ -87,6 +87,7 @@ async def publish(run: RunContext, running: Running = Running.DROP) -> PublishRe
         probes=run.probes,
         ranks_in_step=run.learner.ranks_in_step,
         running=running,
+        plan=run.transfer,
     )
     busy = dict.fromkeys((run.learners[0], *run.engines), ((started_s, time.time()),))
     return replace(published, spans=run.spans("publish", busy))

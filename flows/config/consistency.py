@@ -16,6 +16,8 @@ from flows.config.episode_rules import (
 from flows.config.parts import Parts
 from flows.config.presets import preset_values
 from tasks.cluster.devices import device_map, engine_members
+from tasks.engines.transports.base import TransportKind
+from tasks.engines.transports.registry import placed_transport
 from tasks.learner.overlong import SoftPunishment
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.programs.code_tests import CodeTestsConfig
@@ -32,6 +34,7 @@ def check_parts(config: Parts) -> None:
     _check_stream_trainer(config)
     _check_updates(config)
     _check_shards(config)
+    transport_for(config)
     _check_timeouts(config)
     _check_judge(config)
     check_environment_workers(config)
@@ -216,6 +219,28 @@ def _check_shards(config: Parts) -> None:
             " of all others, whose devices still generate; disable stream_trainer, or leave"
             " learner.parameters=replicated"
         )
+
+
+def transport_for(config: Parts) -> TransportKind:
+    """How weights get to the engines: as set, else the fastest that the roles allow; by file where
+    elastic workers may come, which need one of every version."""
+    placed, chosen = placed_transport(config.cluster), config.learner.transport
+    if chosen == "auto":
+        return "file" if not config.engine.takes_offers or config.elastic.enabled else placed
+    if chosen == "file":
+        return chosen
+    if not config.engine.takes_offers or config.elastic.enabled:
+        raise ValueError(
+            f"learner.transport={chosen} needs engine.kind=vllm and no elastic workers, which read"
+            f" a file, got engine.kind {config.engine.kind!r}; leave learner.transport=auto"
+        )
+    if config.cluster.device_kind == "cuda" and chosen != placed:
+        raise ValueError(
+            f"learner.transport={chosen} does not fit cluster.roles {config.cluster.roles!r}: ipc"
+            " needs engines on the learner's GPUs alone, broadcast none on the GPU of its first"
+            " rank, and one machine; change the roles, or leave learner.transport=auto"
+        )
+    return chosen
 
 
 def _check_planner(config: Parts) -> None:

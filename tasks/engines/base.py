@@ -131,6 +131,11 @@ class ReplicaConfig(FrozenConfig):
         return False
 
     @property
+    def takes_offers(self) -> bool:
+        """True if a replica can load weights that have no file (`tasks.engines.transports`)."""
+        return False
+
+    @property
     def gpu_share(self) -> float:
         """Share of a GPU's memory that a replica takes."""
         return 0.0

@@ -5,11 +5,12 @@ Leaves out the work of a rank (`trainer`).
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from artifacts.config_parts import FrozenConfig
+from tasks.engines.transports.base import TransportKind
 from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
 from tasks.learner.credit import CreditConfig
 from tasks.learner.critic import CriticConfig
@@ -89,6 +90,14 @@ class LearnerConfig(FrozenConfig):
         description=(
             "Where weights and gradients lie: whole on every rank, or one shard of them on each,"
             " gathered layer by layer: less memory, more communication."
+        ),
+    )
+    transport: Literal["auto"] | TransportKind = Field(
+        default="auto",
+        description=(
+            "How weights get to the engines: by a file in memory; ipc, mapped by engines on the"
+            " learner's devices; broadcast to engines on other devices; auto, the fastest that the"
+            " roles allow."
         ),
     )
     max_nonfinite_steps: int = Field(

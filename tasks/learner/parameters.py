@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from artifacts.weights import fingerprint
+from tasks.engines.transports.base import FlatWeights, ParameterSlot, slots_of
 from tasks.learner.ranks import Ranks
 
 
@@ -79,17 +80,20 @@ class TrainedParameters(Parameters, Protocol):
         """Yield every parameter by name, whole; each is valid until the next is taken."""
 
 
-_ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bit fingerprints
+def flat_weights(parameters: TrainedParameters) -> FlatWeights:
+    """All parameters in one bf16 buffer: the one on which replicated parameters compute in bf16,
+    else a new one. Collective where parameters are sharded."""
+    if isinstance(parameters, FlatParameters) and parameters.values.dtype is torch.bfloat16:
+        return FlatWeights(values=parameters.values, slots=parameters.slots)
+    slots = slots_of(parameters.shapes)
+    values = torch.zeros(slots[-1].end, dtype=torch.bfloat16, device=parameters.device)
+    slot_of = {slot.name: slot for slot in slots}
+    for name, tensor in parameters.exported():
+        slot_of[name].of(values).copy_(tensor)
+    return FlatWeights(values=values, slots=slots)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterSlot:
-    """The name, shape and range of a parameter in the flat buffer."""
-
-    name: str  # its name in the checkpoint
-    shape: torch.Size  # its shape
-    start: int  # first element in the flat buffer
-    end: int  # one past the last element
+_ALIGN = 64  # elements; slices of ranks begin at a multiple
 
 
 class FlatParameters:
@@ -98,18 +102,13 @@ class FlatParameters:
     def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int = 1) -> None:
         """The size is padded to a multiple of `num_slices` so that equal slices cover it."""
         parameters = dict(module.named_parameters())
-        self.slots: list[ParameterSlot] = []
-        start = 0
-        for name, parameter in parameters.items():
-            end = start + parameter.numel()
-            self.slots.append(ParameterSlot(name=name, shape=parameter.shape, start=start, end=end))
-            start += -(-parameter.numel() // _ALIGN) * _ALIGN
+        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self.slots = slots_of(self.shapes)
         self.num_elements = self.slots[-1].end
         unit = _ALIGN * num_slices
         self.device = next(iter(parameters.values())).device
         size = -(-self.num_elements // unit) * unit
         self.values = torch.zeros(size, dtype=dtype, device=self.device)
-        self.shapes = {slot.name: slot.shape for slot in self.slots}
         self._slot_of = {slot.name: slot for slot in self.slots}
         for slot in self.slots:
             parameter = parameters[slot.name]
@@ -120,10 +119,13 @@ class FlatParameters:
     def whole(self, name: str) -> Iterator[Tensor]:
         yield self.view(name)
 
+    def exported(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield in layout order; these tensors stay valid."""
+        return ((slot.name, self.view(slot.name)) for slot in self.slots)
+
     def view(self, name: str) -> Tensor:
         """The values of one parameter."""
-        slot = self._slot_of[name]
-        return self.values[slot.start : slot.end].view(slot.shape)
+        return self._slot_of[name].of(self.values)
 
 
 class ReplicatedParameters(FlatParameters):
@@ -157,8 +159,7 @@ class ReplicatedParameters(FlatParameters):
         return sum(fingerprint(tensor) for _, tensor in self.exported())
 
     def gradient(self, name: str) -> Tensor:
-        slot = self._slot_of[name]
-        return self.gradients[slot.start : slot.end].view(slot.shape)
+        return self._slot_of[name].of(self.gradients)
 
     def reduce(self, name: str) -> None:
         """Do nothing: the update reduces all gradients at once."""
@@ -174,10 +175,6 @@ class ReplicatedParameters(FlatParameters):
     def publish(self) -> None:
         self.values[self._start : self._stop].copy_(self._masters)
         self._ranks.all_gather(self.values)
-
-    def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield in layout order; these tensors stay valid."""
-        return ((slot.name, self.view(slot.name)) for slot in self.slots)
 
     def _owned(self) -> Iterator[tuple[ParameterSlot, int, int]]:
         """The parts of parameters in this rank's slice: slot, first element, one past the last."""

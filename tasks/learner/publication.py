@@ -1,7 +1,13 @@
 """The publication of a weight version: from the learner to the engines, and the weight check.
 
-rank 0 ── file ──▶ all engines ── load, attest ──▶ weight check
-all other ranks ───────── attest ─────────────────▶
+    rank 0 ── file ──▶ all engines ── load, attest ──▶ weight check
+    all other ranks ───────── attest ─────────────────▶
+
+    all ranks ── offer ──▶ all engines ── load, attest ──▶ weight check
+             └─────────────── attest ────────────────────▶
+
+A version that is offered (`tasks.engines.transports`) has no file. Who needs one (an elastic
+worker, the export) asks rank 0 for it (`written`), beside the rounds.
 """
 
 from __future__ import annotations
@@ -10,10 +16,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from artifacts.records import Running, WeightsRef
+from artifacts.weights import digest_of
 from tasks.engines.base import Attestation, Engine, load_all
+from tasks.engines.transports.base import BY_FILE, TransferPlan
 from tasks.learner.remote import KEPT_VERSIONS, RemoteLearner
 from tasks.learner.reports import PublishReport
 from tasks.learner.weight_check import WeightCheckConfig, check_tensors, check_weights
@@ -32,27 +41,39 @@ async def publish_version(
     probes: Probes,
     ranks_in_step: bool,
     running: Running = Running.DROP,
+    plan: TransferPlan = BY_FILE,
 ) -> PublishReport:
-    """Publish the learner's version: write the file, load it into all engines, check the weights.
-    Without probes the check is off. Sharded ranks export together, and all of them attest; of
-    replicated ranks the others, whose devices are free, attest while the first one writes. Raises
-    WeightCheckFailed with the tensor's name."""
+    """Publish the learner's version: write or offer it, load it into all engines, check the
+    weights. Without probes the check is off. Sharded ranks export together, and all of them attest;
+    of replicated ranks the others, whose devices are free, attest while the first one writes. Where
+    nothing is written all ranks attest while engines load. Raises WeightCheckFailed with the
+    tensor's name."""
 
     async def export_and_load() -> tuple[WeightsRef, dict[str, Attestation]]:
         weights = await _exported(learners[:1], directory)
         return weights, await load_all(engines, weights, probes, running)
 
-    if ranks_in_step:
+    # the last rank alone computes probes: ranks with equal tensors compute the same
+    no_probes: list[Probes] = [()] * (len(learners) - 1)
+    if plan.kind != "file":
+        weights, loaded, attested = await _transferred(
+            learners,
+            engines,
+            directory,
+            plan,
+            [probes] * len(learners) if ranks_in_step else [*no_probes, probes],
+            running,
+        )
+    elif ranks_in_step:
         weights = await _exported(learners, directory)
         loaded, attested = await asyncio.gather(
             load_all(engines, weights, probes, running),
             _attestations(learners, [probes] * len(learners)),
         )
-    else:  # the last rank alone computes probes: ranks with equal tensors compute the same
+    else:
         others = learners[1:] or learners[:1]
-        no_probes: list[Probes] = [()] * (len(others) - 1)
         (weights, loaded), attested = await asyncio.gather(
-            export_and_load(), _attestations(others, [*no_probes, probes])
+            export_and_load(), _attestations(others, [*no_probes, probes][-len(others) :])
         )
     began_s = time.time()
     expected = attested.get(learners[-1].name)
@@ -78,6 +99,56 @@ async def _exported(learners: Sequence[RemoteLearner], directory: Path) -> Weigh
     files = await asyncio.gather(*(learner.export_weights(str(directory)) for learner in learners))
     assert files[0] is not None, f"{learners[0].name} is not the rank that writes the weights"
     return files[0]
+
+
+async def _transferred(
+    learners: Sequence[RemoteLearner],
+    engines: Sequence[Engine],
+    directory: Path,
+    plan: TransferPlan,
+    probes: Sequence[Probes],
+    running: Running,
+) -> tuple[WeightsRef, dict[str, Attestation], dict[str, Attestation]]:
+    """Offer the version, and have all engines load it while all ranks attest; returns its
+    reference, and the attestations of engines and of ranks. probes: those of each rank."""
+    offers = await asyncio.gather(
+        *(learner.offer_weights(str(directory), plan) for learner in learners)
+    )
+    made = [offer for offer in offers if offer is not None]
+    sources = {key: source for offer in made for key, source in offer.sources.items()}
+    offered = replace(made[0], sources=sources)
+
+    async def send() -> None:
+        if plan.kind == "broadcast":
+            await learners[0].send_weights()
+
+    # rank 0 does one thing after the other: engines wait for what it sends, so that comes first
+    try:
+        _, loaded, attested = await asyncio.gather(
+            send(), load_all(engines, offered, probes[-1], running), _attestations(learners, probes)
+        )
+    finally:  # a learner that is gone has nothing to withdraw
+        ended = (learner.withdraw_weights() for learner in learners)
+        await asyncio.gather(*ended, return_exceptions=True)
+    held = attested.get(learners[-1].name)
+    if held is None:  # the check is off
+        held = (await asyncio.gather(*(learner.attest(()) for learner in learners)))[-1]
+    digest = digest_of(held.fingerprints, offered.shapes)
+    return (
+        WeightsRef(version=offered.version, path=offered.path, digest=digest),
+        loaded,
+        attested,
+    )
+
+
+async def written(
+    learners: Sequence[RemoteLearner], weights: WeightsRef, *, ranks_in_step: bool
+) -> WeightsRef:
+    """Write the file of a version that was only offered; returns its reference. A rank
+    writes between two of its other calls, so that the file is whole, but of the version that it
+    holds by then: if the learner has moved on, the reference is of the newer one. Where ranks work
+    in step nothing else may be asked of them meanwhile."""
+    return await _exported(learners if ranks_in_step else learners[:1], Path(weights.path).parent)
 
 
 async def _attestations(

@@ -22,6 +22,7 @@ from tasks.cluster.actors import Remote
 from tasks.cluster.dask_cluster import pin_process
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.base import Attestation
+from tasks.engines.transports.base import OfferedWeights, TransferPlan
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.ranks import meeting_point
@@ -113,6 +114,19 @@ class LearnerActor:
         reuse(_file_of(directory, self._version - KEPT_VERSIONS), target)
         return self._rank.export_weights(self._version, target)
 
+    def offer_weights(self, directory: str, plan: TransferPlan) -> bytes:
+        """Hold this version ready for engines; returns the packed `OfferedWeights`, or None."""
+        path = _file_of(directory, self._version)
+        return pack(self._rank.offer_weights(self._version, path, plan, _here()[0]))
+
+    def send_weights(self) -> None:
+        """On rank 0, send what is offered to all engines; returns when all have it."""
+        self._rank.send_weights()
+
+    async def withdraw_weights(self) -> None:
+        """Let go of what is offered, also while it is being sent."""
+        self._rank.withdraw_weights()
+
     def attest(self, probes: bytes) -> bytes:
         """The packed version, fingerprints of its tensors and log-probabilities of the probes."""
         tokens: Sequence[tuple[int, ...]] = unpack(probes)
@@ -175,6 +189,17 @@ class RemoteLearner:
         """Returns None for every rank but the first, called only where ranks work in step."""
         weights: WeightsRef | None = await self._call("export_weights", directory)
         return weights
+
+    async def offer_weights(self, directory: str, plan: TransferPlan) -> OfferedWeights | None:
+        """Returns None for a rank that the plan needs nothing of."""
+        offered: OfferedWeights | None = unpack(await self._call("offer_weights", directory, plan))
+        return offered
+
+    async def send_weights(self) -> None:
+        await self._call("send_weights")
+
+    async def withdraw_weights(self) -> None:
+        await self._call("withdraw_weights")
 
     async def attest(self, probes: tuple[tuple[int, ...], ...]) -> Attestation:
         version, fingerprints, logprobs = unpack(await self._call("attest", pack(probes)))

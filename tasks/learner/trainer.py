@@ -22,12 +22,20 @@ import torch
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
+from tasks.engines.transports.base import (
+    OfferedWeights,
+    TransferPlan,
+    TransportKind,
+    WeightTransport,
+)
+from tasks.engines.transports.registry import transport_of
 from tasks.learner.critic import FOLDER, Critic
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.optimizer import Updater
 from tasks.learner.packing import PackedBatch, Sample, micro_batches, pack_samples
+from tasks.learner.parameters import flat_weights
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
@@ -53,6 +61,8 @@ class LearnerRank:
         self._temperature = temperature
         self._ranks = Ranks(rank, world_size, torch.device(device))
         self._normaliser = self._loss_sum = 0.0
+        self._transports: dict[TransportKind, WeightTransport] = {}
+        self._transport: WeightTransport | None = None  # by which weights were offered last
         if not config.ranks_in_step:
             self._load()
         elif world_size == 1:
@@ -176,6 +186,34 @@ class LearnerRank:
         if in_step:
             deque(tensors, maxlen=0)
         return None
+
+    def offer_weights(
+        self, version: int, path: str, plan: TransferPlan, host: str
+    ) -> OfferedWeights | None:
+        """Hold the bf16 weights ready for engines, without a file; they must not change until
+        `withdraw_weights`. Sharded ones are gathered into a buffer of 2 bytes a parameter, with
+        `broadcast` on rank 0 alone; the other ranks return None then. Collective where ranks work
+        in step. host: address at which engines reach this rank."""
+        parameters = self._policy.parameters
+        if plan.kind == "broadcast" and self._ranks.rank:
+            deque(parameters.exported(), maxlen=0)
+            return None
+        if plan.kind not in self._transports:
+            self._transports[plan.kind] = transport_of(plan.kind, plan.deadline_s, host)
+        self._transport = self._transports[plan.kind]
+        return self._transport.offer(flat_weights(parameters), version, path, plan.members)
+
+    def send_weights(self) -> None:
+        """Send what is offered, if engines cannot take it by themselves. Raises TransferLost."""
+        assert self._transport is not None, "a version is offered"
+        self._transport.send()
+
+    def withdraw_weights(self) -> None:
+        """Free what was gathered to be offered."""
+        if self._transport is not None:
+            self._transport.withdraw()
+        if self._config.ranks_in_step:
+            self.give_memory_back()
 
     def fingerprints(self) -> dict[str, int]:
         """The fingerprint of every tensor that `export_weights` writes, by name."""

@@ -21,6 +21,7 @@ from artifacts.store import Store
 from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 from tasks.engines.base import SamplingConfig
 from tasks.engines.registry import EngineConfig
+from tasks.engines.transports.base import TransferPlan, TransportKind
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.registry import EnvironmentConfig
 from tasks.learner.learner_config import LearnerConfig
@@ -125,6 +126,7 @@ class RunContext:
     engines: tuple[str, ...]  # actor names of the rollout replicas
     learners: tuple[str, ...]  # actor names of the learner ranks, by rank
     judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward
+    transport: TransportKind = "file"  # how weights get to the engines
     # actor names of the workers of environments; without any, each engine has their processes
     environment_workers: tuple[str, ...] = ()
     devices: Mapping[str, str]  # device of every actor, for the timeline
@@ -174,6 +176,17 @@ class RunContext:
             for start_s, end_s in times
             for device in self.devices_of(actor)
         )
+
+    @property
+    def transfer(self) -> TransferPlan:
+        """How weights get to the workers of the engines as they are now."""
+        members = tuple(
+            f"{name}/{rank}"
+            for name in self.engines
+            for rank in range(len(self.members.get(name, (name,))))
+        )
+        deadline_s = self.deadlines.weights_s / 2  # so that it passes within that of the load
+        return TransferPlan(kind=self.transport, members=members, deadline_s=deadline_s)
 
     def with_engines(self, members: Mapping[str, tuple[str, ...]]) -> RunContext:
         """This context with other engines; members as in the field of that name."""

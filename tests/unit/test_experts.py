@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from artifacts.records import WeightsRef
 from artifacts.weights import fingerprints, write_weights
 from tasks.engines.vllm.worker import WeightReader
 
@@ -77,15 +78,12 @@ class Toy(nn.Module):
 class Reader(WeightReader):
     """The extension, beside a runner that loads the toy; `spoil` is what a load goes wrong by."""
 
-    vllm_config = None
-
     def __init__(self, model: Toy, spoil: float = 0.0) -> None:
-        self.model_runner = SimpleNamespace(
-            get_model=lambda: model, reload_weights=self._reload, model=model
-        )
+        self.rank = 0
+        self.model_runner = SimpleNamespace(get_model=lambda: model, model=model)
         self._spoil = spoil
 
-    def _reload(self, weights_iterator: list[tuple[str, Tensor]]) -> None:
+    def reload_weights(self, weights_iterator: list[tuple[str, Tensor]]) -> None:
         tensors = dict(weights_iterator)
         self.model_runner.model.norm.weight.copy_(tensors["norm.weight"])
         w13, w2 = tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj"].clone()
@@ -99,19 +97,19 @@ class Reader(WeightReader):
         return experts
 
 
-def write_version(folder: Path, version: int) -> tuple[str, list[Tensor]]:
+def write_version(folder: Path, version: int) -> tuple[WeightsRef, list[Tensor]]:
     """The file, and its experts."""
     generator = torch.Generator().manual_seed(version)
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    path = write_weights(tensors.items(), folder / f"{version}.safetensors", version).path
-    return path, [tensor.bfloat16() for name, tensor in tensors.items() if "experts" in name]
+    weights = write_weights(tensors.items(), folder / f"{version}.safetensors", version)
+    return weights, [tensor.bfloat16() for name, tensor in tensors.items() if "experts" in name]
 
 
 def test_every_version_of_experts_is_packed_and_read_back_as_the_file(tmp_path: Path) -> None:
     reader = Reader(Toy())
     for version in (1, 2, 3):
-        path, written = write_version(tmp_path, version)
-        assert reader.load_version(path, version) == fingerprints(path)
+        weights, written = write_version(tmp_path, version)
+        assert reader.load_version(weights, "engine") == fingerprints(weights.path)
         for computed, wanted in zip(reader.experts.computes_with(), written, strict=True):
             assert torch.equal(computed, wanted)
 
@@ -120,16 +118,16 @@ def test_every_version_of_experts_is_packed_and_read_back_as_the_file(tmp_path: 
 def test_what_experts_hold_is_told_apart_from_a_file(tmp_path: Path, spoil: float) -> None:
     """One element that differs, and weights that were never packed."""
     reader = Reader(Toy(), spoil)
-    path, (_, down) = write_version(tmp_path, 1)
-    found = reader.load_version(path, 1)
+    weights, (_, down) = write_version(tmp_path, 1)
+    found = reader.load_version(weights, "engine")
     if not spoil:
         reader.experts.w2_weight.copy_(down)
-        found = reader.fingerprints_held(path, 1)
-    right = fingerprints(path)
+        found = reader.fingerprints_held(weights.path, 1)
+    right = fingerprints(weights.path)
     assert [name for name in right if found[name] != right[name]] == ["mlp.experts.down_proj"]
 
 
 def test_experts_that_ranks_share_are_not_read_back(tmp_path: Path) -> None:
     reader = Reader(Toy(num_ranks=2))
-    path, _ = write_version(tmp_path, 1)
-    assert reader.load_version(path, 1) == fingerprints(path)
+    weights, _ = write_version(tmp_path, 1)
+    assert reader.load_version(weights, "engine") == fingerprints(weights.path)

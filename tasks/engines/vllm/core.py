@@ -163,7 +163,7 @@ class VllmCore:
             self.hold_new()
         for live in self._live.values():
             live.spans = live.spans_with(self._version)
-        prints = self._engine.collective_rpc("load_version", args=(weights.path, weights.version))
+        prints = self._engine.collective_rpc("load_version", args=(weights, self._name))
         self._version = weights.version
         if keeps:
             self._siblings.salt = str(weights.version)

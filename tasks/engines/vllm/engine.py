@@ -88,6 +88,10 @@ class VllmEngineConfig(ReplicaConfig):
         return self.sleep_mode is True
 
     @property
+    def takes_offers(self) -> bool:
+        return True
+
+    @property
     def gpu_share(self) -> float:
         return self.gpu_memory_utilization
 

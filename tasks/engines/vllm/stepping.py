@@ -4,8 +4,8 @@
                               └───────── sleep when idle ◀────────┘
 
 Callers run on an event loop and are woken for finished responses and new tokens, never for a step.
-When the core raises anything but a ValueError, the thread ends: every pending and later call raises
-EngineLost with the cause.
+When the core raises anything but a ValueError, or TransferLost for weights that did not come, the
+thread ends: every pending and later call raises EngineLost with the cause.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from artifacts.new_tokens import News
 from tasks.engines.base import EngineLost
+from tasks.engines.transports.base import TransferLost
 
 T = TypeVar("T")
 
@@ -200,7 +201,7 @@ class SteppingThread(Generic[C]):
             return
         try:
             command.answer.set_result(command.run(core))
-        except ValueError as error:
+        except (ValueError, TransferLost) as error:
             command.answer.set_exception(error)
         except BaseException as error:
             command.answer.set_exception(self._dead_of(error))

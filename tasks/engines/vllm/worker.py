@@ -1,12 +1,13 @@
-"""The code inside every vLLM worker: load a weight file, then fingerprint the tensors that the
-worker holds.
+"""The code inside every vLLM worker: load a weight version from its file or from the learner
+(`tasks.engines.transports`), then fingerprint the tensors that the worker holds.
 
-    file ─▶ vLLM's own reload (the first version) ─▶ read back ─▶ fingerprints, by checkpoint name
-         └▶ direct load, tensor by tensor (later) ─▶ read back ─┘
+    stream ─▶ vLLM's own reload, of all at once (the first) ─▶ read back ─▶ fingerprints, by name
+           └▶ direct load, bucket by bucket (later versions) ─▶ read back ─┘
 
 vLLM mixes `WeightReader` into its worker class (`worker_extension_cls`): each tensor-parallel rank
-reads the file itself. What it then reads back of its weights (`model_parts` knows what lies where)
-is written over the file's tensor, whose fingerprint is the file's exactly when both agree:
+takes the version itself. "The file" below is whatever the tensors come from. What it then reads
+back of its weights (`model_parts` knows what lies where) is written over the file's tensor, whose
+fingerprint is the file's exactly when both agree:
 
 * tensors that the model keeps as they are (every tensor on a GPU) are read whole;
 * the CPU backend repacks linear weights and drops the originals. One-hot rows through the packed
@@ -27,7 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from artifacts.records import WeightsRef
 from artifacts.weights import fingerprint, read_weights
+from tasks.engines.transports.base import TransportKind, WeightStream, WeightTransport
+from tasks.engines.transports.registry import opened
 from tasks.engines.vllm.model_parts import (
     NAMES,
     TensorPart,
@@ -48,30 +52,40 @@ _COLUMNS = 8  # input columns read back per repacked matrix; costs one decode st
 class WeightReader:
     """Methods added to vLLM's worker class; called by name through `collective_rpc`."""
 
-    model_runner: Any  # vLLM's model runner and configuration, which its worker class provides
-    vllm_config: Any
+    model_runner: Any  # these three are of vLLM's worker class
+    reload_weights: Any
+    rank: int  # of tensor parallelism
+    # the engines' side of transports that have been used
+    _transports: dict[TransportKind, WeightTransport] | None = None
     # shape of every tensor, once a version that vLLM loaded has proven where tensors lie
     _proven_shapes: Mapping[str, torch.Size] | None = None
 
-    def load_version(self, path: str, version: int) -> dict[str, int]:
-        """Load the file into the model in place; returns the fingerprint of every tensor that the
-        model now holds, by checkpoint name. Raises ValueError, before anything is changed, when the
-        file's tensors are not the model's."""
+    def load_version(self, weights: WeightsRef, engine: str) -> dict[str, int]:
+        """Load a version into the model in place; returns the fingerprint of every tensor that the
+        model now holds, by checkpoint name. engine: this worker's engine. Raises ValueError, before
+        anything is changed, when the version's tensors are not the model's, and TransferLost."""
         model: nn.Module = self.model_runner.get_model()
-        stream = dict(read_weights(path))
-        _check_tensors(model, self._proven_shapes or {}, stream, path)
-        before = addresses(model)
-        if self._proven_shapes is not None:
-            prints = _fingerprints_held(model, stream, version, load_first=True)
+        self._transports = self._transports or {}
+        before, is_direct = addresses(model), self._proven_shapes is not None
+        device, member = next(model.parameters()).device, f"{engine}/{self.rank}"
+        with opened(weights, device, member, self._transports) as stream:
+            _check_tensors(model, self._proven_shapes or {}, stream.shapes, weights.path)
+            if self._proven_shapes is None:
+                prints = self._load_by_vllm(model, _whole(stream), weights.version)
+            else:
+                prints = {}
+                for bucket in stream.buckets:
+                    prints |= _fingerprints_held(model, bucket, weights.version, load_first=True)
+        if is_direct or device.type == "cuda":
             check_in_place(before, addresses(model))
-            return prints
-        from vllm.config import set_current_vllm_config
+        return prints
 
+    def _load_by_vllm(
+        self, model: nn.Module, stream: Mapping[str, Tensor], version: int
+    ) -> dict[str, int]:
+        """Load all tensors by vLLM's own rules, and try to prove the map of where they lie."""
         forget_kernels(model)
-        with set_current_vllm_config(self.vllm_config):
-            self.model_runner.reload_weights(weights_iterator=_with_tied_copies(model, stream))
-        if next(model.parameters()).is_cuda:
-            check_in_place(before, addresses(model))
+        self.reload_weights(weights_iterator=_with_tied_copies(model, stream))
         prints = _fingerprints_held(model, stream, version)
         if is_plain(model) and _is_map_proven(model, stream, prints):
             self._proven_shapes = {name: tensor.shape for name, tensor in stream.items()}
@@ -98,8 +112,21 @@ def check_in_place(before: Mapping[str, int], after: Mapping[str, int]) -> None:
         )
 
 
+def _whole(stream: WeightStream) -> Mapping[str, Tensor]:
+    """All tensors at once; those that come in several buckets wait in host memory."""
+    tensors: dict[str, Tensor] = {}
+    for bucket in stream.buckets:
+        if len(bucket) == len(stream.shapes):
+            return bucket
+        tensors |= {name: tensor.to("cpu", copy=True) for name, tensor in bucket.items()}
+    return tensors
+
+
 def _check_tensors(
-    model: nn.Module, shapes: Mapping[str, torch.Size], stream: Mapping[str, Tensor], path: str
+    model: nn.Module,
+    shapes: Mapping[str, torch.Size],
+    stream: Mapping[str, torch.Size],
+    path: str,
 ) -> None:
     """Raises ValueError unless the file has the model's tensors, in these shapes if any."""
     expected, found = checkpoint_names(model), set(stream)
@@ -110,10 +137,10 @@ def _check_tensors(
             " write it from the model that the engine was started with"
         )
     for name, needed in shapes.items():
-        if stream[name].shape != needed:
+        if stream[name] != needed:
             raise ValueError(
                 f"a weight file must hold tensors of the model's shapes; {name} is"
-                f" {tuple(stream[name].shape)} in {path} and {tuple(needed)} in the model; write it"
+                f" {tuple(stream[name])} in {path} and {tuple(needed)} in the model; write it"
                 " from the model that the engine was started with"
             )
 
@@ -140,10 +167,11 @@ def _fingerprints_held(
     *,
     load_first: bool = False,
 ) -> dict[str, int]:
-    """load_first: every parameter is loaded directly before it is read."""
+    """The fingerprints of those tensors that are in the stream, as the model holds them.
+    load_first: every parameter is loaded directly before it is read."""
     prints = _fingerprints_of_experts(model, stream)
     for module, parameter, names in parameters_of(model):
-        if are_experts(module):
+        if are_experts(module) or names[0] not in stream:
             continue
         parts = parts_of(module, names, stream)
         if load_first:
