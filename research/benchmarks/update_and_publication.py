@@ -4,10 +4,17 @@ else of a step.
     python -m research.benchmarks.update_and_publication                   # SmolLM2 on two cores
     python -m research.benchmarks.update_and_publication --cores 0 1 2 3 --repeats 15
     python -m research.benchmarks.update_and_publication --parameters sharded --model DIRECTORY
+    python -m research.benchmarks.update_and_publication --transport file ipc      # in turn
+    python -m research.benchmarks.update_and_publication --device cuda --cores 0 --transport ipc
+    python -m research.benchmarks.update_and_publication --device cuda --out FOLDER
 
-A learner rank and an engine on every core, each in a process of its own as in a run, and the code
-of a run: `update_all` and `publish_version`. A part is what its caller waits for it, in parallel
-with the others. Leaves out Prefect and Dask, whose calls cost milliseconds.
+A learner rank and an engine on every core, or on every GPU of these numbers, each in a process of
+its own as in a run, and the code of a run: `update_all` and `publish_version`. Of several
+transports every step takes the next. A part is what its caller waits for it, in parallel with the
+others. Leaves out Prefect and Dask, whose calls cost milliseconds.
+
+With --out it publishes models of the long-tail shapes by every transport and prints figures: one
+engine, and one rank that holds the weights and trains nothing, 2 bytes a parameter each.
 """
 
 from __future__ import annotations
@@ -21,27 +28,36 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Lock
 from typing import Any, get_args
+
+import torch
 
 from artifacts.models.registry import SmolLM2Config
 from artifacts.records import Running, WeightsRef, pack
 from research.benchmarks.learner_throughput import long_tailed_groups
+from research.gpu.figures import Figure
+from research.gpu.long_tail import SHAPES, make_model
 from tasks.cluster.process_environment import KEEP_KERNELS, KEEP_MEMORY, threads
 from tasks.engines.base import Attestation
+from tasks.engines.transports.base import TransferPlan, TransportKind
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.policy import Placement
+from tasks.learner.policy import Placement, load_reference
 from tasks.learner.publication import publish_version
+from tasks.learner.ranks import Ranks
 from tasks.learner.remote import LearnerActor, RemoteLearner
+from tasks.learner.trainer import LearnerRank
 from tasks.learner.weight_check import WeightCheckConfig
 from tasks.tiny_models.models import resolve_model
 
 _DEADLINE_S = 600.0
 _JOIN_S = 60.0  # of the ranks' meeting, and of each of their collectives
+BOUNDS_S = {"1.5b": 0.3, "7b": 1.0}  # of a publication without a file
 _START_WEIGHTS = "start"  # what each process says when it is ready
 
 Parts = defaultdict[str, list[float]]
@@ -54,6 +70,7 @@ class Served:
     name: str
     connection: Connection
     parts: Parts  # seconds of each call, by name and method
+    asking: Lock = field(default_factory=Lock)  # one call at a time
 
     async def call(
         self, method: str, *args: object, deadline_s: float
@@ -64,8 +81,9 @@ class Served:
         return answer
 
     def _ask(self, method: str, args: tuple[object, ...]) -> object:
-        self.connection.send((method, args))
-        return self.connection.recv()
+        with self.asking:
+            self.connection.send((method, args))
+            return self.connection.recv()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +103,51 @@ class ServedEngine:
 
 
 def _serve_learner(
-    connection: Connection, model: str, rank: int, cores: tuple[int, ...], config: LearnerConfig
+    connection: Connection,
+    model: str,
+    rank: int,
+    cores: tuple[int, ...],
+    config: LearnerConfig,
+    device: str = "cpu",
 ) -> None:
-    _serve(connection, LearnerActor(config, model, rank, len(cores), (cores[rank],), device="cpu"))
+    own = _placed(device, cores[rank])
+    _serve(connection, LearnerActor(config, model, rank, len(cores), own, device=device))
 
 
-def _serve_engine(connection: Connection, model: str, rank: int, core: int) -> None:
-    engine = VllmEngine(VllmEngineConfig(), model, f"engine-{rank}", (core,), seed=0)
+def _serve_engine(connection: Connection, model: str, rank: int, core: int, device: str) -> None:
+    config = VllmEngineConfig(gpu_memory_utilization=0.4)
+    engine = VllmEngine(config, model, f"engine-{rank}", _placed(device, core), seed=0)
     engine.start()
     _serve(connection, engine)
+
+
+class HeldPolicy(LearnerActor):
+    """A learner rank that holds the weights and trains nothing; every publication is a version."""
+
+    def __init__(self, model: str, device: str) -> None:
+        rank = LearnerRank.__new__(LearnerRank)
+        rank._config, rank._temperature = LearnerConfig(), 1.0
+        rank._ranks = Ranks(0, 1, torch.device(device))
+        rank._policy = load_reference(model, "bf16", rank._ranks)  # type: ignore[assignment]  # it scores
+        rank._transports, rank._transport = {}, None
+        self._rank, self._version = rank, 0
+
+    def next_version(self) -> None:
+        self._version += 1
+
+
+def _serve_held(connection: Connection, model: str, core: int, device: str) -> None:
+    if own := _placed(device, core):
+        os.sched_setaffinity(0, own)
+    _serve(connection, HeldPolicy(model, device))
+
+
+def _placed(device: str, number: int) -> tuple[int, ...]:
+    """The cores of this process: one, or all beside the GPU of that number, which it sees alone."""
+    if device == "cpu":
+        return (number,)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+    return ()
 
 
 def _serve(connection: Connection, served: object) -> None:
@@ -121,9 +175,14 @@ async def _awaited(answer: Awaitable[object]) -> object:
 
 
 def start_learner(
-    model: str, rank: int, cores: tuple[int, ...], config: LearnerConfig, parts: Parts
+    model: str,
+    rank: int,
+    cores: tuple[int, ...],
+    config: LearnerConfig,
+    parts: Parts,
+    device: str = "cpu",
 ) -> Served:
-    return _start(_serve_learner, f"learner-{rank}", (model, rank, cores, config), parts)
+    return _start(_serve_learner, f"learner-{rank}", (model, rank, cores, config, device), parts)
 
 
 def _start(
@@ -151,14 +210,15 @@ async def measure(
     repeats: int,
     *,
     ranks_in_step: bool,
+    kinds: Sequence[TransportKind] = ("file",),
 ) -> None:
-    """Updates and publications, one after the other; the first of each is not counted."""
+    """Updates and publications, one after the other, by these transports in turn; the first of each
+    is not counted."""
     groups = long_tailed_groups(1, 2, seed=0)
-    gate = WeightCheckConfig()
-    probed = long_tailed_groups(gate.num_probes, 2, seed=1)
-    probes = tuple(group.prompt.token_ids[: gate.probe_tokens] for group in probed)
-    for step in range(1, repeats + 2):
-        if step == 2:
+    gate, members = WeightCheckConfig(), tuple(f"{engine.name}/0" for engine in engines)
+    for step in range(1, len(kinds) * (repeats + 1) + 1):
+        kind = kinds[(step - 1) % len(kinds)]
+        if step == len(kinds) + 1:
             parts.clear()
         # together: ranks in step can compute in no other way
         await asyncio.gather(
@@ -175,29 +235,108 @@ async def measure(
             engines,  # type: ignore[arg-type]  # as much of an engine as it needs
             directory,
             check=gate,
-            probes=probes,
+            probes=_probes(gate),
             ranks_in_step=ranks_in_step,
+            plan=TransferPlan(kind=kind, members=members),
         )
         parts["update"].append(updated - started)
-        parts["publication"].append(time.perf_counter() - updated)
+        name = "publication" if len(kinds) == 1 else f"publication by {kind}"
+        parts[name].append(time.perf_counter() - updated)
         parts["difference of the probes, nats"].append(published.probe_difference_nats or 0.0)
 
 
-async def _run(model: str, cores: tuple[int, ...], repeats: int, config: LearnerConfig) -> Parts:
+def _probes(gate: WeightCheckConfig) -> tuple[tuple[int, ...], ...]:
+    probed = long_tailed_groups(gate.num_probes, 2, seed=1)
+    return tuple(group.prompt.token_ids[: gate.probe_tokens] for group in probed)
+
+
+def _in_memory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+
+
+async def _run(
+    model: str,
+    cores: tuple[int, ...],
+    repeats: int,
+    config: LearnerConfig,
+    device: str,
+    kinds: Sequence[TransportKind],
+) -> Parts:
     parts: Parts = defaultdict(list)
-    learners = [start_learner(model, rank, cores, config, parts) for rank in range(len(cores))]
     engines = [
-        _start(_serve_engine, f"engine-{rank}", (model, rank, core), parts)
+        _start(_serve_engine, f"engine-{rank}", (model, rank, core, device), parts)
         for rank, core in enumerate(cores)
     ]
-    for served in (*learners, *engines):
+    for served in engines:  # before learners take memory of their GPUs
         await asyncio.to_thread(served.connection.recv)
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as out:
+    learners = [
+        start_learner(model, rank, cores, config, parts, device) for rank in range(len(cores))
+    ]
+    for served in learners:
+        await asyncio.to_thread(served.connection.recv)
+    with _in_memory() as out:
         remotes = await meet(learners, Path(out))
         ready = [ServedEngine(name=served.name, served=served) for served in engines]
         in_step = config.ranks_in_step
-        await measure(remotes, ready, Path(out), parts, repeats, ranks_in_step=in_step)
+        await measure(remotes, ready, Path(out), parts, repeats, ranks_in_step=in_step, kinds=kinds)
     return parts
+
+
+async def publications(
+    model: str, device: str, places: tuple[int, int], kinds: Sequence[TransportKind], repeats: int
+) -> dict[TransportKind, list[float]]:
+    """Seconds of publications of unchanged weights, the weight check included, by transport, in
+    turn. places: core or GPU of the engine, and of the rank that holds the weights."""
+    engine = _start(_serve_engine, "engine-0", (model, 0, places[0], device), defaultdict(list))
+    await asyncio.to_thread(engine.connection.recv)
+    held = _start(_serve_held, "learner-0", (model, places[1], device), defaultdict(list))
+    await asyncio.to_thread(held.connection.recv)
+    learner = RemoteLearner(held, _DEADLINE_S)  # type: ignore[arg-type]  # as in `meet`
+    gate = WeightCheckConfig()
+    seconds: dict[TransportKind, list[float]] = {kind: [] for kind in kinds}
+    with _in_memory() as out:
+        for number in range(len(kinds) * (repeats + 1)):
+            kind = kinds[number % len(kinds)]
+            await held.call("next_version", deadline_s=_DEADLINE_S)
+            began = time.perf_counter()
+            await publish_version(
+                [learner],
+                [ServedEngine(name=engine.name, served=engine)],  # type: ignore[list-item]  # as above
+                Path(out),
+                check=gate,
+                probes=tuple(tuple(range(first, first + gate.probe_tokens)) for first in (3, 9)),
+                ranks_in_step=False,
+                plan=TransferPlan(kind=kind, members=("engine-0/0",)),
+            )
+            if number >= len(kinds):  # the first of each makes pages, groups and maps
+                seconds[kind].append(time.perf_counter() - began)
+    for served in (engine, held):
+        served.connection.close()
+    return seconds
+
+
+def print_figures(device: str, out: Path) -> None:
+    """Make a model of each long-tail shape in the folder, publish it by every transport that the
+    devices allow, and print the medians."""
+    shapes, places = ["0.5b", "1.5b", "7b"], (0, 0)
+    kinds: list[TransportKind] = ["file", "ipc"]
+    if device == "cpu":
+        shapes, places, kinds = ["tiny"], (0, 1), [*kinds, "broadcast"]
+    for shape in shapes:
+        model = str(make_model(out / shape, SHAPES[shape], 256.0, device))
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        measured = dict(asyncio.run(publications(model, device, places, kinds, repeats=5)))
+        if torch.cuda.device_count() > 1:  # NCCL wants a GPU for each
+            apart = publications(model, device, (0, 1), ["broadcast"], repeats=5)
+            measured |= asyncio.run(apart)
+        for kind, seconds in measured.items():
+            Figure(
+                name=f"publication of {shape} by {kind}, with the weight check",
+                value=statistics.median(seconds),
+                unit="s",
+                at_most=None if kind == "file" else BOUNDS_S.get(shape),
+            ).print()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -207,7 +346,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parameters", choices=get_args(Placement), default="replicated")
     parser.add_argument("--model", type=Path, help="a Hugging Face directory, not SmolLM2")
     parser.add_argument("--cache", type=Path, default=Path(".cache/models"))
+    parser.add_argument("--transport", nargs="+", choices=get_args(TransportKind), default=["file"])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, help="print figures of made models, kept here")
     given = parser.parse_args(arguments)
+    if given.out:
+        print_figures(given.device, given.out)
+        return
     if given.parameters == "sharded" and len(given.cores) < 2:
         parser.error(
             f"--parameters sharded needs two --cores or more, got {given.cores}: there is nobody to"
@@ -216,7 +361,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.update(KEEP_MEMORY | KEEP_KERNELS | threads(1))
     model = given.model or resolve_model(SmolLM2Config(), given.cache)
     config = LearnerConfig(parameters=given.parameters)
-    parts = asyncio.run(_run(str(model), tuple(given.cores), given.repeats, config))
+    cores, kinds = tuple(given.cores), tuple(given.transport)
+    parts = asyncio.run(_run(str(model), cores, given.repeats, config, given.device, kinds))
     for name, seconds in parts.items():
         spread = f"({min(seconds):.3f} to {max(seconds):.3f})"
         print(f"{name:40} {statistics.median(seconds):.3f} {spread}")
