@@ -45,6 +45,8 @@ PARTS = (
         about="an engine gives its memory back, and wakes to the same tokens",
         module="research.gpu.sleeping",
         share=0.15,
+    ),
+    Part(
         name="publication",
         about="weights from learner to engine by each transport, the weight check included",
         module="research.benchmarks.update_and_publication",

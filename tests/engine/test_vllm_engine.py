@@ -17,6 +17,8 @@ from transformers import LlamaForCausalLM
 from artifacts.records import Generated, VersionSpan, WeightsRef
 from artifacts.weights import fingerprints
 from tasks.engines.base import EngineLost, EngineStats
+from tasks.engines.transports.base import FlatWeights, slots_of
+from tasks.engines.transports.shared_memory import SharedMemoryTransport
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
 from tasks.rounds.migration import Migration
@@ -207,6 +209,32 @@ async def test_loading_changes_what_is_sampled_and_attested(
     assert {generated.token_ids for generated in seen[1][1].values()} != {
         generated.token_ids for generated in seen[2][1].values()
     }
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_weights_in_mapped_memory_are_loaded_as_those_in_a_file(
+    start_engine: Callable[[str], VllmEngine], versions: Versions, is_first: bool
+) -> None:
+    """As the first version, which vLLM loads by its own rules, and as a later one."""
+    engine = start_engine("mapped")
+    if not is_first:
+        await engine.load_weights(versions[1][0], probes=())
+    weights, model = versions[2]
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    slots = slots_of(shapes)
+    values = torch.zeros(slots[-1].end, dtype=torch.bfloat16)
+    for slot in slots:
+        slot.of(values).copy_(model.get_parameter(slot.name))
+    held = FlatWeights(values=values, slots=slots)
+    offered = SharedMemoryTransport(30.0).offer(held, 2, "", ("mapped/0",))
+    mapped = await engine.load_weights(offered, probes=PROBES)
+    assert dict(mapped.fingerprints) == fingerprints(weights.path)
+    answers = await generate(engine, make_batch(2))
+    assert replace(await engine.load_weights(weights, probes=PROBES), drained_s=0.0) == mapped
+    again = await generate(engine, make_batch(2))
+    assert [answers[name].token_ids for name in answers] == [
+        again[name].token_ids for name in answers
+    ]
 
 
 async def test_attestation_names_a_tensor_that_was_tampered_with(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,15 @@ from turn_factories import as_episode
 
 from artifacts.records import Group, VersionSpan, WeightsRef, unpack
 from artifacts.store import Store
-from artifacts.weights import fingerprints
+from artifacts.weights import fingerprint
 from tasks import train
 from tasks.engines.base import Attestation
+from tasks.engines.transports.base import TransportKind
+from tasks.engines.transports.registry import opened
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.collective import replay_gradients
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.policy import Placement
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.reports import GradientReport
 from tasks.learner.split import one_shot, read_split, write_split
@@ -326,8 +330,9 @@ def publish_of(
     tmp_path: Path,
     patch: pytest.MonkeyPatch,
     config: LearnerConfig = CONTEXT.learner,
+    transport: TransportKind = "file",
 ) -> list[str]:
-    """Publish through the gate to an engine that holds the file; what ranks were asked but plain
+    """Publish through the gate to an engine that holds what came; what ranks were asked but plain
     attestations: "learner-1 export_weights", or the name alone of one that was asked the probes."""
     asked: list[str] = []
     names = tuple(f"learner-{rank}" for rank in range(len(learners)))
@@ -339,18 +344,28 @@ def publish_of(
                 asked.append(f"{self.name} {method}")
             elif unpack(args[0]):  # type: ignore[arg-type]  # packed probes
                 asked.append(self.name)
+            if method == "send_weights":
+                return await asyncio.to_thread(self.actor._rank.send_weights)  # type: ignore[attr-defined]
             return await Local.call(self, method, *args, deadline_s=deadline_s)
 
     @dataclass(frozen=True, slots=True)
     class Loaded:
         name: str
 
+        def take(self, weights: WeightsRef) -> dict[str, int]:
+            with opened(weights, torch.device("cpu"), f"{self.name}/0", {}) as stream:
+                return {
+                    name: fingerprint(tensor)
+                    for bucket in stream.buckets
+                    for name, tensor in bucket.items()
+                }
+
         async def load_weights(
             self, weights: WeightsRef, probes: tuple[tuple[int, ...], ...], running: str
         ) -> Attestation:
             return Attestation(
                 version=weights.version,
-                fingerprints=fingerprints(weights.path),
+                fingerprints=await asyncio.to_thread(self.take, weights),
                 probe_logprobs=learners[0]._rank.probe(probes),
             )
 
@@ -362,7 +377,12 @@ def publish_of(
     patch.setattr(train, "engines_of", lambda run, asked: [Loaded(name) for name in asked])
     devices = dict.fromkeys((*names, "engine-0"), "cpu:0")
     run = replace(
-        CONTEXT, learners=names, weights_dir=str(tmp_path), devices=devices, learner=config
+        CONTEXT,
+        learners=names,
+        weights_dir=str(tmp_path),
+        devices=devices,
+        learner=config,
+        transport=transport,
     )
     asyncio.run(train.publish(replace(run, probes=((1, 2, 3),))))
     return asked
@@ -399,6 +419,37 @@ def test_ranks_in_step_all_export_and_then_all_attest_with_probes(
     names = [f"learner-{rank}" for rank in range(3)]
     assert sorted(asked[:3]) == [f"{name} export_weights" for name in names]
     assert sorted(asked[3:]) == names
+
+
+@pytest.mark.parametrize("transport", ["ipc", "broadcast"])
+@pytest.mark.parametrize("parameters", ["replicated", "sharded"])
+def test_without_a_file_ranks_offer_and_all_attest(
+    model_path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: TransportKind,
+    parameters: Placement,
+) -> None:
+    """With ipc every rank has a handle for its own GPU; a broadcast is of the first one alone, for
+    which all gather their shards. Nothing is written until somebody asks for it."""
+    learners = [new_learner(model_path) for _ in range(3)]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    sharded = parameters == "sharded"
+    for rank, learner in enumerate(learners):
+        learner._rank._ranks = SimpleNamespace(rank=rank, device=torch.device("cpu"))  # type: ignore[assignment]
+    config = LearnerConfig(parameters=parameters)
+    asked = publish_of(learners, tmp_path, monkeypatch, config, transport)
+    names = [f"learner-{rank}" for rank in range(3)]
+    assert sorted(each for each in asked if "offer" in each) == [
+        f"{name} offer_weights" for name in names
+    ]
+    assert ("learner-0 send_weights" in asked) == (transport == "broadcast")
+    assert [each for each in asked if each in names] == (names if sharded else names[-1:])
+    assert not list(tmp_path.glob("*.safetensors"))
+    if transport == "ipc" and not sharded:
+        learners[2]._rank._policy.parameters.view("model.norm.weight")[3] += 1
+        with pytest.raises(WeightCheckFailed, match=r"must hold the learner's model\.norm\.weight"):
+            publish_of(learners, tmp_path, monkeypatch, config, transport)
 
 
 def test_a_rank_of_another_version_is_named(
