@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -248,6 +249,17 @@ def test_an_engine_that_does_not_come_is_named_to_all(tmp_path: Path) -> None:
     assert read(tmp_path, "learner-2") == sentence
     assert read(tmp_path, "engine-0-0-2") == sentence
     assert read(tmp_path, "engine-1-0-2") == sentence  # too late, but told
+
+
+def test_a_send_that_waits_ends_when_the_weights_are_withdrawn() -> None:
+    """The publication has failed: the learner has other calls to answer."""
+    transport = BroadcastTransport(LOOPBACK, WAIT_S)
+    transport.offer(weights_of(1), 1, "", ONE)
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(transport.send)
+        transport.withdraw()
+        with pytest.raises(TransferLost, match=r"engine-0/0 did not come .* 0 s|were withdrawn"):
+            sending.result(WAIT_S / 2)
 
 
 @pytest.mark.parametrize("kind", ["ipc", "broadcast"])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -102,16 +102,17 @@ class BroadcastTransport:
         )
 
     def send(self) -> None:
-        assert self._offered is not None, "there is an offer"
-        assert self._store is not None, "offers are met here"
+        if self._offered is None or self._store is None:
+            raise TransferLost("the weights were withdrawn before they were sent")
         ends = time.monotonic() + self._deadline_s
         values, slots = self._offered.values, self._offered.slots
         meeting = PrefixStore(str(self._number), self._store)
-        missing = _missing(meeting, self._members, ends)
+        missing = _missing(meeting, self._members, ends, lambda: self._offered is None)
         if missing:
             self._leave()
-            reason = f"{', '.join(missing)} did not come for the weights within"
-            reason = f"{reason} {self._deadline_s:g} s; {len(missing)} of {len(self._members)}"
+            waited_s = time.monotonic() - ends + self._deadline_s
+            reason = f"{', '.join(missing)} did not come for the weights within {waited_s:.0f} s"
+            reason = f"{reason}; {len(missing)} of {len(self._members)}"
             meeting.set(GO, f"{REFUSED}{reason}")
             raise TransferLost(reason)
         held = {meeting.get(member).decode() for member in self._members}
@@ -286,11 +287,13 @@ def _lost(what: str) -> Iterator[None]:
         raise TransferLost(f"{what} ({_first_line(error)})") from error
 
 
-def _missing(meeting: Store, keys: Sequence[str], ends: float) -> list[str]:
-    """The keys that nobody has set when all are, or when the time is over."""
+def _missing(
+    meeting: Store, keys: Sequence[str], ends: float, is_over: Callable[[], bool] = bool
+) -> list[str]:
+    """The keys that nobody has set when all are, or when the time or the transfer is over."""
     while True:
         missing = [key for key in keys if not meeting.check([key])]
-        if not missing or time.monotonic() >= ends:
+        if not missing or is_over() or time.monotonic() >= ends:
             return missing
         time.sleep(POLL_S)
 
