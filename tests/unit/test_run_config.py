@@ -16,6 +16,7 @@ from sqlalchemy.engine import make_url
 from artifacts.reports.mlflow_client import sqlite_file
 from artifacts.store import Store
 from flows.commands.command_line import assemble
+from flows.config.consistency import transport_for
 from flows.config.presets import PRESETS, overlay, preset_values
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.config.sentence import sentence
@@ -256,6 +257,16 @@ def test_engines_sleep_where_they_take_most_of_a_gpu_that_they_share(
     config = RunConfig.model_validate({"preset": "one-gpu"} | changes | {"engine": engine})
     assert config.engine.sleeps is sleeps
     assert ("sleep_mode" in config.engine.model_fields_set) is ("engine" in changes)
+
+
+def test_a_transport_that_does_not_fit_is_refused_with_the_cure() -> None:
+    assert transport_for(RunConfig.model_validate(preset_values("eight-gpu"))) == "ipc"
+    assert "needs engine.kind=vllm and no elastic workers" in refusal(
+        "learner.transport=ipc", "elastic.enabled=true"
+    )
+    assert "does not fit cluster.roles" in refusal(
+        "learner.transport=broadcast", preset="eight-gpu"
+    )
 
 
 def test_a_remote_root_needs_a_tracking_uri() -> None:

@@ -22,6 +22,7 @@ from toy_engine import SHAPES, Reader, Toy
 
 from artifacts.records import WeightsRef
 from artifacts.weights import fingerprint, write_weights
+from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.base import Attestation
 from tasks.engines.transports.base import (
@@ -33,7 +34,7 @@ from tasks.engines.transports.base import (
     slots_of,
 )
 from tasks.engines.transports.broadcast import BroadcastTransport
-from tasks.engines.transports.registry import opened, transport_of
+from tasks.engines.transports.registry import opened, placed_transport, transport_of
 from tasks.engines.transports.shared_memory import SharedMemoryTransport
 from tasks.learner.weight_check import WeightCheckFailed, check_tensors
 
@@ -133,8 +134,7 @@ def play_learner(
             with kept(folder, f"learner-{version}"), dying(transport, fault):
                 transport.send()
         for member in members:
-            if not any(each == member and "dies" in what for (each, _), what in faults.items()):
-                read(folder, f"{name_of(member)}-{version}")
+            read(folder, f"{name_of(member)}-{version}")
         if transport is not None:
             transport.withdraw()
 
@@ -159,8 +159,6 @@ def play_engine(member: str, folder: Path, versions: int, faults: Faults) -> Non
     for version in range(1, versions + 1):
         offered, fault = read(folder, f"offer-{version}"), faults.get((member, version))
         assert isinstance(offered, WeightsRef)
-        if fault == "dies before":
-            os._exit(9)
         if faults.get(("learner", version)) == "dies before":
             await_end(f"/proc/{read(folder, 'dying')}/fd")
         if fault == "replaced":  # a new process, as far as the others see
@@ -171,6 +169,7 @@ def play_engine(member: str, folder: Path, versions: int, faults: Faults) -> Non
             transports = reader._transports or {}
             with opened(offered, torch.device("cpu"), member, transports) as stream:
                 next(stream.buckets)
+                write(folder, f"{name_of(member)}-{version}", "it dies")
                 os._exit(9)
         name = f"{name_of(member)}-{version}"
         with kept(folder, name):
@@ -346,3 +345,23 @@ def test_ipc_without_a_learner_on_the_device_says_what_to_do() -> None:
         SharedMemoryTransport(1.0).open(offered, torch.device("meta"), ONE[0]),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("roles", "devices_per_host", "kind"),
+    [
+        ("rollout: 0-3, learner: 0-3", 8, "ipc"),
+        ("rollout: 0-1, learner: 0-3", 8, "ipc"),
+        ("rollout: 0-3, learner: 0-3", 2, "ipc"),  # each engine beside a rank of its own machine
+        ("rollout: 2-3, learner: 0-1", 8, "broadcast"),
+        ("rollout: 1-3, learner: 0-1", 8, "broadcast"),
+        ("rollout: 0-3, learner: 0-1", 8, "file"),  # rank 0 has an engine beside it
+        ("rollout: 2-3, learner: 0-1", 2, "file"),  # another machine
+    ],
+)
+def test_the_roles_choose_the_way(roles: str, devices_per_host: int, kind: str) -> None:
+    gpus = ClusterConfig(
+        device_kind="cuda", num_devices=4, devices_per_host=devices_per_host, roles=roles
+    )
+    assert placed_transport(gpus) == kind
+    assert placed_transport(gpus.model_copy(update={"device_kind": "cpu"})) == "file"
