@@ -21,7 +21,7 @@ from turn_factories import as_episode
 
 from artifacts.records import Group, VersionSpan, WeightsRef, unpack
 from artifacts.store import Store
-from artifacts.weights import fingerprint
+from artifacts.weights import fingerprint, fingerprints
 from tasks import train
 from tasks.engines.base import Attestation
 from tasks.engines.transports.base import TransportKind
@@ -30,6 +30,7 @@ from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.collective import replay_gradients
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.policy import Placement
+from tasks.learner.publication import written
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.reports import GradientReport
 from tasks.learner.split import one_shot, read_split, write_split
@@ -450,6 +451,17 @@ def test_without_a_file_ranks_offer_and_all_attest(
         learners[2]._rank._policy.parameters.view("model.norm.weight")[3] += 1
         with pytest.raises(WeightCheckFailed, match=r"must hold the learner's model\.norm\.weight"):
             publish_of(learners, tmp_path, monkeypatch, config, transport)
+
+
+def test_a_version_without_a_file_is_written_for_who_asks(
+    learner: LearnerActor, tmp_path: Path
+) -> None:
+    """The learner may have moved on: the reference says which version the file has."""
+    learner._version = 4
+    asked = WeightsRef(version=3, path=str(tmp_path / "00003.safetensors"), digest="")
+    weights = asyncio.run(written([remote("learner-0", learner)], asked, ranks_in_step=False))
+    assert (weights.version, Path(weights.path).name) == (4, "00004.safetensors")
+    assert fingerprints(weights.path) == learner._rank.fingerprints()
 
 
 def test_a_rank_of_another_version_is_named(
