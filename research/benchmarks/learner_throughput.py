@@ -3,21 +3,25 @@ loss, paired runs.
 
     python -m research.benchmarks.learner_throughput --model smollm2 --threads 2
     python -m research.benchmarks.learner_throughput --model random-1.5b --device cuda --groups 64
+    python -m research.benchmarks.learner_throughput --model random-1.5b --device cuda \
+        --row-tokens 4096 16384 65536 --json out.json
 
 The plain loop pads each micro-batch of sequences to its longest, runs every prompt once per
 response and takes log-softmax at the response positions only. Both sides count the tokens of
-prompts and responses as they stand in the batch, so tokens/s compare. Leaves out rollout and the
-update.
+prompts and responses as they stand in the batch, so tokens/s compare. With --row-tokens the learner
+runs alone, on full rows of each of these lengths, and its share of the matmul ceiling is printed.
+Leaves out rollout and the update.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,12 +34,17 @@ from artifacts.records import Generated, Group, Outcome, Prompt, Response, Score
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.clipped import PpoClipLoss
 from tasks.learner.packing import Sample
+from tasks.learner.reports import AccumulateReport
 from tasks.learner.samples import training_set
 from tasks.learner.token_loss import TokenBatch
 from tasks.learner.trainer import LearnerRank
 from tasks.tiny_models.models import resolve_model
 
-_SHAPES = {"random-0.5b": (1024, 4096, 24, 16, 8), "random-1.5b": (2048, 8192, 22, 16, 8)}
+_SHAPES = {
+    "random-tiny": (64, 128, 2, 4, 2),
+    "random-0.5b": (1024, 4096, 24, 16, 8),
+    "random-1.5b": (2048, 8192, 22, 16, 8),
+}
 
 
 def long_tailed_groups(num_groups: int, num_responses: int, seed: int) -> tuple[Group, ...]:
@@ -44,22 +53,35 @@ def long_tailed_groups(num_groups: int, num_responses: int, seed: int) -> tuple[
     rng = random.Random(seed)
     families = [_draw(rng, 200) for _ in range(3)]
     return tuple(
-        _group(rng, families[index % 3] + _draw(rng, 30), num_responses, index)
+        _group(
+            rng,
+            families[index % 3] + _draw(rng, 30),
+            [_length(rng) for _ in range(num_responses)],
+            index,
+        )
         for index in range(num_groups)
     )
 
 
-def _group(rng: random.Random, tokens: tuple[int, ...], num_responses: int, index: int) -> Group:
+def row_groups(row_tokens: int, num_rows: int) -> tuple[Group, ...]:
+    """Groups of eight long responses, each of which fills a row of so many computed tokens."""
+    rng = random.Random(0)
+    response = max(2, (row_tokens - 200) // 8)
+    return tuple(_group(rng, _draw(rng, 200), [response] * 8, index) for index in range(num_rows))
+
+
+def _group(
+    rng: random.Random, tokens: tuple[int, ...], lengths: Sequence[int], index: int
+) -> Group:
     prompt = Prompt(prompt_id=f"0/{index}", domain="synthetic", token_ids=tokens, gold="", text="")
     responses = tuple(
-        _response(rng, prompt.prompt_id, number, float(number % 2))
-        for number in range(num_responses)
+        _response(rng, prompt.prompt_id, number, length) for number, length in enumerate(lengths)
     )
     return Group(prompt=prompt, responses=responses)
 
 
-def _response(rng: random.Random, prompt_id: str, index: int, reward: float) -> Response:
-    tokens = _draw(rng, _length(rng))
+def _response(rng: random.Random, prompt_id: str, index: int, length: int) -> Response:
+    tokens = _draw(rng, length)
     generated = Generated(
         prompt_id=prompt_id,
         index=index,
@@ -76,7 +98,7 @@ def _response(rng: random.Random, prompt_id: str, index: int, reward: float) -> 
     score = Score(
         prompt_id=prompt_id,
         index=index,
-        reward=reward,
+        reward=float(index % 2),
         outcome=Outcome.OK,
         detail="",
         scorer="none",
@@ -174,7 +196,28 @@ def _timed(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - started
 
 
-def _model_path(name: str) -> str:
+def ceiling_share(
+    config: LearnerConfig, model_path: str, device: str, row_tokens: int, num_rows: int = 4
+) -> float:
+    """The learner's share of the matmul ceiling on full rows of this length, attention not counted.
+    The row that warms up is not timed."""
+    limits = {"max_tokens_per_microbatch": row_tokens}
+    learner = LearnerRank(config.model_copy(update=limits), model_path, 0, 1, device)
+    learner.accumulate(pack(row_groups(row_tokens, 1)))
+    learner.discard()
+    payload, reports = pack(row_groups(row_tokens, num_rows)), []
+    seconds = _timed(lambda: reports.append(learner.accumulate(payload)), device)
+    shapes = learner._policy.parameters.shapes
+    size = sum(shape.numel() for shape in shapes.values())
+    head = shapes[learner._policy._head_name].numel()
+    return _flops(size, head, reports[0]) / seconds / matmul_ceiling(device)
+
+
+def _flops(size: int, head: int, report: AccumulateReport) -> float:
+    return 6 * (size - head) * report.num_tokens_computed + 6 * head * report.num_tokens_scored
+
+
+def model_of(name: str) -> str:
     if name not in _SHAPES:
         return (
             str(resolve_model(SmolLM2Config(), Path("runs/models"))) if name == "smollm2" else name
@@ -201,7 +244,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model",
         default="smollm2",
-        help="smollm2, random-0.5b, random-1.5b, or a model's directory",
+        help="smollm2, random-tiny, random-0.5b, random-1.5b, or a model's directory",
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--groups", type=int, default=8)
@@ -221,17 +264,33 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="plain loop with fp32 weights under autocast instead of bf16 weights",
     )
+    parser.add_argument(
+        "--row-tokens", type=int, nargs="+", help="no plain loop: the share of the matmul ceiling"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Print every pair, the medians and the ratio."""
+    """Print every pair, the medians and the ratio; or the learner's shares of the ceiling."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    config, path = (
-        LearnerConfig(max_tokens_per_microbatch=arguments.max_tokens),
-        _model_path(arguments.model),
-    )
+    config = LearnerConfig(max_tokens_per_microbatch=arguments.max_tokens)
+    path = model_of(arguments.model)
+    figures: dict[str, float] = {}
+    for row_tokens in arguments.row_tokens or ():
+        share = ceiling_share(config, path, arguments.device, row_tokens)
+        figures[f"ceiling_share_at_{row_tokens}"] = share
+        print(f"row_tokens={row_tokens} share of the measured matmul ceiling: {share:.2f}")
+    if not arguments.row_tokens:
+        figures = _against_plain(arguments, config, path)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1))
+
+
+def _against_plain(
+    arguments: argparse.Namespace, config: LearnerConfig, path: str
+) -> dict[str, float]:
     learner = LearnerRank(config, path, 0, 1, arguments.device)
     plain = PaddedLoop(path, arguments.device, arguments.autocast, arguments.batch_sequences)
     groups = long_tailed_groups(arguments.groups, arguments.responses, seed=0)
@@ -263,8 +322,9 @@ def main() -> None:
     ours, theirs = (num_tokens / statistics.median(column) for column in zip(*pairs, strict=True))
     size = sum(parameter.numel() for parameter in plain.model.parameters())
     head = plain.model.get_output_embeddings().weight.numel()
-    flops = 6 * (size - head) * report.num_tokens_computed + 6 * head * report.num_tokens_scored
-    utilisation = flops / (num_tokens / ours) / matmul_ceiling(arguments.device)
+    utilisation = (
+        _flops(size, head, report) / (num_tokens / ours) / matmul_ceiling(arguments.device)
+    )
     print(
         f"batch_tokens={num_tokens} computed_tokens={report.num_tokens_computed}"
         f" micro_batches={report.num_micro_batches}"
@@ -274,6 +334,7 @@ def main() -> None:
         f" ratio={ours / theirs:.2f}"
     )
     print(f"matmul share of the measured ceiling, attention not counted: {utilisation:.2f}")
+    return {"tokens_per_s": ours, "plain_tokens_per_s": theirs, "ceiling_share": utilisation}
 
 
 if __name__ == "__main__":

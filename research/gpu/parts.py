@@ -53,6 +53,12 @@ PARTS = (
         share=0.3,
     ),
     Part(
+        name="learner",
+        about="the learner's share of the matmul ceiling by rows, and its host's time a row",
+        module="research.gpu.learner",
+        share=0.3,
+    ),
+    Part(
         name="schedules",
         about="sync, tail batching, RollPacker, in turn and asynchronous, at equal answers",
         module="research.gpu.schedules",

@@ -12,7 +12,6 @@ compute dtype.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 
 from artifacts.config_parts import FrozenConfig, with_defaults
 from tasks.learner.optimizer import AdamWConfig, Updater
-from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import ReplicatedParameters
 from tasks.learner.policy import (
     DTYPES,
@@ -32,6 +30,8 @@ from tasks.learner.policy import (
 )
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport
+from tasks.learner.row_report import PendingReport
+from tasks.learner.rows import Row
 
 
 class ValueModel(nn.Module):
@@ -44,23 +44,23 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, batch: PackedBatch, ids: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+    def forward(self, row: Row) -> Tensor:
         """Returns (P,) fp32: the value at the node that predicts each target."""
-        embedded = self.backbone.get_input_embeddings()(ids(batch.tokens))[None]
-        hidden, rows = predicting_states(self.backbone, batch, embedded, ids)
+        embedded = self.backbone.get_input_embeddings()(row.tokens)[None]
+        hidden = predicting_states(self.backbone, row, embedded)
         values = nn.functional.linear(
             hidden.float(), self.head.weight.float(), self.head.bias.float()
         )
-        return values[rows, 0]
+        return values[row.predictions.rows, 0]
 
 
-def load_value_model(model_path: str, ranks: Ranks, recompute_layers: bool) -> ValueModel:
-    """Load a value model in fp32, whole on every rank. Raises ValueError as `load_policy` does."""
-    model = load_decoder(model_path, ranks, "replicated")
+def load_value_model(model_path: str, recompute_layers: bool) -> ValueModel:
+    """Load a value model in fp32 into host memory. Raises ValueError as `load_policy` does."""
+    model = load_decoder(model_path)
     model.requires_grad_(True)
     if recompute_layers:
         recompute(model)
-    return ValueModel(model.base_model).to(ranks.device)
+    return ValueModel(model.base_model)
 
 
 FOLDER = "critic"  # its folder in a checkpoint
@@ -118,31 +118,28 @@ class Critic:
         ranks: Ranks,
     ) -> None:
         self._config = config
-        self._model = load_value_model(model_path, ranks, recompute_layers)
+        self._model = load_value_model(model_path, recompute_layers)
         self.parameters = ReplicatedParameters(self._model, DTYPES[compute], ranks)
         self.updater = Updater(config.optimizer, self.parameters, ranks)
 
     @torch.no_grad()
-    def values(self, batch: PackedBatch) -> Tensor:
+    def values(self, row: Row) -> Tensor:
         """Returns (P,) fp32: the current value before each target of a row; no gradients."""
-        return self._forward(batch)
+        values: Tensor = self._model(row)
+        return values
 
-    def train(
-        self, batch: PackedBatch, weight: Tensor, before: Tensor, returns: Tensor
-    ) -> AccumulateReport:
+    def train(self, row: Row, weight: Tensor, before: Tensor, returns: Tensor) -> PendingReport:
         """Add the gradient of a row's weighted sum of value losses; `weight`, `before` and
         `returns` are (P,). Returns a report of the loss and the time."""
         started, clip = time.time(), self._config.value_clip
-        values = self._forward(batch)
+        values: Tensor = self._model(row)
         leaf = values.detach().requires_grad_()
         total = (weight * value_loss(leaf, before, returns, clip)).sum()
         torch.autograd.backward([values], [torch.autograd.grad(total, leaf)[0]])
         lost = (weight * value_loss(values.detach(), before, returns, clip)).double().sum()
-        return AccumulateReport(value_loss_sum=float(lost), busy=((started, time.time()),))
-
-    def _forward(self, batch: PackedBatch) -> Tensor:
-        def ids(values: tuple[int, ...]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=self.parameters.device)
-
-        values: Tensor = self._model(batch, ids)
-        return values
+        return PendingReport(
+            known=AccumulateReport(),
+            started_s=started,
+            ended_s=time.time(),
+            sums={"value_loss_sum": lost},
+        )

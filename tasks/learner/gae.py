@@ -21,7 +21,7 @@ from torch import Tensor
 from tasks.learner.advantage import GaeAdvantage
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.log_ratios import ESTIMATORS, LARGEST_PENALTY
-from tasks.learner.micro_step import ScoredRow, lengths_of
+from tasks.learner.micro_step import ScoredRow
 from tasks.learner.ranks import Ranks
 from tasks.learner.token_loss import Lengths
 
@@ -95,7 +95,7 @@ def estimates(
     for row in rows:
         assert row.values is not None, "a critic has scored it"
         rewards = _rewards(row, config)
-        advantages.append(token_advantages(rewards, row.values, lengths_of(row.batch), advantage))
+        advantages.append(token_advantages(rewards, row.values, row.row.lengths, advantage))
         returns.append(advantages[-1] + row.values)
     # an advantage is what a value leaves of its return
     left, whole = spread_of(advantages, ranks), spread_of(returns, ranks)
@@ -110,7 +110,7 @@ def estimates(
 
 def _rewards(row: ScoredRow, config: LearnerConfig) -> Tensor:
     """The reward of each token, less the proximal policy's KL penalty where kl_place is reward."""
-    tokens, lengths = row.tokens, lengths_of(row.batch)
+    tokens, lengths = row.tokens, row.row.lengths
     if tokens.reference is None or config.kl_place != "reward":
         return token_rewards(tokens.reward, None, lengths)
     assert tokens.proximal is not None, "a scored row has it"

@@ -9,15 +9,44 @@ chunk. One row of logits serves all tokens that the same node predicts. Leaves o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ROWS_PER_CHUNK = 1024  # logits held at once: chunk x vocabulary, in the compute dtype
 # rows turned into probabilities together, so that fp32 copies stay in cache
 _CPU_ROWS_IN_CACHE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """P tokens, each of which is predicted from one of R rows of hidden states."""
+
+    rows: Tensor  # (P,) int64: the row that predicts each token
+    targets: Tensor  # (P,) int64: the tokens
+    order: Tensor  # (P,) int64: indices of the tokens, sorted by their rows
+    # (P,) int64: a number below P, the same for tokens with the same row and target
+    twins: Tensor
+    bounds: tuple[int, ...]  # where the tokens of each chunk of rows begin in `order`, and P
+
+
+def prediction_arrays(
+    rows: NDArray[np.int64], targets: NDArray[np.int64]
+) -> tuple[Mapping[str, NDArray[np.int64]], tuple[int, ...]]:
+    """Returns the arrays of `Predictions` by name, to be moved to a device, and the bounds. Here
+    on the host, because a GPU would be waited for."""
+    order = np.argsort(rows, kind="stable")
+    num_rows = int(rows.max(initial=-1)) + 1
+    edges = np.arange(0, num_rows + ROWS_PER_CHUNK, ROWS_PER_CHUNK)
+    pairs = rows * (int(targets.max(initial=0)) + 1) + targets
+    _, twins = np.unique(pairs, return_inverse=True)
+    bounds = tuple(np.searchsorted(rows[order], edges).tolist())
+    return {"rows": rows, "targets": targets, "order": order, "twins": twins}, bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +72,24 @@ class HeadResult:
 def head_pass(
     hidden: Tensor,
     weight: Tensor,
-    rows: Tensor,
-    targets: Tensor,
+    predictions: Predictions,
     temperature: float = 1.0,
     loss_gradient: LossGradient | None = None,
     weight_grad: Tensor | None = None,
 ) -> HeadResult:
-    """Compute the log-probabilities of `targets` (P,) given `hidden` (R, hidden)[rows (P,)], under
-    logits / temperature. With a loss gradient, also adds the gradient of `weight` (V, hidden) to
+    """Compute the log-probabilities of the tokens given `hidden` (R, hidden), under logits /
+    temperature. With a loss gradient, also adds the gradient of `weight` (V, hidden) to
     `weight_grad` (fp32) and returns the gradient of `hidden`."""
+    rows, targets = predictions.rows, predictions.targets
     logp, entropy = (
         torch.empty(rows.shape, dtype=torch.float32, device=hidden.device) for _ in range(2)
     )
     grad_hidden = torch.empty_like(hidden) if loss_gradient is not None else None
     every: Tensor | None = None  # derivative by each log-probability, where one call makes them all
     if loss_gradient is not None and loss_gradient.needs_all and len(hidden) > ROWS_PER_CHUNK:
-        scored = head_pass(hidden, weight, rows, targets, temperature).logp
+        scored = head_pass(hidden, weight, predictions, temperature).logp
         every = _all_derivatives(loss_gradient, scored)
-    for first_row, tokens in _chunks(rows, len(hidden)):
+    for first_row, tokens in _chunks(predictions):
         inputs = hidden[first_row : first_row + ROWS_PER_CHUNK]
         local, wanted = rows[tokens] - first_row, targets[tokens]
         logits = inputs @ weight.t()
@@ -73,7 +102,16 @@ def head_pass(
         by_logp = loss_gradient.by_logp(tokens, chosen) if every is None else every[tokens]
         by_entropy = loss_gradient.by_entropy
         bonus = None if by_entropy is None else (row_entropy, by_entropy[tokens] / temperature)
-        _to_logit_gradient(logits, local, wanted, chosen, by_logp / temperature, bonus)
+        summed = add_rows(torch.zeros_like(logp), predictions.twins[tokens], by_logp / temperature)
+        _to_logit_gradient(
+            logits,
+            local,
+            wanted,
+            chosen,
+            by_logp / temperature,
+            summed[predictions.twins[tokens]],
+            bonus,
+        )
         grad_hidden[first_row : first_row + ROWS_PER_CHUNK] = logits @ weight
         if weight_grad is not None:
             weight_grad += logits.t() @ inputs
@@ -84,13 +122,10 @@ def _all_derivatives(loss_gradient: LossGradient, logp: Tensor) -> Tensor:
     return loss_gradient.by_logp(torch.arange(logp.numel(), device=logp.device), logp)
 
 
-def _chunks(rows: Tensor, num_rows: int) -> Iterator[tuple[int, Tensor]]:
+def _chunks(predictions: Predictions) -> Iterator[tuple[int, Tensor]]:
     """The first row of each chunk, and the indices of the tokens that its rows predict."""
-    order = torch.argsort(rows, stable=True)
-    edges = torch.arange(0, num_rows + ROWS_PER_CHUNK, ROWS_PER_CHUNK, device=rows.device)
-    bounds: list[int] = torch.searchsorted(rows[order], edges).tolist()
-    for chunk, first_row in enumerate(range(0, num_rows, ROWS_PER_CHUNK)):
-        yield first_row, order[bounds[chunk] : bounds[chunk + 1]]
+    for chunk, (start, end) in enumerate(pairwise(predictions.bounds)):
+        yield chunk * ROWS_PER_CHUNK, predictions.order[start:end]
 
 
 def _to_probabilities(
@@ -120,12 +155,14 @@ def _to_logit_gradient(
     wanted: Tensor,
     logp: Tensor,
     derivative: Tensor,
+    summed: Tensor,
     bonus: tuple[Tensor, Tensor] | None,
 ) -> None:
     """In place: entry (row, v) becomes sum over the row's tokens of derivative * ([token is v] -
     p_v), and for a bonus (entropies of rows, derivatives by those of tokens) the sum of derivative
-    * -p_v (log p_v + entropy) besides. Chosen entries are recomputed in fp32: 1 - p of a nearly
-    certain token does not survive bf16."""
+    * -p_v (log p_v + entropy) besides. summed: for each token, the derivatives of all that share
+    its entry. Chosen entries are recomputed in fp32: 1 - p of a nearly certain token does not
+    survive bf16."""
     num_rows = probabilities.shape[0]
     row_sums = add_rows(derivative.new_zeros(num_rows), local, derivative)
     by_entropy = torch.zeros_like(row_sums)
@@ -136,8 +173,6 @@ def _to_logit_gradient(
         add_rows(by_entropy, local, by_entropies)
         row_sums += by_entropy * row_entropy
         _add_entropies(probabilities, row_sums, by_entropy)
-    _, same = torch.unique(local * probabilities.shape[1] + wanted, return_inverse=True)
-    summed = add_rows(torch.zeros_like(logp), same, derivative)[same]
     row_terms = row_sums[local]
     if bonus is not None:
         row_terms = row_terms + by_entropy[local] * logp

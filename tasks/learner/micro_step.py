@@ -1,4 +1,5 @@
-"""The forward pass, loss and backward pass of one packed row, and the row's report.
+"""The forward pass, loss and backward pass of one packed row, and the row's report, whose sums stay
+on the device (`row_report`).
 
 run            a step of one update: forward, loss, backward
 score, train   a step of several: a forward pass before the first of them, then the same passes
@@ -8,9 +9,9 @@ score, train   a step of several: a forward pass before the first of them, then 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,15 +21,17 @@ from tasks.learner.objective import Objective
 from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, PolicyModel
 from tasks.learner.reports import AccumulateReport
-from tasks.learner.token_loss import Lengths, TokenBatch, spread
+from tasks.learner.row_report import PendingReport
+from tasks.learner.rows import Row, row_of
+from tasks.learner.token_loss import TokenBatch, spread
 from tasks.learner.version_sums import sums_by_version
 
 IDLE = PackedBatch(
-    tokens=(0,),
-    positions=(0,),
-    subtree_ends=(1,),
-    predictors=(0,),
-    targets=(0,),
+    tokens=np.zeros(1, dtype=np.int64),
+    positions=np.zeros(1, dtype=np.int64),
+    subtree_ends=np.ones(1, dtype=np.int64),
+    predictors=np.zeros(1, dtype=np.int64),
+    targets=np.zeros(1, dtype=np.int64),
     samples=(),
     num_prompt_nodes=1,
 )
@@ -38,7 +41,7 @@ IDLE = PackedBatch(
 class ScoredRow:
     """A row that was scored before the first update of its step."""
 
-    batch: PackedBatch
+    row: Row
     tokens: TokenBatch  # with the proximal policy's log-probabilities
     values: Tensor | None = None  # the critic's value of each token; None without a critic
     returns: Tensor | None = None  # what each value is to be, once all rows of the step are scored
@@ -57,52 +60,52 @@ class MicroStep:
         self._objective, self._temperature = objective, temperature
         self._policy, self._reference = policy, reference
 
-    def run(self, batch: PackedBatch) -> AccumulateReport:
+    def run(self, row: Row) -> PendingReport:
         """Train a row; returns statistics and times, without groups, responses, normaliser."""
         started = time.time()
-        tokens = self._token_batch(batch)
-        result = self._backward(batch, tokens)
-        report = self._statistics(batch, tokens, result, can_clip=self._objective.loss.clips)
-        return replace(report, busy=((started, time.time()),))
+        tokens = self._token_batch(row)
+        result = self._backward(row, tokens)
+        clips = self._objective.loss.clips
+        return self._statistics(row, tokens, result, can_clip=clips, started_s=started)
 
-    def score(self, batch: PackedBatch) -> tuple[ScoredRow, AccumulateReport]:
+    def score(self, row: Row) -> tuple[ScoredRow, PendingReport]:
         """Score a row with the current policy and the reference, for updates to come; adds no
         gradient. Returns the scored row and its report, which counts no clipped tokens: no clip
         acts before the first update."""
         started = time.time()
-        tokens = self._token_batch(batch)
-        result = self._policy.score(batch, self._temperature)
-        report = self._statistics(batch, tokens, result, can_clip=False)
-        row = ScoredRow(batch=batch, tokens=replace(tokens, proximal=result.logp))
-        return row, replace(report, busy=((started, time.time()),))
+        tokens = self._token_batch(row)
+        result = self._policy.score(row, self._temperature)
+        report = self._statistics(row, tokens, result, can_clip=False, started_s=started)
+        return ScoredRow(row=row, tokens=replace(tokens, proximal=result.logp)), report
 
-    def train(self, row: ScoredRow) -> AccumulateReport:
+    def train(self, scored: ScoredRow) -> PendingReport:
         """Add the gradient sum of a scored row. The report has the cost of this pass, and the
         distance of the policy from the proximal one. All tokens count as clippable, whatever ratio
         the loss takes."""
-        started, proximal = time.time(), row.tokens.proximal
+        started, row, proximal = time.time(), scored.row, scored.tokens.proximal
         assert proximal is not None, "a scored row has it"
-        result = self._backward(row.batch, row.tokens)
+        result = self._backward(row, scored.tokens)
         logp = result.logp
         with torch.no_grad():
-            completed = self._objective.completed(logp, row.tokens, lengths_of(row.batch))
+            completed = self._objective.completed(logp, scored.tokens, row.lengths)
             explained = self._objective.loss.token_loss(logp, completed)
-            report = _costs(row.batch) + AccumulateReport(
-                loss_sum=self._loss_sum(completed, result),
-                num_tokens_passed=len(logp),
-                num_tokens_clippable=len(logp),
-                num_tokens_clipped=int(explained.clipped.sum()),
-                num_tokens_nonfinite=int((~logp.isfinite()).sum()),
-                proximal_k3_sum=float(k3(proximal, logp).double().sum()),
-            )
-        return replace(report, busy=((started, time.time()),))
+            sums = {
+                "loss_sum": self._loss_sum(completed, result),
+                "num_tokens_clipped": explained.clipped.sum(),
+                "num_tokens_nonfinite": (~logp.isfinite()).sum(),
+                "proximal_k3_sum": k3(proximal, logp).double().sum(),
+            }
+        passed = AccumulateReport(num_tokens_passed=len(logp), num_tokens_clippable=len(logp))
+        return PendingReport(
+            known=_costs(row.batch) + passed, started_s=started, ended_s=time.time(), sums=sums
+        )
 
-    def _backward(self, batch: PackedBatch, tokens: TokenBatch) -> HeadResult:
-        objective, lengths = self._objective, lengths_of(batch)
+    def _backward(self, row: Row, tokens: TokenBatch) -> HeadResult:
+        objective = self._objective
 
         def by_logp(indices: Tensor, logp: Tensor) -> Tensor:
             if objective.needs_whole_responses:  # then these are all tokens, in their order
-                return objective.by_logp(logp, objective.completed(logp, tokens, lengths))
+                return objective.by_logp(logp, objective.completed(logp, tokens, row.lengths))
             return objective.by_logp(logp, tokens.take(indices))
 
         gradient = LossGradient(
@@ -110,87 +113,91 @@ class MicroStep:
             needs_all=objective.needs_whole_responses,
             by_entropy=objective.by_entropy(tokens),
         )
-        return self._policy.score_and_backward(batch, self._temperature, gradient)
+        return self._policy.score_and_backward(row, self._temperature, gradient)
 
     def idle(self, *, scores: bool, trains: bool) -> None:
         """Make the passes of `run`, `score` (`scores` alone) or `train` (`trains` alone) over one
         token without a loss, which adds zero. Where parameters are sharded, other ranks need this
         rank's shards even if it has nothing to train."""
+        row = row_of(IDLE, self._policy.device)
         if scores and self._reference is not None:
-            self._reference.score(IDLE, self._temperature)
+            self._reference.score(row, self._temperature)
         if not trains:
-            self._policy.score(IDLE, self._temperature)
+            self._policy.score(row, self._temperature)
             return
         nothing = LossGradient(by_logp=lambda indices, logp: torch.zeros_like(logp))
-        self._policy.score_and_backward(IDLE, self._temperature, nothing)
+        self._policy.score_and_backward(row, self._temperature, nothing)
 
-    def _token_batch(self, batch: PackedBatch) -> TokenBatch:
-        samples, lengths, device = batch.samples, lengths_of(batch), self._policy.device
-
-        def by_token(values: Iterable[float]) -> Tensor:
-            return torch.tensor(list(values), dtype=torch.float32).to(device)
-
-        def by_response(values: Iterable[float]) -> Tensor:
-            return spread(torch.tensor(list(values), dtype=torch.float32), lengths, device)
-
-        reference = None
-        if self._reference is not None:
-            reference = self._reference.score(batch, self._temperature).logp
-        return TokenBatch(
-            sampling_logp=by_token(value for each in samples for value in each.sampling_logp),
-            advantage=by_token(value for each in samples for value in each.token_advantages),
-            reward=by_response(sample.reward for sample in samples),
-            weight=by_response(sample.weight for sample in samples),
-            num_tokens=by_response(map(float, lengths)),
-            reference=reference,
-            mean_log_ratio=None,
-        )
+    def _token_batch(self, row: Row) -> TokenBatch:
+        if self._reference is None:
+            return row.columns
+        return replace(row.columns, reference=self._reference.score(row, self._temperature).logp)
 
     @torch.no_grad()
     def _statistics(
-        self, batch: PackedBatch, tokens: TokenBatch, result: HeadResult, *, can_clip: bool
-    ) -> AccumulateReport:
-        logp, objective, lengths = result.logp, self._objective, lengths_of(batch)
+        self,
+        row: Row,
+        tokens: TokenBatch,
+        result: HeadResult,
+        *,
+        can_clip: bool,
+        started_s: float,
+    ) -> PendingReport:
+        logp, objective, lengths = result.logp, self._objective, row.lengths
         importance = ratio(logp, tokens.sampling_logp)
         completed = objective.completed(logp, tokens, lengths)
         explained = objective.loss.token_loss(logp, completed)
-        clipped = explained.clipped & can_clip
-        dropped = objective.dropped(logp, tokens, lengths)
-        token_dropped = spread(dropped, lengths, logp.device)
         mismatch = k3(tokens.sampling_logp, logp)
-        return _costs(batch) + AccumulateReport(
-            num_tokens_scored=len(batch.targets),
-            loss_sum=self._loss_sum(completed, result),
-            importance_sum=float(importance.double().sum()),
-            importance_square_sum=float(importance.double().square().sum()),
-            importance_max=float(importance.max()),
-            num_tokens_truncated=int(explained.truncated.sum()),
+        is_finite = logp.isfinite() & tokens.sampling_logp.isfinite()
+        clipped = explained.clipped & can_clip
+        cut = clipped
+        sums = {
+            "loss_sum": self._loss_sum(completed, result),
+            "importance_sum": importance.double().sum(),
+            "importance_square_sum": importance.double().square().sum(),
+            "importance_max": importance.max(),
+            "num_tokens_truncated": explained.truncated.sum(),
+            "num_tokens_clipped": clipped.sum(),
+            "num_tokens_nonfinite": (~is_finite).sum(),
+            "entropy_sum": result.entropy.double().sum(),
+            "mismatch_abs_sum": k1(logp, tokens.sampling_logp).abs().double().sum(),
+            "mismatch_k3_sum": mismatch.double().sum(),
+        }
+        if tokens.reference is not None:
+            sums["reference_kl_sum"] = k3(logp, tokens.reference).double().sum()
+        if objective.sequence_mask.drops:
+            dropped = objective.dropped(logp, tokens, lengths)
+            token_dropped = spread(dropped, lengths, logp.device)
+            cut = clipped | token_dropped
+            sums |= {
+                "num_responses_dropped": dropped.sum().to(logp.device),
+                "num_tokens_dropped": token_dropped.sum(),
+            }
+        by_version = None
+        if row.versions:
+            by_version = sums_by_version(
+                row.version_places, len(row.versions), cut, importance, mismatch
+            )
+        known = AccumulateReport(
+            num_tokens_scored=len(logp),
             num_tokens_clippable=len(logp) if can_clip else 0,
-            num_tokens_clipped=int(clipped.sum()),
-            num_responses_dropped=int(dropped.sum()),
-            num_tokens_dropped=int(token_dropped.sum()),
             num_responses_droppable=len(lengths) if objective.sequence_mask.drops else 0,
-            num_tokens_nonfinite=int((~(logp.isfinite() & tokens.sampling_logp.isfinite())).sum()),
-            entropy_sum=float(result.entropy.double().sum()),
-            reference_kl_sum=0.0
-            if tokens.reference is None
-            else float(k3(logp, tokens.reference).double().sum()),
-            mismatch_abs_sum=float(k1(logp, tokens.sampling_logp).abs().double().sum()),
-            mismatch_k3_sum=float(mismatch.double().sum()),
-            by_version=sums_by_version(
-                (span for sample in batch.samples for span in sample.versions),
-                clipped | token_dropped,
-                importance,
-                mismatch,
-            ),
+        )
+        return PendingReport(
+            known=_costs(row.batch) + known,
+            started_s=started_s,
+            ended_s=time.time(),
+            sums=sums,
+            versions=row.versions,
+            by_version=by_version,
         )
 
-    def _loss_sum(self, completed: TokenBatch, result: HeadResult) -> float:
-        total = float(self._objective.weighted_loss(result.logp, completed).double().sum())
+    def _loss_sum(self, completed: TokenBatch, result: HeadResult) -> Tensor:
+        total = self._objective.weighted_loss(result.logp, completed).double().sum()
         by_entropy = self._objective.by_entropy(completed)
         if by_entropy is None:
             return total
-        return total + float((by_entropy * result.entropy).double().sum())
+        return total + (by_entropy * result.entropy).double().sum()
 
 
 def _costs(batch: PackedBatch) -> AccumulateReport:
@@ -202,8 +209,3 @@ def _costs(batch: PackedBatch) -> AccumulateReport:
         num_prompt_tokens_saved=num_prompt_tokens - batch.num_prompt_nodes,
         num_micro_batches=1,
     )
-
-
-def lengths_of(batch: PackedBatch) -> Lengths:
-    """The number of sampled tokens of each response of a row."""
-    return tuple(sample.num_sampled for sample in batch.samples)

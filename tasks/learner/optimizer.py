@@ -107,13 +107,14 @@ class ShardedAdamW:
             if not places:
                 continue
             device = self.pieces[places[0]].masters.device
+            made = torch.full((len(places),), float(self.num_updates - 1), device=device)
             adamw(
                 [self.pieces[place].masters for place in places],
                 [gradients[place] for place in places],
                 [self.mean[place] for place in places],
                 [self.square[place] for place in places],
                 [],
-                [torch.tensor(float(self.num_updates - 1), device=device) for _ in places],
+                [*made.unbind()],
                 fused=True,
                 amsgrad=False,
                 beta1=self._config.beta1,
@@ -128,14 +129,14 @@ class ShardedAdamW:
 _CHUNK = 1 << 20  # elements; torch's double precision copy of a chunk stays in the cache
 
 
-def squared_norm(gradient: Tensor) -> float:
-    """The sum of the squares of all elements, in fp64. In chunks: for a norm in another precision,
-    torch on a CPU first converts all of the tensor, into newly allocated memory every time."""
+def squared_norm(gradient: Tensor) -> Tensor:
+    """The sum of the squares of all elements, a fp64 scalar. In chunks: for a norm in another
+    precision, torch on a CPU first converts all of the tensor, into new memory every time."""
     norms = [
         torch.linalg.vector_norm(chunk, dtype=torch.float64)
         for chunk in torch.split(gradient, _CHUNK)
     ]
-    return float(torch.stack(norms).square().sum().item())
+    return torch.stack(norms).square().sum()
 
 
 class Updater:
@@ -155,7 +156,8 @@ class Updater:
         gradients = self.parameters.reduced()
         for gradient in gradients:
             gradient.div_(normaliser or 1.0)
-        squares = sum(squared_norm(gradient) for gradient in gradients)
+        norms = [squared_norm(gradient) for gradient in gradients]
+        squares = sum(torch.stack(norms).tolist()) if norms else 0.0  # in one read
         grad_norm = math.sqrt(self.ranks.sum([squares])[0])
         skipped = skip_reason(normaliser, loss, grad_norm)
         if skipped is None:

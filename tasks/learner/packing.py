@@ -17,15 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
+from numpy.typing import NDArray
+
 from artifacts.records import VersionSpan
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
-    """A token sequence that the model computes, from the prompt to the last predicting token."""
-
-    computed: tuple[int, ...]  # token ids, from the prompt's first to the last that predicts
-    predictors: tuple[int, ...]  # places in `computed` that predict a sampled token
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,93 +57,120 @@ class Sample:
         of_turns = zip(self.advantages, self.sampled, strict=True)
         return tuple(own for own, places in of_turns for _ in places)
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The sequences that the model read: one, and another for every restart. Together, in
-        order, they predict all sampled tokens."""
-        begins = (0, *self.restarts)
-        found: list[Path] = []
-        for begin, end in zip(begins, (*self.restarts, len(self.response)), strict=True):
-            places = tuple(place for place in self.places if begin <= place < end)
-            if places:
-                computed = self.prompt + self.response[begin : places[-1]]
-                nodes = tuple(len(self.prompt) - 1 + place - begin for place in places)
-                found.append(Path(computed=computed, predictors=nodes))
-        return tuple(found)
 
-    @property
-    def computed(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each path whose hidden states are needed."""
-        return tuple(path.computed for path in self.paths)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Path:
+    """A token sequence that the model computes, from the prompt to the last predicting token."""
+
+    computed: Ints  # token ids, from the prompt's first to the last that predicts
+    predictors: Ints  # places in `computed` that predict a sampled token
+    key: bytes  # `computed` as bytes, which sort and compare as the token ids do
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplePaths:
+    """A sample with the sequences that the model read: one, and another for every restart.
+    Together, in order, they predict all sampled tokens."""
+
+    sample: Sample
+    paths: tuple[Path, ...]
+    targets: Ints  # the sampled tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
     """One packed row of N nodes and P predicted tokens. The predicted tokens are the sampled ones,
     ordered by sample as given and by position within a sample."""
 
-    tokens: tuple[int, ...]  # (N,) token ids
-    positions: tuple[int, ...]  # (N,) depth in the tree
-    subtree_ends: tuple[int, ...]  # (N,) one past the last descendant
-    predictors: tuple[int, ...]  # (P,) node whose hidden state predicts the token
-    targets: tuple[int, ...]  # (P,) the predicted token
+    tokens: Ints  # (N,) token ids
+    positions: Ints  # (N,) depth in the tree
+    subtree_ends: Ints  # (N,) one past the last descendant
+    predictors: Ints  # (P,) node whose hidden state predicts the token
+    targets: Ints  # (P,) the predicted token
     samples: tuple[Sample, ...]  # the samples that were packed
     num_prompt_nodes: int  # nodes that belong to a prompt
 
 
+def paths_of(sample: Sample) -> SamplePaths:
+    """Read off the sequences that the model computes for a sample."""
+    num_prompt = len(sample.prompt)
+    tokens = np.array(sample.prompt + sample.response, dtype=np.int64)
+    places = np.concatenate([np.arange(each.start, each.stop) for each in sample.sampled])
+    ends = (*sample.restarts, len(sample.response))
+    found: list[Path] = []
+    for begin, end in zip((0, *sample.restarts), ends, strict=True):
+        own = places[(begin <= places) & (places < end)]
+        if not len(own):
+            continue
+        stop = num_prompt + own[-1]
+        computed = tokens[:stop]
+        if begin:
+            computed = np.concatenate([tokens[:num_prompt], tokens[num_prompt + begin : stop]])
+        key = computed.astype(_KEY).tobytes()
+        found.append(Path(computed=computed, predictors=own + (num_prompt - 1 - begin), key=key))
+    return SamplePaths(sample=sample, paths=tuple(found), targets=tokens[num_prompt + places])
+
+
+_KEY = np.dtype(">i8")  # the first byte decides first
+
+
 def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
     """Merge the samples' sequences into one prefix tree, its nodes in preorder."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    ends: list[int] = []
-    predictors: dict[int, list[int]] = {}
-    prompt_nodes: set[int] = set()
-    path: list[int] = []
-    previous: tuple[int, ...] = ()
-    paths = [(each, len(sample.prompt)) for sample in samples for each in sample.paths]
-    for index in sorted(range(len(paths)), key=lambda place: paths[place][0].computed):
-        sequence, num_prompt = paths[index][0].computed, paths[index][1]
-        shared = shared_prefix(previous, sequence)
-        for node in path[shared:]:
-            ends[node] = len(tokens)
-        path = path[:shared] + list(range(len(tokens), len(tokens) + len(sequence) - shared))
-        tokens.extend(sequence[shared:])
-        positions.extend(range(shared, len(sequence)))
-        ends.extend([0] * (len(sequence) - shared))
-        prompt_nodes.update(path[:num_prompt])
-        predictors[index] = [path[place] for place in paths[index][0].predictors]
-        previous = sequence
-    for node in path:
-        ends[node] = len(tokens)
+    return pack_paths([paths_of(sample) for sample in samples])
+
+
+def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
+    """As `pack_samples`, from sequences that were read off before."""
+    paths = [(path, len(each.sample.prompt)) for each in given for path in each.paths]
+    most_nodes = sum(len(path.computed) for path, _ in paths)
+    tokens, positions, ends = (np.empty(most_nodes, dtype=np.int64) for _ in range(3))
+    is_prompt = np.zeros(most_nodes, dtype=np.bool_)
+    predictors = [_NOTHING] * len(paths)
+    nodes, previous, size = _NOTHING, b"", 0  # the nodes of the previous path, and its key
+    for index in sorted(range(len(paths)), key=lambda place: paths[place][0].key):
+        path, num_prompt = paths[index]
+        shared = _num_shared(previous, path.key)
+        end = size + len(path.computed) - shared
+        ends[nodes[shared:]] = size
+        nodes = np.concatenate([nodes[:shared], np.arange(size, end)])
+        tokens[size:end] = path.computed[shared:]
+        positions[size:end] = np.arange(shared, len(path.computed))
+        is_prompt[nodes[:num_prompt]] = True
+        predictors[index] = nodes[path.predictors]
+        previous, size = path.key, end
+    ends[nodes] = size
     return PackedBatch(
-        tokens=tuple(tokens),
-        positions=tuple(positions),
-        subtree_ends=tuple(ends),
-        predictors=tuple(node for index in range(len(paths)) for node in predictors[index]),
-        targets=tuple(sample.response[place] for sample in samples for place in sample.places),
-        samples=tuple(samples),
-        num_prompt_nodes=len(prompt_nodes),
+        tokens=tokens[:size],
+        positions=positions[:size],
+        subtree_ends=ends[:size],
+        predictors=np.concatenate([_NOTHING, *predictors]),
+        targets=np.concatenate([_NOTHING, *(each.targets for each in given)]),
+        samples=tuple(each.sample for each in given),
+        num_prompt_nodes=int(is_prompt.sum()),
     )
 
 
-def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[PackedBatch]:
-    """Pack the samples into rows of at most `max_tokens` computed tokens, in whatever order they
-    are given: sorted, those that share prefixes come together. A longer sequence gets a row of its
-    own."""
-    computed = [(sample.computed, sample) for sample in samples]
-    computed.sort(key=lambda pair: (pair[0], _all_fields(pair[1])))
-    rows: list[list[Sample]] = []
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[SamplePaths]]:
+    """Deal the samples to rows of at most `max_tokens` computed tokens, to be packed, in whatever
+    order they are given: sorted, those that share prefixes come together. A longer sequence gets a
+    row of its own."""
+    given = [paths_of(sample) for sample in samples]
+    given.sort(key=lambda each: (tuple(path.key for path in each.paths), _all_fields(each.sample)))
+    rows: list[list[SamplePaths]] = []
     filled = max_tokens + 1
-    previous: tuple[int, ...] = ()
-    for sequences, sample in computed:
-        added = _num_added(previous, sequences)
+    previous = b""
+    for each in given:
+        added = _num_added(previous, each.paths)
         if added and filled + added > max_tokens:
             rows.append([])
-            filled, added = 0, _num_added((), sequences)
-        rows[-1].append(sample)
+            filled, added = 0, _num_added(b"", each.paths)
+        rows[-1].append(each)
         filled += added
-        previous = sequences[-1]
-    return [pack_samples(row) for row in rows]
+        previous = each.paths[-1].key
+    return rows
 
 
 def _all_fields(sample: Sample) -> tuple[object, ...]:
@@ -164,13 +188,18 @@ def _all_fields(sample: Sample) -> tuple[object, ...]:
     )
 
 
-def _num_added(previous: tuple[int, ...], sequences: Sequence[tuple[int, ...]]) -> int:
-    """An upper bound on the nodes that these paths add to a row whose last path is `previous`."""
+def _num_added(previous: bytes, paths: Sequence[Path]) -> int:
+    """An upper bound on the nodes that these paths add to a row whose last path has this key."""
     num_added = 0
-    for sequence in sequences:
-        num_added += len(sequence) - shared_prefix(previous, sequence)
-        previous = sequence
+    for path in paths:
+        num_added += len(path.computed) - _num_shared(previous, path.key)
+        previous = path.key
     return num_added
+
+
+def _num_shared(left: bytes, right: bytes) -> int:
+    """The number of tokens in the longest common prefix of two keys."""
+    return shared_prefix(left, right) // _KEY.itemsize
 
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:

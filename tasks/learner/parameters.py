@@ -43,6 +43,10 @@ class Parameters(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def compute(self) -> torch.dtype:
+        """The dtype in which the decoder computes."""
+
     def whole(self, name: str) -> AbstractContextManager[Tensor]:
         """Provide a parameter as a whole tensor within the block."""
 
@@ -99,14 +103,18 @@ _ALIGN = 64  # elements; slices of ranks begin at a multiple
 class FlatParameters:
     """A module's parameters in a flat buffer of the compute dtype, on which the module works."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, num_slices: int = 1) -> None:
-        """The size is padded to a multiple of `num_slices` so that equal slices cover it."""
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype, device: torch.device, num_slices: int = 1
+    ) -> None:
+        """The module is in host memory and moves to the device parameter by parameter, so that
+        nothing but the buffer is ever there. The size is padded to a multiple of `num_slices` so
+        that equal slices cover it."""
         parameters = dict(module.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.slots = slots_of(self.shapes)
         self.num_elements = self.slots[-1].end
         unit = _ALIGN * num_slices
-        self.device = next(iter(parameters.values())).device
+        self.device, self.compute = device, dtype
         size = -(-self.num_elements // unit) * unit
         self.values = torch.zeros(size, dtype=dtype, device=self.device)
         self._slot_of = {slot.name: slot for slot in self.slots}
@@ -114,6 +122,7 @@ class FlatParameters:
             parameter = parameters[slot.name]
             self.view(slot.name).copy_(parameter.detach())
             parameter.data = self.view(slot.name)
+        module.to(device)  # buffers
 
     @contextmanager
     def whole(self, name: str) -> Iterator[Tensor]:
@@ -132,14 +141,18 @@ class ReplicatedParameters(FlatParameters):
     """Trained parameters: whole on every rank, with a buffer for the sums of their gradients."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
-        """The module is in fp32; the masters keep the precision that `dtype` loses."""
-        initial = FlatParameters(module, torch.float32, ranks.world_size).values
-        super().__init__(module, dtype, ranks.world_size)
-        size = initial.numel() // ranks.world_size
+        """The module is in fp32, in host memory; the masters keep the precision that `dtype`
+        loses."""
+        loaded = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        super().__init__(module, dtype, ranks.device, ranks.world_size)
+        size = self.values.numel() // ranks.world_size
         self._ranks, self._module = ranks, module
         self._start, self._stop = ranks.rank * size, (ranks.rank + 1) * size
-        self._masters = initial[self._start : self._stop].clone()
-        del initial
+        self._masters = torch.zeros(size, dtype=torch.float32, device=ranks.device)
+        for slot, start, end in self._owned():
+            own = loaded.pop(slot.name).flatten()[start - slot.start : end - slot.start]
+            self._masters[start - self._start : end - self._start].copy_(own)
+        loaded.clear()
         self.gradients = torch.zeros_like(self.values, dtype=torch.float32)
         self.pieces = tuple(
             Piece(

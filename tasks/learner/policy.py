@@ -10,7 +10,6 @@ sums of products and gradients, masters and moments are fp32. A reference has on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.architecture import check_packed
 from tasks.learner.head import HeadResult, LossGradient, add_rows, head_pass
-from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import (
     FlatParameters,
     Parameters,
@@ -28,7 +26,8 @@ from tasks.learner.parameters import (
     TrainedParameters,
 )
 from tasks.learner.ranks import Ranks
-from tasks.learner.tree_attention import TREE_ATTENTION, TreePlan, register_attention
+from tasks.learner.rows import Row
+from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
 ComputeDtype = Literal["bf16", "fp32"]
 Placement = Literal["replicated", "sharded"]
@@ -46,55 +45,40 @@ class Decoder:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         embedding = model.get_input_embeddings()
         self._embedding_name = names[id(embedding.weight)]
-        # Gemma multiplies embeddings by a constant, Granite divides logits by one
-        self._embedding_scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+        # Gemma multiplies embeddings by a constant, rounded to their dtype; Granite divides logits
+        dtype = parameters.compute
+        scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+        self._embedding_scale = float(torch.tensor(scale, dtype=dtype))
         self._logits_scaling = float(getattr(model.config, "logits_scaling", 1.0))
         self._head_name = names[id(model.get_output_embeddings().weight)]
 
-    def score(self, batch: PackedBatch, temperature: float = 1.0) -> HeadResult:
-        """Returns log-probabilities and entropies of the batch's targets; no gradients."""
+    def score(self, row: Row, temperature: float = 1.0) -> HeadResult:
+        """Returns log-probabilities and entropies of the row's targets; no gradients."""
         with torch.no_grad():
-            embedded = self._embed(batch)
-            hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
+            hidden = predicting_states(self._backbone, row, self._embed(row))
         scaled = temperature * self._logits_scaling
         with self.parameters.whole(self._head_name) as weight:
-            return head_pass(hidden, weight, rows, self._ids(batch.targets), scaled)
+            return head_pass(hidden, weight, row.predictions, scaled)
 
-    def _embed(self, batch: PackedBatch) -> Tensor:
-        """The embeddings of the batch's tokens, (1, N, hidden)."""
-        used = batch.tokens + batch.targets
-        if max(used) >= self.vocabulary_size or min(used) < 0:
+    def _embed(self, row: Row) -> Tensor:
+        """The embeddings of the row's tokens, (1, N, hidden)."""
+        if row.largest_id >= self.vocabulary_size or row.smallest_id < 0:
             raise ValueError(
                 f"token ids must lie in the model's vocabulary of {self.vocabulary_size}, got"
-                f" {max(used)}; let rollout and learner start from the same model"
+                f" {row.largest_id}; let rollout and learner start from the same model"
             )
         with self.parameters.whole(self._embedding_name) as weight:
-            rows = weight[self._ids(batch.tokens)][None]
-        return rows if self._embedding_scale == 1.0 else rows * self._scale_of(rows)
-
-    def _scale_of(self, rows: Tensor) -> Tensor:
-        """The embeddings' scale, rounded to their dtype as in the model's own code."""
-        return torch.tensor(self._embedding_scale, dtype=rows.dtype, device=rows.device)
-
-    def _ids(self, values: tuple[int, ...]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+            rows = weight[row.tokens][None]
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
 
-def predicting_states(
-    backbone: nn.Module,
-    batch: PackedBatch,
-    embedded: Tensor,
-    ids: Callable[[tuple[int, ...]], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Returns the hidden states of the predicting nodes (R, hidden), and for each target the row
-    that predicts it (P,). `ids` makes a tensor of integers on the device."""
-    nodes, rows = torch.unique(ids(batch.predictors), return_inverse=True)
-    positions = ids(batch.positions)
-    plan = TreePlan(ids(batch.subtree_ends), positions)
+def predicting_states(backbone: nn.Module, row: Row, embedded: Tensor) -> Tensor:
+    """Returns the hidden states of the predicting nodes, (R, hidden)."""
     output = backbone(
-        inputs_embeds=embedded, position_ids=positions[None], use_cache=False, tree=plan
+        inputs_embeds=embedded, position_ids=row.positions[None], use_cache=False, tree=row.plan()
     )
-    return output.last_hidden_state[0].index_select(0, nodes), rows
+    hidden: Tensor = output.last_hidden_state
+    return hidden[0].index_select(0, row.nodes)
 
 
 class PolicyModel(Decoder):
@@ -103,17 +87,16 @@ class PolicyModel(Decoder):
     parameters: TrainedParameters
 
     def score_and_backward(
-        self, batch: PackedBatch, temperature: float, loss_gradient: LossGradient
+        self, row: Row, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
         """Score the targets, and add the gradient of the loss sum to the parameters' sums."""
-        embedded = self._embed(batch).requires_grad_()
-        hidden, rows = predicting_states(self._backbone, batch, embedded, self._ids)
+        embedded = self._embed(row).requires_grad_()
+        hidden = predicting_states(self._backbone, row, embedded)
         with self.parameters.whole(self._head_name) as weight:
             result = head_pass(
                 hidden.detach(),
                 weight,
-                rows,
-                self._ids(batch.targets),
+                row.predictions,
                 temperature * self._logits_scaling,
                 loss_gradient,
                 self.parameters.gradient(self._head_name),
@@ -124,9 +107,9 @@ class PolicyModel(Decoder):
         assert embedded.grad is not None
         add_rows(
             self.parameters.gradient(self._embedding_name),
-            self._ids(batch.tokens),
+            row.tokens,
             embedded.grad[0].float(),
-            alpha=float(self._scale_of(embedded)),
+            alpha=self._embedding_scale,
         )
         self.parameters.reduce(self._embedding_name)
         return result
@@ -142,7 +125,7 @@ def load_policy(
     """Load the model to train; collective if its parameters are sharded, which needs ranks that
     have joined. Raises ValueError for a path without a model, or one that packed training cannot
     run."""
-    model = load_decoder(model_path, ranks, placement)
+    model = load_decoder(model_path)
     model.requires_grad_(True)
     # embedding and head get their gradients by hand: rows, and sums over chunks
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -161,10 +144,10 @@ def load_reference(
 ) -> Decoder:
     """Load the model that the run started from, to score with: one copy in the compute dtype, whole
     on this rank or sharded over the ranks."""
-    model = load_decoder(model_path, ranks, placement)
+    model = load_decoder(model_path)
     model.requires_grad_(False).eval()
     if placement == "replicated":
-        return Decoder(model, FlatParameters(model, DTYPES[compute]))
+        return Decoder(model, FlatParameters(model, DTYPES[compute], ranks.device))
     from tasks.learner.sharded_parameters import ShardedParameters
 
     return Decoder(model, ShardedParameters(model, DTYPES[compute], ranks, DTYPES[compute]))
@@ -180,9 +163,9 @@ def recompute(model: Any) -> None:  # Any: untyped transformers
     model.gradient_checkpointing_enable()
 
 
-def load_decoder(model_path: str, ranks: Ranks, placement: Placement) -> Any:  # Any: as above
-    """Load the model in fp32, with tree attention: on its device if it is replicated, in host
-    memory if it is to be sharded. Raises ValueError as `load_policy` does."""
+def load_decoder(model_path: str) -> Any:  # Any: as above
+    """Load the model in fp32 into host memory, with tree attention. Raises ValueError as
+    `load_policy` does."""
     with importing_transformers():
         from transformers import AutoModelForCausalLM
 
@@ -194,10 +177,9 @@ def load_decoder(model_path: str, ranks: Ranks, placement: Placement) -> Any:  #
         )
     check_packed(Path(model_path))
     with building_model():
-        model = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             model_path,
             dtype=torch.float32,
             attn_implementation=TREE_ATTENTION,
             local_files_only=True,
         )
-    return model.to(ranks.device) if placement == "replicated" else model

@@ -9,6 +9,7 @@ return its report, so that a task that runs twice cannot update twice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,9 +133,9 @@ class LearnerActor:
         tokens: Sequence[tuple[int, ...]] = unpack(probes)
         return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
 
-    def save_checkpoint(self, path: str) -> None:
-        """Write this rank's shard of the checkpoint."""
-        self._rank.save_checkpoint(path, self._version)
+    async def save_checkpoint(self, path: str) -> None:
+        """Write this rank's shard of the checkpoint, beside whatever else the rank does."""
+        await asyncio.wrap_future(self._rank.begin_checkpoint(path, self._version))
 
     def load_checkpoint(self, path: str) -> int:
         """Restore this rank's shard bit by bit; returns its version."""

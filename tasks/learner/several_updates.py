@@ -15,7 +15,7 @@ loss of an update is a mean over its mini-batch alone. Leaves out how groups bec
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -24,7 +24,6 @@ from tasks.learner.gae import estimates
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep, ScoredRow
 from tasks.learner.optimizer import Updater
-from tasks.learner.packing import PackedBatch
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import (
     AccumulateReport,
@@ -34,6 +33,8 @@ from tasks.learner.reports import (
     UpdateReport,
     main_skip_reason,
 )
+from tasks.learner.row_report import PendingReport, total
+from tasks.learner.rows import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +61,16 @@ class SeveralUpdates:
         self._micro_step, self._updater = micro_step, updater
         self._taken: list[MiniBatch] = []
 
-    def take(
-        self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
-    ) -> AccumulateReport:
+    def take(self, rows: Iterable[Row], num_idle: int, normaliser: float) -> AccumulateReport:
         """Score the rows of the next mini-batch, make `num_idle` idle passes, and keep the
         mini-batch. The report's statistics are of the policy before the step's updates."""
-        report, scored = AccumulateReport(), []
-        for row in rows:
-            scored_row, row_report = self._micro_step.score(row)
-            scored.append(scored_row)
-            report += row_report
+        pairs = [self._micro_step.score(row) for row in rows]
+        scored = [scored_row for scored_row, _ in pairs]
         for _ in range(num_idle):
             self._micro_step.idle(scores=True, trains=False)
-        started = time.time()
+        report, started = total([pending for _, pending in pairs]), time.time()
         if self._critic is not None:
-            scored = [replace(row, values=self._critic.values(row.batch)) for row in scored]
+            scored = [replace(row, values=self._critic.values(row.row)) for row in scored]
             if scored:
                 report += AccumulateReport(busy=((started, time.time()),))
         self._taken.append(MiniBatch(rows=tuple(scored), num_idle=num_idle, normaliser=normaliser))
@@ -151,11 +147,10 @@ class SeveralUpdates:
                 grad_norm=0.0,
                 busy=(now, now),
             )
-        report = AccumulateReport()
-        for row in mini_batch.rows:
-            report += self._micro_step.train(row)
+        pending = [self._micro_step.train(row) for row in mini_batch.rows]
         for _ in range(mini_batch.num_idle):
             self._micro_step.idle(scores=False, trains=True)
+        report = total(pending)
         num_tokens, num_clipped, k3_sum = self._ranks.sum(
             [report.num_tokens_passed, report.num_tokens_clipped, report.proximal_k3_sum]
         )
@@ -170,9 +165,10 @@ class SeveralUpdates:
         self, critic: Critic, mini_batch: MiniBatch, step: int
     ) -> tuple[AccumulateReport, MadeUpdate]:
         """Compute gradients and update the critic."""
-        report = AccumulateReport()
+        pending: list[PendingReport] = []
         for row in mini_batch.rows:
             assert row.values is not None
             assert row.returns is not None
-            report += critic.train(row.batch, row.tokens.weight, row.values, row.returns)
+            pending.append(critic.train(row.row, row.tokens.weight, row.values, row.returns))
+        report = total(pending)
         return report, critic.updater.make(step, mini_batch.normaliser, report.value_loss_sum)

@@ -39,6 +39,7 @@ class ShardedParameters:
         """The model must be whole, in host memory; the ranks must have joined. `kept`: the dtype of
         the shards, which are gathered in dtype `compute`."""
         self._model, self._ranks, self.device = model, ranks, ranks.device
+        self.compute = compute
         self.shapes: Mapping[str, torch.Size] = {
             name: parameter.shape for name, parameter in model.named_parameters()
         }

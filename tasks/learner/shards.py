@@ -5,7 +5,8 @@ pieces that the rank owns, restored bit by bit.
     header: the step, every parameter's shape, and where these elements begin
 
 So another number of ranks, or another placement of parameters, can read it; every rank must see all
-files. Leaves out the commit: the step's manifest says which checkpoints count.
+files. Written a piece after the other: the host never holds more than one chunk of what lies on a
+GPU. Leaves out the commit: the step's manifest says which checkpoints count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from artifacts.checkpoint import EARLIER
@@ -29,7 +29,8 @@ Shapes = Mapping[str, torch.Size]
 
 
 def save_shard(directory: Path, step: int, updater: Updater) -> None:
-    """Write this rank's file into the directory: aside, then renamed. Raises StoreError."""
+    """Write this rank's file into the directory: aside, then renamed. Masters and moments must stay
+    as they are meanwhile. Raises StoreError."""
     optimizer, ranks = updater.optimizer, updater.ranks
     target = directory / f"shard-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
     header = {
@@ -39,12 +40,51 @@ def save_shard(directory: Path, step: int, updater: Updater) -> None:
         "starts": {piece.name: piece.start for piece in optimizer.pieces},
     }
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
-    tensors = {key: tensor.cpu() for key, _, tensor in _kept(optimizer)}
+    tensors = {key: tensor for key, _, tensor in _kept(optimizer)}
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with explained(str(target), num_bytes, setting="artifact_root or keep.weights_dir"):
         directory.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, aside, metadata={"header": json.dumps(header)})
+        _write(aside, tensors, {"header": json.dumps(header)})
         os.replace(aside, target)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write fp32 tensors of one dimension as a safetensors file, byte by byte as the library does,
+    which holds all of them in memory."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for key in sorted(tensors):
+        begin, end = end, end + tensors[key].nbytes
+        header[key] = {
+            "dtype": "F32",
+            "shape": list(tensors[key].shape),
+            "data_offsets": [begin, end],
+        }
+    described = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    described += b" " * (-len(described) % 8)
+    with open(path, "wb") as file:
+        file.write(len(described).to_bytes(8, "little") + described)
+        for key in sorted(tensors):
+            for chunk in on_host(tensors[key]):
+                file.write(chunk.numpy().data)
+
+
+def on_host(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a flat tensor in chunks in host memory, each valid until the next is taken. A GPU's are
+    copied through pinned memory, in a stream of their own beside what it computes."""
+    if tensor.device.type == "cpu":
+        yield tensor
+        return
+    stream = torch.cuda.Stream(tensor.device)
+    buffer = torch.empty(min(_CHUNK, tensor.numel()), dtype=tensor.dtype, pin_memory=True)
+    for part in torch.split(tensor, _CHUNK):
+        with torch.cuda.stream(stream):
+            buffer[: len(part)].copy_(part, non_blocking=True)
+        stream.synchronize()
+        yield buffer[: len(part)]
+
+
+_CHUNK = 1 << 23  # elements
 
 
 def load_shards(directory: Path, updater: Updater) -> int:

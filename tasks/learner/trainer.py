@@ -8,14 +8,16 @@ In a step of several updates, or with a critic, each call of `accumulate` takes 
 `update` makes all gradients and updates (`several_updates`). With replicated parameters ranks may
 get different numbers of calls in any split (invariant 4, docs/architecture.md). With sharded ones
 they work in step: every method that computes with or reads whole parameters must be called on all
-ranks, equally often and in the same order. All methods are called from one thread.
+ranks, equally often and in the same order. All methods but `begin_checkpoint` are called from one
+thread.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -34,11 +36,13 @@ from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.optimizer import Updater
-from tasks.learner.packing import PackedBatch, Sample, micro_batches, pack_samples
+from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.parameters import flat_weights
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.row_report import total
+from tasks.learner.rows import Row, prepared, row_of
 from tasks.learner.samples import training_set
 from tasks.learner.several_updates import SeveralUpdates
 from tasks.learner.shards import load_shards, save_shard
@@ -63,6 +67,8 @@ class LearnerRank:
         self._normaliser = self._loss_sum = 0.0
         self._transports: dict[TransportKind, WeightTransport] = {}
         self._transport: WeightTransport | None = None  # by which weights were offered last
+        self._beside = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None  # the checkpoint that is being written
         if not config.ranks_in_step:
             self._load()
         elif world_size == 1:
@@ -132,24 +138,22 @@ class LearnerRank:
             num_tokens=sum(sample.num_sampled for sample in data.samples),
             normaliser=data.normaliser,
         )
-        rows = micro_batches(wanted, self._config.max_tokens_per_microbatch)
+        dealt = micro_batches(wanted, self._config.max_tokens_per_microbatch)
+        rows = prepared(dealt, self._ranks.device)
         if not self._config.ranks_in_step:
             return report + self._train(rows, 0, data.normaliser)
         with self._ranks.in_step():
-            num_idle = self._ranks.most(len(rows)) - len(rows)
+            num_idle = self._ranks.most(len(dealt)) - len(dealt)
             return report + self._train(rows, num_idle, data.normaliser)
 
-    def _train(
-        self, rows: Sequence[PackedBatch], num_idle: int, normaliser: float
-    ) -> AccumulateReport:
+    def _train(self, rows: Iterable[Row], num_idle: int, normaliser: float) -> AccumulateReport:
         """Train these rows; `num_idle` idle passes then match the rank with the most rows."""
         if self._config.scores_first:
             return self._several.take(rows, num_idle, normaliser)
-        report = AccumulateReport()
-        for row in rows:
-            report += self._micro_step.run(row)
+        pending = [self._micro_step.run(row) for row in rows]
         for _ in range(num_idle):
             self._micro_step.idle(scores=True, trains=True)
+        report = total(pending)
         self._normaliser += normaliser
         self._loss_sum += report.loss_sum
         return report
@@ -163,6 +167,7 @@ class LearnerRank:
     def update(self, step: int) -> UpdateReport:
         """Make the step's updates. Each one reduces over ranks, divides once, clips and makes an
         AdamW step, unless `skip_reason` gives a reason not to. Collective."""
+        self._wait_for_checkpoint()
         if self._config.scores_first:
             return self._several.make(step)
         made = self._updater.make(step, self._normaliser, self._loss_sum)
@@ -234,22 +239,50 @@ class LearnerRank:
             for ids in probes
             if len(ids) > 1
         ]
-        values = iter(self._policy.score(pack_samples(samples)).logp.tolist() if samples else ())
+        scored: list[float] = []
+        if samples:
+            scored = self._policy.score(
+                row_of(pack_samples(samples), self._ranks.device)
+            ).logp.tolist()
+        values = iter(scored)
         return tuple(tuple(next(values) for _ in ids[1:]) for ids in probes)
 
     def save_checkpoint(self, path: str, step: int) -> None:
         """Write this rank's shard into the directory, then return freed memory to the system."""
-        save_shard(Path(path), step, self._updater)
+        self.begin_checkpoint(path, step).result()
+
+    def begin_checkpoint(self, path: str, step: int) -> Future[None]:
+        """As `save_checkpoint`, in a thread beside passes over rows, which change nothing of a
+        shard; updates wait for its end. May be called while another thread computes such passes."""
+        updated: torch.cuda.Event | None = (
+            None  # behind the update of this step, before later passes
+        )
+        if self._ranks.device.type == "cuda":
+            updated = torch.cuda.current_stream(self._ranks.device).record_event()
+        self._saving = self._beside.submit(self._save, Path(path), step, updated)
+        return self._saving
+
+    def _save(self, path: Path, step: int, updated: torch.cuda.Event | None) -> None:
+        if updated is not None:
+            updated.synchronize()
+        save_shard(path, step, self._updater)
         if self._critic is not None:
-            save_shard(Path(path) / FOLDER, step, self._critic.updater)
+            save_shard(path / FOLDER, step, self._critic.updater)
         # Rows of ever new lengths fragment the allocator's memory, by a gigabyte in twenty steps of
         # SmolLM2. Only at checkpoints, because every page has to be faulted in again afterwards.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
         if trim is not None:
             trim(0)
 
+    def _wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint is written; its failure is told to whoever began it."""
+        if self._saving is not None:
+            wait([self._saving])
+            self._saving = None
+
     def load_checkpoint(self, path: str) -> int:
         """Restore all bit by bit, and drop sums of gradients; returns the step. Collective."""
+        self._wait_for_checkpoint()
         self.discard()
         step = load_shards(Path(path), self._updater)
         if self._critic is not None:
@@ -267,5 +300,6 @@ class LearnerRank:
         self._ranks.check()
 
     def close(self) -> None:
-        """Leave the group of all ranks."""
+        """Leave the group of all ranks, once a checkpoint is written."""
+        self._beside.shutdown()
         self._ranks.close()

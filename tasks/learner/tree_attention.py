@@ -43,12 +43,14 @@ class TreePlan:
     positions: Tensor  # int64 (T,): the depth of each node
     queries_per_block: int = field(default_factory=lambda: QUERIES_PER_BLOCK)
     window: int | None = None  # number of nearest ancestors that a token sees, itself included
+    depth: int | None = None  # the largest position; None: read where the positions lie
     _windowed: dict[int, TreePlan] = field(default_factory=dict)  # this row under other windows
 
     def within(self, window: int | None) -> TreePlan:
         """The plan for a layer with this sliding window; this plan itself without a window, or if
         no path is longer than the window."""
-        if window is None or window > int(self.positions.max()):
+        depth = int(self.positions.max()) if self.depth is None else self.depth
+        if window is None or window > depth:
             return self
         if window not in self._windowed:
             self._windowed[window] = TreePlan(

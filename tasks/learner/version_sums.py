@@ -7,13 +7,16 @@ several rows and ranks can be added.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from artifacts.records import VersionSpan
+from tasks.learner.head import add_rows
 
 MAX_LAG = 8  # tokens with a larger lag are counted at this one
 
@@ -69,34 +72,44 @@ class VersionSums:
         return dict(sorted(sums.items()))
 
 
-def sums_by_version(
-    versions: Iterable[VersionSpan], is_cut: Tensor, importance: Tensor, mismatch_k3: Tensor
-) -> VersionSums:
-    """The sums of a row's tokens; `versions` are theirs in order, the tensors (tokens,)."""
+NUM_SUMS = len(fields(TokenSums))  # numbers that are summed for each version
+
+
+def version_places(versions: Iterable[VersionSpan]) -> tuple[tuple[int, ...], NDArray[np.int64]]:
+    """The versions of a row's tokens, ascending, and for each token the place of its version among
+    them, (tokens,); `versions` are theirs in order."""
     spans = tuple(versions)
-    if not spans:
-        return VersionSums()
-    counts = torch.tensor([span.num_tokens for span in spans])
-    of_token = torch.tensor([span.version for span in spans]).repeat_interleave(counts)
-    found, place = torch.unique(of_token, return_inverse=True)
-    weights = importance.double().cpu()
-    columns = [torch.ones_like(weights), is_cut.cpu(), weights, weights.square(), mismatch_k3.cpu()]
-    sums = torch.zeros(len(found), len(columns), dtype=torch.float64)
-    sums.index_add_(0, place, torch.stack([values.double() for values in columns], 1))
-    return VersionSums(
-        {
-            int(version): TokenSums(
-                num_tokens=int(num_tokens),
-                num_tokens_cut=int(num_cut),
-                importance_sum=importance_sum,
-                importance_square_sum=squares,
-                mismatch_k3_sum=mismatch,
-            )
-            for version, (num_tokens, num_cut, importance_sum, squares, mismatch) in zip(
-                found, sums.tolist(), strict=True
-            )
-        }
-    )
+    found, places = np.unique([span.version for span in spans], return_inverse=True)
+    counts = [span.num_tokens for span in spans]
+    return tuple(found.tolist()), np.repeat(places, np.array(counts, dtype=np.int64))
+
+
+def sums_by_version(
+    places: Tensor, num_versions: int, is_cut: Tensor, importance: Tensor, mismatch_k3: Tensor
+) -> Tensor:
+    """(versions, NUM_SUMS) fp64 where the tokens are: the sums of a row's tokens, which the tensors
+    (tokens,) describe, in the order of the fields of TokenSums."""
+    weights = importance.double()
+    columns = [torch.ones_like(weights), is_cut, weights, weights.square(), mismatch_k3]
+    sums = weights.new_zeros(num_versions, len(columns))
+    return add_rows(sums, places, torch.stack([values.double() for values in columns], 1))
+
+
+def read_sums(versions: Sequence[int], numbers: Sequence[float]) -> VersionSums:
+    """The sums of a row from the elements of `sums_by_version`."""
+    of: dict[int, TokenSums] = {}
+    for place, version in enumerate(versions):
+        num_tokens, num_cut, importance_sum, squares, mismatch = numbers[NUM_SUMS * place :][
+            :NUM_SUMS
+        ]
+        of[version] = TokenSums(
+            num_tokens=int(num_tokens),
+            num_tokens_cut=int(num_cut),
+            importance_sum=importance_sum,
+            importance_square_sum=squares,
+            mismatch_k3_sum=mismatch,
+        )
+    return VersionSums(of)
 
 
 def figures_by_lag(

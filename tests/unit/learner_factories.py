@@ -18,8 +18,12 @@ from turn_factories import VOCABULARY, as_episode, random_turns
 
 from artifacts.records import Group, Outcome, Prompt, Response, Score
 from tasks.learner.dealing import GroupPart
-from tasks.learner.packing import Sample
+from tasks.learner.micro_step import MicroStep
+from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.ranks import Ranks
+from tasks.learner.reports import AccumulateReport
+from tasks.learner.row_report import total
+from tasks.learner.rows import Row, prepared, row_of
 from tasks.learner.split import in_mini_batches
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -114,6 +118,17 @@ def random_groups(seed: int, num_groups: int = 4, num_responses: int = 4) -> tup
         rewards = [rng.choice([0.0, 0.0, 1.0, 1.0, 0.5, None]) for _ in responses]
         groups.append(make_group(prompt, responses, rewards, prompt_id=f"0/{index}"))
     return tuple(groups)
+
+
+def one_row(samples: Sequence[Sample]) -> Row:
+    """The samples as one row on the CPU."""
+    return row_of(pack_samples(samples), torch.device("cpu"))
+
+
+def run_rows(step: MicroStep, samples: Sequence[Sample], max_tokens: int) -> AccumulateReport:
+    """Train the samples in rows on the CPU."""
+    rows = prepared(micro_batches(samples, max_tokens), torch.device("cpu"))
+    return total([step.run(each) for each in rows])
 
 
 def naive_model(path: str) -> LlamaForCausalLM:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import ALONE, VOCABULARY, naive_logp, naive_model, random_groups
+from learner_factories import ALONE, VOCABULARY, naive_logp, naive_model, random_groups, run_rows
 
 from research.benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
@@ -16,7 +16,6 @@ from tasks.learner.architecture import check_architecture
 from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
-from tasks.learner.packing import micro_batches
 from tasks.learner.policy import load_policy
 from tasks.learner.samples import SequenceMean, training_set
 
@@ -36,7 +35,7 @@ def test_packed_training_computes_what_the_architecture_does(
     policy, model = load_policy(path, "fp32", ALONE), naive_model(path)
     samples = training_set(random_groups(3), GrpoAdvantage(), SequenceMean()).samples
     step = MicroStep(Objective(loss=ReinforceLoss()), 0.8, policy, None)
-    total = sum(step.run(batch).loss_sum for batch in micro_batches(samples, 60))
+    total = run_rows(step, samples, 60).loss_sum
 
     losses = []
     for sample in samples:

@@ -14,6 +14,7 @@ from learner_factories import (
     make_model,
     naive_logp,
     naive_model,
+    one_row,
     parts_in_mini_batches,
     random_groups,
     with_episodes,
@@ -31,7 +32,6 @@ from tasks.learner.gae import spread_of, token_advantages, token_rewards, whiten
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import bytes_per_parameter
 from tasks.learner.optimizer import AdamWConfig
-from tasks.learner.packing import pack_samples
 from tasks.learner.reports import Skipped, UpdateReport, update_figures
 from tasks.learner.samples import training_set
 from tasks.learner.trainer import LearnerRank
@@ -137,7 +137,7 @@ def test_values_and_gradients_are_those_of_an_ordinary_forward_pass(model_path: 
     """The head set to something; one sequence at a time, by transformers and autograd."""
     critic = Critic(CriticConfig(value_clip=None), model_path, "fp32", False, ALONE)
     samples = training_set(GROUPS, CONFIG.advantage, CONFIG.aggregation).samples
-    batch = pack_samples(samples)
+    batch = one_row(samples)
     assert not critic.values(batch).any(), "a new critic says 0"
     torch.manual_seed(1)
     head = torch.nn.Linear(32, 1)

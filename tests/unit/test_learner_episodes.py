@@ -12,6 +12,7 @@ from learner_factories import (
     make_group,
     make_model,
     naive_model,
+    one_row,
     random_groups,
     with_episodes,
 )
@@ -31,10 +32,8 @@ from tasks.learner.dealing import as_part, predicted_cost, rows_of
 from tasks.learner.gae import token_advantages, token_rewards
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.losses.weighted import PolicyGradientLoss
-from tasks.learner.micro_step import lengths_of
 from tasks.learner.objective import DriftMask
 from tasks.learner.overlong import SoftPunishment
-from tasks.learner.packing import pack_samples
 from tasks.learner.samples import (
     ConstantLength,
     SequenceMean,
@@ -270,7 +269,7 @@ def test_returns_skip_what_is_said_between_turns() -> None:
     spoken = replace(group, responses=(replace(group.responses[0], generated=episode),))
     advantage = GaeAdvantage(gamma=0.5, trace_decay=1.0)
     data = training_set([spoken], advantage, TokenMean())
-    lengths = lengths_of(pack_samples(data.samples))
+    lengths = one_row(data.samples).lengths
     rewards = token_rewards(torch.full((sum(lengths),), 1.0), None, lengths)
     assert token_advantages(rewards, torch.zeros(2), lengths, advantage).tolist() == [0.5, 1.0]
     # what the first action is worth bootstraps from the value before the second

@@ -21,7 +21,7 @@ from tasks.learner.log_ratios import ESTIMATORS, Estimator
 from tasks.learner.losses.weighted import PolicyGradientLoss, ReinforceLoss
 from tasks.learner.objective import DriftMask, Objective
 from tasks.learner.optimizer import AdamWConfig
-from tasks.learner.packing import Sample, micro_batches
+from tasks.learner.packing import Sample, micro_batches, pack_paths
 from tasks.learner.reports import AccumulateReport, token_means
 from tasks.learner.samples import training_set
 from tasks.learner.token_loss import TokenBatch, means, spread, sums_to_go
@@ -277,9 +277,10 @@ def test_a_response_never_lies_in_two_rows() -> None:
     for max_tokens in (1, 20, 60):
         rows = micro_batches(data.samples, max_tokens)
         assert len(rows) > 1
-        assert told([sample for row in rows for sample in row.samples]) == told(data.samples)
+        assert told([each.sample for row in rows for each in row]) == told(data.samples)
         for row in rows:
-            assert len(row.targets) == sum(len(sample.response) for sample in row.samples)
+            num_targets = len(pack_paths(row).targets)
+            assert num_targets == sum(len(each.sample.response) for each in row)
 
 
 @pytest.mark.parametrize("given", KINDS.values(), ids=KINDS.keys())

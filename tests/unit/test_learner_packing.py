@@ -56,11 +56,11 @@ def test_a_groups_prompt_is_computed_once() -> None:
     batch = pack_samples(
         [sample((1, 2, 3), (7, 8)), sample((1, 2, 3), (9, 4, 5)), sample((1, 2, 6), (7,))]
     )
-    assert batch.tokens == (1, 2, 3, 7, 9, 4, 6)
-    assert batch.positions == (0, 1, 2, 3, 3, 4, 2)
-    assert batch.subtree_ends == (7, 7, 6, 4, 6, 6, 7)
-    assert batch.predictors == (2, 3, 2, 4, 5, 6)
-    assert batch.targets == (7, 8, 9, 4, 5, 7)
+    assert batch.tokens.tolist() == [1, 2, 3, 7, 9, 4, 6]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 3, 4, 2]
+    assert batch.subtree_ends.tolist() == [7, 7, 6, 4, 6, 6, 7]
+    assert batch.predictors.tolist() == [2, 3, 2, 4, 5, 6]
+    assert batch.targets.tolist() == [7, 8, 9, 4, 5, 7]
     assert batch.num_prompt_nodes == 4
 
 
@@ -73,10 +73,10 @@ def test_siblings_share_the_first_observation_and_nothing_after_the_last_action_
             sample((1, 2), (3, 4, 7, 5), (range(2, 3),)),
         ]
     )
-    assert batch.tokens == (1, 2, 3, 4, 7, 9, 5)
-    assert batch.subtree_ends == (7, 7, 7, 7, 5, 7, 7)
-    assert batch.predictors == (3, 4, 3, 6, 3)
-    assert batch.targets == (7, 8, 9, 6, 7)
+    assert batch.tokens.tolist() == [1, 2, 3, 4, 7, 9, 5]
+    assert batch.subtree_ends.tolist() == [7, 7, 7, 7, 5, 7, 7]
+    assert batch.predictors.tolist() == [3, 4, 3, 6, 3]
+    assert batch.targets.tolist() == [7, 8, 9, 6, 7]
     assert batch.num_prompt_nodes == 2
 
 
@@ -164,14 +164,19 @@ def in_blocks(number: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 def test_micro_batches_depend_on_the_set_of_samples_only(
     samples: list[Sample], max_tokens: int, rng: random.Random
 ) -> None:
-    rows = micro_batches(samples, max_tokens)
+    rows = in_rows(samples, max_tokens)
     shuffled = list(samples)
     rng.shuffle(shuffled)
-    assert micro_batches(shuffled, max_tokens) == rows
-    assert sum(len(row.samples) for row in rows) == len(samples)
+    assert in_rows(shuffled, max_tokens) == rows
+    assert sum(map(len, rows)) == len(samples)
     for row in rows:
-        alone = max(len(pack_samples([each]).tokens) for each in row.samples)
-        assert len(row.tokens) <= max(max_tokens, alone)
+        alone = max(len(pack_samples([each]).tokens) for each in row)
+        assert len(pack_samples(row).tokens) <= max(max_tokens, alone)
+
+
+def in_rows(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
+    """The samples of each row."""
+    return [[each.sample for each in row] for row in micro_batches(samples, max_tokens)]
 
 
 @given(TOKENS, TOKENS)

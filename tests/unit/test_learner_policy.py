@@ -11,7 +11,9 @@ from learner_factories import (
     make_model,
     naive_logp,
     naive_model,
+    one_row,
     random_groups,
+    run_rows,
     with_episodes,
 )
 from transformers import Phi3Config, Phi3ForCausalLM
@@ -24,7 +26,7 @@ from tasks.learner.log_ratios import k3
 from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
-from tasks.learner.packing import Sample, micro_batches, pack_samples
+from tasks.learner.packing import Sample
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.samples import SequenceMean, training_set
 
@@ -49,7 +51,7 @@ def test_packed_gradients_equal_naive_gradients(
         policy,
         load_reference(path, "fp32", ALONE),
     )
-    total = sum(step.run(batch).loss_sum for batch in micro_batches(samples(3), max_tokens))
+    total = run_rows(step, samples(3), max_tokens).loss_sum
 
     model = naive_model(path)
     expected = torch.zeros(())
@@ -69,10 +71,10 @@ def test_packed_gradients_equal_naive_gradients(
 
 def test_log_probabilities_and_entropies_equal_naive_ones(tmp_path: Path) -> None:
     path = make_model(tmp_path)
-    batch = pack_samples(samples(5))
+    batch = one_row(samples(5))
     result = load_policy(path, "fp32", ALONE).score(batch)
     with torch.no_grad():
-        pairs = [naive_logp(naive_model(path), sample) for sample in batch.samples]
+        pairs = [naive_logp(naive_model(path), sample) for sample in samples(5)]
     torch.testing.assert_close(
         result.logp, torch.cat([logp for logp, _ in pairs]), rtol=1e-5, atol=1e-5
     )
@@ -96,7 +98,7 @@ def test_layers_that_are_recomputed_drop_nothing_out(tmp_path: Path) -> None:
         resid_pdrop=0.5,
     )
     Phi3ForCausalLM(config).save_pretrained(tmp_path)
-    batch = pack_samples(samples(5))
+    batch = one_row(samples(5))
     kept = load_policy(str(tmp_path), "fp32", ALONE)
     recomputed = load_policy(str(tmp_path), "fp32", ALONE, recompute_layers=True)
     torch.testing.assert_close(recomputed.score(batch).logp, kept.score(batch).logp)
@@ -110,7 +112,7 @@ def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(
 ) -> None:
     policy = load_policy(make_model(tmp_path), "fp32", ALONE)
     step = MicroStep(Objective(loss=ReinforceLoss()), 1.0, policy, None)
-    batch = pack_samples(samples(3))
+    batch = one_row(samples(3))
     step.run(batch)
     expected = policy.parameters.gradients.clone()
     policy.parameters.discard()

@@ -20,6 +20,7 @@ from learner_factories import (
     make_group,
     make_model,
     new_objects_alone,
+    one_row,
     random_groups,
 )
 from rank_processes import run_processes
@@ -36,7 +37,6 @@ from tasks.learner.memory import bytes_per_parameter, model_size
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
 from tasks.learner.optimizer import AdamWConfig
-from tasks.learner.packing import pack_samples
 from tasks.learner.policy import load_policy
 from tasks.learner.ranks import PeerLost, Ranks
 from tasks.learner.reports import Skipped
@@ -275,7 +275,7 @@ def _interrupted(rank: int, out: str, model: str) -> None:
     policy = load_policy(model, "fp32", ranks, "sharded")
     step = MicroStep(Objective(loss=ReinforceLoss()), 1.0, policy, None)
     data = training_set(FIRST, GrpoAdvantage(), SequenceMean()).samples
-    batch = pack_samples(data[rank::2])
+    batch = one_row(data[rank::2])
     step.run(batch)
     expected = [gradient.clone() for gradient in policy.parameters.reduced()]
     policy.parameters.discard()

@@ -20,7 +20,9 @@ from tasks.learner.version_sums import (
     TokenSums,
     VersionSums,
     figures_by_lag,
+    read_sums,
     sums_by_version,
+    version_places,
 )
 
 
@@ -50,12 +52,15 @@ def of_versions(group: Group) -> Group:
 def test_every_token_counts_for_the_version_that_sampled_it() -> None:
     counts = ((4, 2), (5, 1), (4, 1))
     spans = [VersionSpan(version=version, num_tokens=count) for version, count in counts]
-    found = sums_by_version(
-        spans,
+    versions, places = version_places(spans)
+    sums = sums_by_version(
+        torch.from_numpy(places),
+        len(versions),
         is_cut=torch.tensor([True, False, True, False]),
         importance=torch.tensor([2.0, 1.0, 3.0, 0.5]),
         mismatch_k3=torch.tensor([0.25, 0.0, 1.0, 0.5]),
     )
+    found = read_sums(versions, sums.flatten().tolist())
     newer = TokenSums(
         num_tokens=1,
         num_tokens_cut=1,

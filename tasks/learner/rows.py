@@ -1,0 +1,142 @@
+"""Packed rows on the device that computes them, prepared beside the row before.
+
+    samples of a row ─▶ pack ─▶ arrays ─▶ one copy to the device ─▶ Row
+    └────────── in a thread, while the device computes ─────────┘
+
+Everything that a pass, the loss or the statistics need of a row is known before its first kernel,
+so that nothing is read back from the device until the row's report is (`row_report`). Leaves out
+which samples share a row (`packing`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasks.learner.head import Predictions, prediction_arrays
+from tasks.learner.packing import PackedBatch, SamplePaths, pack_paths
+from tasks.learner.token_loss import Lengths, TokenBatch
+from tasks.learner.tree_attention import TreePlan
+from tasks.learner.version_sums import version_places
+
+Array = NDArray[Any]  # Any: of integers or floats
+_ALIGNMENT = 64  # bytes, of each array in the one that is copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A packed row of N nodes and P sampled tokens on a device."""
+
+    batch: PackedBatch
+    lengths: Lengths  # sampled tokens of each sample
+    smallest_id: int  # of all token ids in the row, the targets included
+    largest_id: int
+    depth: int  # the largest position
+    tokens: Tensor  # (N,) int64
+    positions: Tensor  # (N,) int64
+    subtree_ends: Tensor  # (N,) int64
+    nodes: Tensor  # (R,) int64: the nodes that predict, ascending
+    predictions: Predictions  # of the P tokens by the R nodes
+    columns: TokenBatch  # of the P tokens, without a reference
+    versions: tuple[int, ...]  # weight versions that sampled its tokens, ascending
+    version_places: Tensor  # (P,) int64: the place in `versions` of each token's own
+
+    def plan(self) -> TreePlan:
+        """A new attention plan. Not kept with the row: on a CPU it holds masks of whole blocks."""
+        return TreePlan(self.subtree_ends, self.positions, depth=self.depth)
+
+
+def row_of(batch: PackedBatch, device: torch.device) -> Row:
+    """Bring a packed row to the device."""
+    samples = batch.samples
+    lengths = tuple(sample.num_sampled for sample in samples)
+    nodes, rows = np.unique(batch.predictors, return_inverse=True)
+    predictions, bounds = prediction_arrays(rows, batch.targets)
+    versions, places = version_places(span for each in samples for span in each.versions)
+    used = np.concatenate([batch.tokens, batch.targets])
+    there = moved(
+        {
+            "tokens": batch.tokens,
+            "positions": batch.positions,
+            "subtree_ends": batch.subtree_ends,
+            "nodes": nodes,
+            "version_places": places,
+            "sampling_logp": _joined([_fp32(sample.sampling_logp) for sample in samples]),
+            "advantage": _joined(
+                [
+                    np.repeat(_fp32(sample.advantages), [len(places) for places in sample.sampled])
+                    for sample in samples
+                ]
+            ),
+            "reward": np.repeat(_fp32([sample.reward for sample in samples]), lengths),
+            "weight": np.repeat(_fp32([sample.weight for sample in samples]), lengths),
+            "num_tokens": np.repeat(_fp32(lengths), lengths),
+            **predictions,
+        },
+        device,
+    )
+    return Row(
+        batch=batch,
+        lengths=lengths,
+        smallest_id=int(used.min()),
+        largest_id=int(used.max()),
+        depth=int(batch.positions.max()),
+        predictions=Predictions(**{name: there.pop(name) for name in predictions}, bounds=bounds),
+        columns=TokenBatch(
+            **{name: there.pop(name) for name in _COLUMNS}, reference=None, mean_log_ratio=None
+        ),
+        versions=versions,
+        **there,
+    )
+
+
+_COLUMNS = ("sampling_logp", "advantage", "reward", "weight", "num_tokens")
+
+
+def prepared(rows: Sequence[Sequence[SamplePaths]], device: torch.device) -> Iterator[Row]:
+    """Yield the rows in their order, each packed in a thread while the one before is used."""
+    with ThreadPoolExecutor(1, "rows") as beside:
+        coming: deque[Future[Row]] = deque()
+        for row in rows:
+            coming.append(beside.submit(lambda row: row_of(pack_paths(row), device), row))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+
+
+def moved(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Tensor]:
+    """The arrays as tensors on the device: one copy of all, which a GPU makes from pinned memory
+    behind what it has to do, so that nothing waits."""
+    starts: dict[str, int] = {}
+    end = 0
+    for name, array in arrays.items():
+        starts[name], end = end, end + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    packed = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for name, array in arrays.items():
+        target = packed.numpy()[starts[name] : starts[name] + array.nbytes]
+        target.view(array.dtype)[:] = array
+    there = packed.to(device, non_blocking=True)
+    return {
+        name: there[starts[name] : starts[name] + array.nbytes].view(_DTYPES[array.dtype.char])
+        for name, array in arrays.items()
+    }
+
+
+_DTYPES = {np.dtype(np.int64).char: torch.int64, np.dtype(np.float32).char: torch.float32}
+
+
+def _fp32(values: Sequence[float]) -> Array:
+    return np.array(values, dtype=np.float32)
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([np.empty(0, dtype=np.float32), *arrays])
