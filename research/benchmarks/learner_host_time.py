@@ -30,7 +30,7 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import SamplePaths, micro_batches, pack_paths
 from tasks.learner.row_report import total
-from tasks.learner.rows import Row, row_of
+from tasks.learner.rows import DeviceRow, row_of
 from tasks.learner.samples import training_set
 
 REPEATS = 5  # of each measurement; the median counts
@@ -43,7 +43,7 @@ class NoModel:
         self.device = device
 
     def score_and_backward(
-        self, row: Row, temperature: float, loss_gradient: LossGradient
+        self, row: DeviceRow, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
         """Give every token the log-probability that the engine gave it, and derive the loss."""
         logp = row.columns.sampling_logp.clone()

@@ -31,7 +31,7 @@ from tasks.learner.policy import (
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import PendingReport
-from tasks.learner.rows import Row
+from tasks.learner.rows import DeviceRow
 
 
 class ValueModel(nn.Module):
@@ -44,7 +44,7 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, row: Row) -> Tensor:
+    def forward(self, row: DeviceRow) -> Tensor:
         """Returns (P,) fp32: the value at the node that predicts each target."""
         embedded = self.backbone.get_input_embeddings()(row.tokens)[None]
         hidden = predicting_states(self.backbone, row, embedded)
@@ -123,12 +123,14 @@ class Critic:
         self.updater = Updater(config.optimizer, self.parameters, ranks)
 
     @torch.no_grad()
-    def values(self, row: Row) -> Tensor:
+    def values(self, row: DeviceRow) -> Tensor:
         """Returns (P,) fp32: the current value before each target of a row; no gradients."""
         values: Tensor = self._model(row)
         return values
 
-    def train(self, row: Row, weight: Tensor, before: Tensor, returns: Tensor) -> PendingReport:
+    def train(
+        self, row: DeviceRow, weight: Tensor, before: Tensor, returns: Tensor
+    ) -> PendingReport:
         """Add the gradient of a row's weighted sum of value losses; `weight`, `before` and
         `returns` are (P,). Returns a report of the loss and the time."""
         started, clip = time.time(), self._config.value_clip

@@ -22,7 +22,7 @@ from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, PolicyModel
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import PendingReport
-from tasks.learner.rows import Row, row_of
+from tasks.learner.rows import DeviceRow, row_of
 from tasks.learner.token_loss import TokenBatch, spread
 from tasks.learner.version_sums import sums_by_version
 
@@ -41,7 +41,7 @@ IDLE = PackedBatch(
 class ScoredRow:
     """A row that was scored before the first update of its step."""
 
-    row: Row
+    row: DeviceRow
     tokens: TokenBatch  # with the proximal policy's log-probabilities
     values: Tensor | None = None  # the critic's value of each token; None without a critic
     returns: Tensor | None = None  # what each value is to be, once all rows of the step are scored
@@ -60,7 +60,7 @@ class MicroStep:
         self._objective, self._temperature = objective, temperature
         self._policy, self._reference = policy, reference
 
-    def run(self, row: Row) -> PendingReport:
+    def run(self, row: DeviceRow) -> PendingReport:
         """Train a row; returns statistics and times, without groups, responses, normaliser."""
         started = time.time()
         tokens = self._token_batch(row)
@@ -68,7 +68,7 @@ class MicroStep:
         clips = self._objective.loss.clips
         return self._statistics(row, tokens, result, can_clip=clips, started_s=started)
 
-    def score(self, row: Row) -> tuple[ScoredRow, PendingReport]:
+    def score(self, row: DeviceRow) -> tuple[ScoredRow, PendingReport]:
         """Score a row with the current policy and the reference, for updates to come; adds no
         gradient. Returns the scored row and its report, which counts no clipped tokens: no clip
         acts before the first update."""
@@ -100,7 +100,7 @@ class MicroStep:
             known=_costs(row.batch) + passed, started_s=started, ended_s=time.time(), sums=sums
         )
 
-    def _backward(self, row: Row, tokens: TokenBatch) -> HeadResult:
+    def _backward(self, row: DeviceRow, tokens: TokenBatch) -> HeadResult:
         objective = self._objective
 
         def by_logp(indices: Tensor, logp: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class MicroStep:
         nothing = LossGradient(by_logp=lambda indices, logp: torch.zeros_like(logp))
         self._policy.score_and_backward(row, self._temperature, nothing)
 
-    def _token_batch(self, row: Row) -> TokenBatch:
+    def _token_batch(self, row: DeviceRow) -> TokenBatch:
         if self._reference is None:
             return row.columns
         return replace(row.columns, reference=self._reference.score(row, self._temperature).logp)
@@ -136,7 +136,7 @@ class MicroStep:
     @torch.no_grad()
     def _statistics(
         self,
-        row: Row,
+        row: DeviceRow,
         tokens: TokenBatch,
         result: HeadResult,
         *,

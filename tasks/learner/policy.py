@@ -26,7 +26,7 @@ from tasks.learner.parameters import (
     TrainedParameters,
 )
 from tasks.learner.ranks import Ranks
-from tasks.learner.rows import Row
+from tasks.learner.rows import DeviceRow
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
 ComputeDtype = Literal["bf16", "fp32"]
@@ -52,7 +52,7 @@ class Decoder:
         self._logits_scaling = float(getattr(model.config, "logits_scaling", 1.0))
         self._head_name = names[id(model.get_output_embeddings().weight)]
 
-    def score(self, row: Row, temperature: float = 1.0) -> HeadResult:
+    def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult:
         """Returns log-probabilities and entropies of the row's targets; no gradients."""
         with torch.no_grad():
             hidden = predicting_states(self._backbone, row, self._embed(row))
@@ -60,7 +60,7 @@ class Decoder:
         with self.parameters.whole(self._head_name) as weight:
             return head_pass(hidden, weight, row.predictions, scaled)
 
-    def _embed(self, row: Row) -> Tensor:
+    def _embed(self, row: DeviceRow) -> Tensor:
         """The embeddings of the row's tokens, (1, N, hidden)."""
         if row.largest_id >= self.vocabulary_size or row.smallest_id < 0:
             raise ValueError(
@@ -72,7 +72,7 @@ class Decoder:
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
 
-def predicting_states(backbone: nn.Module, row: Row, embedded: Tensor) -> Tensor:
+def predicting_states(backbone: nn.Module, row: DeviceRow, embedded: Tensor) -> Tensor:
     """Returns the hidden states of the predicting nodes, (R, hidden)."""
     output = backbone(
         inputs_embeds=embedded, position_ids=row.positions[None], use_cache=False, tree=row.plan()
@@ -87,7 +87,7 @@ class PolicyModel(Decoder):
     parameters: TrainedParameters
 
     def score_and_backward(
-        self, row: Row, temperature: float, loss_gradient: LossGradient
+        self, row: DeviceRow, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
         """Score the targets, and add the gradient of the loss sum to the parameters' sums."""
         embedded = self._embed(row).requires_grad_()

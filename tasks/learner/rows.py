@@ -1,6 +1,6 @@
 """Packed rows on the device that computes them, prepared beside the row before.
 
-    samples of a row ─▶ pack ─▶ arrays ─▶ one copy to the device ─▶ Row
+    samples of a row ─▶ pack ─▶ arrays ─▶ one copy to the device ─▶ DeviceRow
     └────────── in a thread, while the device computes ─────────┘
 
 Everything that a pass, the loss or the statistics need of a row is known before its first kernel,
@@ -32,7 +32,7 @@ _ALIGNMENT = 64  # bytes, of each array in the one that is copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class DeviceRow:
     """A packed row of N nodes and P sampled tokens on a device."""
 
     batch: PackedBatch
@@ -54,7 +54,7 @@ class Row:
         return TreePlan(self.subtree_ends, self.positions, depth=self.depth)
 
 
-def row_of(batch: PackedBatch, device: torch.device) -> Row:
+def row_of(batch: PackedBatch, device: torch.device) -> DeviceRow:
     """Bring a packed row to the device."""
     samples = batch.samples
     lengths = tuple(sample.num_sampled for sample in samples)
@@ -83,7 +83,7 @@ def row_of(batch: PackedBatch, device: torch.device) -> Row:
         },
         device,
     )
-    return Row(
+    return DeviceRow(
         batch=batch,
         lengths=lengths,
         smallest_id=int(used.min()),
@@ -101,10 +101,10 @@ def row_of(batch: PackedBatch, device: torch.device) -> Row:
 _COLUMNS = ("sampling_logp", "advantage", "reward", "weight", "num_tokens")
 
 
-def prepared(rows: Sequence[Sequence[SamplePaths]], device: torch.device) -> Iterator[Row]:
+def prepared(rows: Sequence[Sequence[SamplePaths]], device: torch.device) -> Iterator[DeviceRow]:
     """Yield the rows in their order, each packed in a thread while the one before is used."""
     with ThreadPoolExecutor(1, "rows") as beside:
-        coming: deque[Future[Row]] = deque()
+        coming: deque[Future[DeviceRow]] = deque()
         for row in rows:
             coming.append(beside.submit(lambda row: row_of(pack_paths(row), device), row))
             if len(coming) > 1:

@@ -34,7 +34,7 @@ from tasks.learner.reports import (
     main_skip_reason,
 )
 from tasks.learner.row_report import PendingReport, total
-from tasks.learner.rows import Row
+from tasks.learner.rows import DeviceRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class SeveralUpdates:
         self._micro_step, self._updater = micro_step, updater
         self._taken: list[MiniBatch] = []
 
-    def take(self, rows: Iterable[Row], num_idle: int, normaliser: float) -> AccumulateReport:
+    def take(self, rows: Iterable[DeviceRow], num_idle: int, normaliser: float) -> AccumulateReport:
         """Score the rows of the next mini-batch, make `num_idle` idle passes, and keep the
         mini-batch. The report's statistics are of the policy before the step's updates."""
         pairs = [self._micro_step.score(row) for row in rows]

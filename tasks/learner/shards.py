@@ -75,7 +75,7 @@ def on_host(tensor: Tensor) -> Iterator[Tensor]:
     if tensor.device.type == "cpu":
         yield tensor
         return
-    stream = torch.cuda.Stream(tensor.device)
+    stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
     buffer = torch.empty(min(_CHUNK, tensor.numel()), dtype=tensor.dtype, pin_memory=True)
     for part in torch.split(tensor, _CHUNK):
         with torch.cuda.stream(stream):

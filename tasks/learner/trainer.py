@@ -42,7 +42,7 @@ from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.row_report import total
-from tasks.learner.rows import Row, prepared, row_of
+from tasks.learner.rows import DeviceRow, prepared, row_of
 from tasks.learner.samples import training_set
 from tasks.learner.several_updates import SeveralUpdates
 from tasks.learner.shards import load_shards, save_shard
@@ -146,7 +146,9 @@ class LearnerRank:
             num_idle = self._ranks.most(len(dealt)) - len(dealt)
             return report + self._train(rows, num_idle, data.normaliser)
 
-    def _train(self, rows: Iterable[Row], num_idle: int, normaliser: float) -> AccumulateReport:
+    def _train(
+        self, rows: Iterable[DeviceRow], num_idle: int, normaliser: float
+    ) -> AccumulateReport:
         """Train these rows; `num_idle` idle passes then match the rank with the most rows."""
         if self._config.scores_first:
             return self._several.take(rows, num_idle, normaliser)

@@ -23,7 +23,7 @@ from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import total
-from tasks.learner.rows import Row, prepared, row_of
+from tasks.learner.rows import DeviceRow, prepared, row_of
 from tasks.learner.split import in_mini_batches
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -120,7 +120,7 @@ def random_groups(seed: int, num_groups: int = 4, num_responses: int = 4) -> tup
     return tuple(groups)
 
 
-def one_row(samples: Sequence[Sample]) -> Row:
+def one_row(samples: Sequence[Sample]) -> DeviceRow:
     """The samples as one row on the CPU."""
     return row_of(pack_samples(samples), torch.device("cpu"))
 
