@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from learner_factories import (
     random_groups,
 )
 from rank_processes import run_processes
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from artifacts.records import pack
@@ -168,12 +168,10 @@ def test_a_checkpoint_restores_bit_by_bit(model_path: str, tmp_path: Path) -> No
 def test_a_full_disk_under_a_checkpoint_is_named(
     model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library of the files raises an error of its own."""
-
     def full(*_: object, **__: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shards, "save_file", full)
+    monkeypatch.setattr(shards, "_write", full)
     with pytest.raises(StoreError, match=r"disk full: .*/shard-00000-of-00001.safetensors needs"):
         learner(model_path).save_checkpoint(str(tmp_path / "step-1"), 1)
 
