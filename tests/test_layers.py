@@ -53,12 +53,12 @@ ROOMS = (
     "flows/config",
     "flows",
     "flows/commands",
+    "research/gpu",
     "research/kills",
     "research/ablations",
     "research/spot",
     "research/paper",
     "research/benchmarks",
-    "research/gpu",
 )
 # rooms within one: the first of a pair knows nothing of the second
 MAX_ROOMS, MAX_ARROWS = 24, 130  # of the product

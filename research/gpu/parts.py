@@ -55,7 +55,7 @@ PARTS = (
     Part(
         name="learner",
         about="the learner's share of the matmul ceiling by rows, and its host's time a row",
-        module="research.gpu.learner",
+        module="research.benchmarks.learner_on_gpu",
         share=0.3,
     ),
     Part(

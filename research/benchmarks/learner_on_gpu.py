@@ -1,7 +1,7 @@
 """The learner on one card: its share of the matmul ceiling by model and length of rows, and the
 host's time a row beside the kernels.
 
-    python -m research.gpu.learner --device cuda --out /tmp/learner
+    python -m research.benchmarks.learner_on_gpu --device cuda --out /tmp/learner
 """
 
 from __future__ import annotations
