@@ -123,7 +123,7 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
         "requests per engine",
         f"{math.ceil(under_way / engines)} on each of {engines}{carried}",
     )
-    if steps := config.engine.explain_steps(config.cluster.device_kind == "cpu"):
+    if steps := config.engine.explain_steps(config.cluster.device_kind != "cuda"):
         yield "decode steps", steps
     yield (
         "micro-batches",
