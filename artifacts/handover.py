@@ -59,6 +59,12 @@ def handover_directory(parent: Path, run_id: str, records: str = "") -> Iterator
         owner.release()
 
 
+def orphans(parent: Path) -> Iterator[Path]:
+    """The directories of this machine's runs that were killed."""
+    locks = parent.glob(f"{PREFIX}*/{OWNER}")
+    return (lock.parent for lock in locks if not _is_owned(lock.parent))
+
+
 def _own_directory(parent: Path, run_id: str, records: str) -> Path:
     usual = parent / f"{PREFIX}{run_id}"
     with suppress(OSError):

@@ -26,11 +26,13 @@ from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.consistency import transport_for
 from flows.config.elastic_rules import weight_server_of
+from flows.config.gpu_memory import check_gpu_memory
 from flows.config.keep import KeepConfig
 from flows.config.run_config import RunConfig, pinned
 from flows.output import print_line
 from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
+from tasks.cluster.cards import smallest_card_bytes
 from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.cluster.ports import Wish, refusal
@@ -38,6 +40,7 @@ from tasks.elastic.config import ElasticWeightsConfig
 from tasks.environments.processes.walls import check_seen
 from tasks.isolation.interpreter import own
 from tasks.learner.architecture import check_architecture, read_config
+from tasks.learner.memory import model_size
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
 from tasks.run.elastic_setup import check_token
@@ -259,6 +262,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     judge = judge_engine_of(config.rewards)
     model = check_architecture(resolve_model(config.model, cache, print_line))
     config.engine.check_model(read_config(model), config.cluster.device_kind == "cpu")
+    if config.cluster.device_kind != "cpu" and not config.cluster.scheduler_address:
+        check_gpu_memory(config, model_size(model), smallest_card_bytes())
     return RunContext(
         run_id=run_id,
         artifact_root=str(config.local_root() or config.keep.artifact_root),

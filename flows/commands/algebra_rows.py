@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from artifacts.records import BECOMES_OF_RUNNING
+from flows.config.gpu_memory import cures, fullest_card
 from flows.config.run_config import RunConfig
-from tasks.cluster.devices import engine_members, worker_specs
+from tasks.cluster.devices import device_map, engine_members, worker_specs
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import ModelSize, bytes_per_parameter, model_size, whole_bytes
 from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
@@ -24,8 +25,8 @@ PAUSED = (
 )
 
 
-def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """The batch algebra as (quantity, value with unit)."""
+def algebra_rows(config: RunConfig, card: int | None = None) -> Iterator[tuple[str, str]]:
+    """The batch algebra as (quantity, value with unit). card: bytes of each GPU, if known."""
     algebra = config.scheduling.algebra(config.batch)
     yield "scheduling policy", config.scheduling.kind
     for domain, reward in config.rewards.items():
@@ -34,6 +35,7 @@ def algebra_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _episode_rows(config)
     yield from _group_rows(algebra)
     yield from _load_rows(config, algebra)
+    yield from _memory_rows(config, card)
     yield (
         "rewards",
         "when nothing generates any more"
@@ -130,7 +132,6 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"
         f" once, on each of {ranks} ranks",
     )
-    yield from _memory_rows(config, ranks)
 
 
 def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -243,16 +244,25 @@ def _pace(algebra: BatchAlgebra) -> str:
     return f"{pace}, and up to {algebra.max_drain_steps} more to drain the long-prompt queue"
 
 
-def _memory_rows(config: RunConfig, num_ranks: int) -> Iterator[tuple[str, str]]:
-    """Memory of a rank, sharded and replicated; in bytes too if the model is on this machine."""
+def _memory_rows(config: RunConfig, card: int | None) -> Iterator[tuple[str, str]]:
+    """Memory of a rank, sharded and replicated; in bytes too if the model is on this machine, and
+    then the sum of the fullest GPU."""
     found = present_model(config.model, Path(config.keep.model_cache))
     size = None if found is None else model_size(found)
-    learner = config.learner
+    learner, num_ranks = config.learner, len(device_map(config.cluster)["learner"])
     yield "learner memory", _memory(learner, num_ranks, size)
     if num_ranks > 1 and not learner.has_critic:
         other = "replicated" if learner.parameters == "sharded" else "sharded"
         changed = learner.model_copy(update={"parameters": other})
         yield f"if it were {other}", _memory(changed, num_ranks, size)
+    if size is not None and (card or config.cluster.device_kind != "cpu"):
+        fullest = fullest_card(config, size, card)
+        told = fullest.explain()
+        if card and not fullest.fits:
+            told += (
+                f"; does not fit: {', or '.join(cures(config, size, card)) or 'no setting helps'}"
+            )
+        yield f"memory of GPU {fullest.device}", told
 
 
 def _memory(learner: LearnerConfig, num_ranks: int, size: ModelSize | None) -> str:

@@ -12,10 +12,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
 
+from flows.commands.command_line import configuration_of
+from flows.commands.findings import GIB, Finding, finding_of
+from flows.commands.gpu_checks import check_gpus, check_room_for_weights
 from flows.commands.local_stack import SERVERS
-from flows.commands.options import command
+from flows.commands.options import add_configuration, command
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK, refusal
 from tasks.engines.vllm.worker_patches import attention_path, may_use_tiles
@@ -26,9 +28,10 @@ from tasks.environments.pools.pool import EnvironmentPool
 from tasks.environments.processes.walls import hidden_path
 from tasks.isolation.interpreter import below_tmp, own
 from tasks.isolation.isolation import CURES, Isolation
+from tasks.learner.memory import model_size
 from tasks.rewards.programs.sandbox.self_test import holds
+from tasks.tiny_models.models import present_model
 
-GIB = 1024**3
 TESTED_VERSIONS = {  # tested together; requirements/cpu.txt is the complete set
     "prefect": "3.7.7",
     "prefect-dask": "0.3.7",
@@ -39,22 +42,6 @@ TESTED_VERSIONS = {  # tested together; requirements/cpu.txt is the complete set
     "pyarrow": "25",
     "cryptography": "50",
 }
-
-
-class Finding(NamedTuple):
-    """The result of one check."""
-
-    level: Literal["ok", "note", "bad"]  # "bad" makes the exit status non-zero
-    what: str  # the subject of the check
-    found: str  # the state of this machine
-    cure: str = ""  # the remedy; empty if all is well
-
-
-def finding_of(
-    is_ok: bool, what: str, found: str, cure: str, otherwise: Literal["note", "bad"]
-) -> Finding:
-    """A finding that needs its cure only if `is_ok` is false; `otherwise` is its level then."""
-    return Finding("ok", what, found) if is_ok else Finding(otherwise, what, found, cure)
 
 
 def check_python() -> Iterator[Finding]:
@@ -121,20 +108,6 @@ def check_listeners() -> Iterator[Finding]:
         " where others are to join, on cluster.scheduler_host and elastic.weights.host, too."
         " A cluster at a tcp:// address runs what anybody in its network sends",
     )
-
-
-def check_gpu() -> Iterator[Finding]:
-    try:
-        import torch
-    except ImportError:
-        return
-    if not torch.cuda.is_available():
-        yield Finding("ok", "GPU", "none; device_kind cpu")
-        return
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        found = f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
-        yield Finding("ok", f"GPU {index}", found)
 
 
 def check_attention() -> Iterator[Finding]:
@@ -210,24 +183,39 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_machine,
     check_ports,
     check_listeners,
-    check_gpu,
+    check_gpus,
     check_attention,
     check_sandbox,
     check_environment_hosts,
 )
 
 
+def check_model(options: Namespace) -> Iterator[Finding]:
+    """The room for the model of a configuration, if one is given and its model is here."""
+    if not (options.preset or options.settings or options.set):
+        return
+    config = configuration_of(options)
+    model = present_model(config.model, Path(config.keep.model_cache))
+    if model is not None:
+        folder = Path(config.keep.weights_dir)
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        yield check_room_for_weights(model_size(model).num_parameters, there)
+
+
 def parser() -> ArgumentParser:
-    return ArgumentParser(
+    made = ArgumentParser(
         prog="rollflow doctor",
         description="Check this machine for a run, and name a cure for everything that is missing.",
     )
+    add_configuration(made)
+    return made
 
 
 @command(parser)
-def main(_: Namespace) -> int:
+def main(options: Namespace) -> int:
     """Print all findings; exit status 1 if something must be mended."""
     findings = [finding for check in CHECKS for finding in check()]
+    findings += check_model(options)
     for finding in findings:
         cure = f"  -> {finding.cure}" if finding.cure else ""
         print(f"{finding.level:<5}{finding.what:<24}{finding.found}{cure}")

@@ -24,6 +24,7 @@ from flows.commands.options import add_configuration, command
 from flows.config.device_choice import told
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
+from tasks.cluster.cards import GB, smallest_card_bytes
 from tasks.cluster.devices import worker_specs
 
 COMMON = (  # the settings that --fields lists without --all
@@ -59,11 +60,11 @@ def placement_rows(config: RunConfig) -> Iterator[tuple[str, str, str, str]]:
         yield spec.name, spec.device or "-", cores, slots
 
 
-def show(config: RunConfig, console: Console) -> None:
-    """Print the step in numbers and the placement of the processes."""
+def show(config: RunConfig, console: Console, card: int | None = None) -> None:
+    """Print the step in numbers and the placement of the processes. card: bytes of each GPU."""
     title = f"{config.preset}: a step in numbers"
     algebra = Table(title=title, box=None, show_header=False, title_justify="left")
-    for quantity, value in algebra_rows(config):
+    for quantity, value in algebra_rows(config, card):
         algebra.add_row(quantity, value)
     algebra.add_row("devices", told(config))
     columns = ("worker", "device", "cores", "slots")
@@ -151,6 +152,9 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--json", action="store_true", help="print the effective configuration as JSON"
     )
+    made.add_argument(
+        "--gpu-gb", type=float, help="memory of each GPU, GB (default: of the smallest one here)"
+    )
     return made
 
 
@@ -173,5 +177,6 @@ def main(options: Namespace) -> int:
     if options.json:
         print(json.dumps(config.model_dump(mode="json"), indent=2))
     else:
-        show(config, console)
+        card = int(options.gpu_gb * GB) if options.gpu_gb else smallest_card_bytes()
+        show(config, console, card)
     return 0

@@ -8,17 +8,23 @@
     reference    c whole                       c / n
     critic       as weights to moments again   refused
 
-Bytes per parameter; c = 2 in bf16 and 4 in fp32. Sharded parameters also need room for the layers
-that are whole for a moment. Leaves out activations, which grow with `max_tokens_per_microbatch`,
-and a backend's own memory.
+Bytes per parameter; c = 2 in bf16 and 4 in fp32. On top come what a packed row needs (activations,
+the head's chunk, layers of sharded parameters that are whole for a moment) and what an update does.
+`research.gpu.tracked_memory` follows the allocations of real passes beside these numbers. Leaves
+out a backend's own memory and what torch's allocator loses between blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from tasks.learner.architecture import empty_model, read_config
+from tasks.learner.head import ROWS_PER_CHUNK
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.sharded_parameters import units_of
 
@@ -35,11 +41,28 @@ class ModelSize:
     largest_layer: int  # number of parameters in the largest layer
     table: int  # number of parameters in the embedding
     is_tied: bool  # whether the head is the embedding
+    num_layers: int
+    hidden: int  # width of the residual stream
+    inner: int  # width of a token's gated product in a layer, over all experts that it takes
+    heads: int
+    head_width: int
+    key_heads: int
+    normed: int  # widths of all norms in a layer together
+    largest_matrix: int  # number of parameters in the largest matrix of a layer
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return self.table // self.hidden
 
 
 def model_size(path: Path) -> ModelSize:
     """Read the size of the model in a Hugging Face directory, from its config.json alone."""
-    model = empty_model(read_config(path))
+    return size_of(empty_model(read_config(path)))
+
+
+def size_of(model: Any) -> ModelSize:  # Any: transformers models carry no types
+    """The numbers of this model."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tables = {id(embedding.weight), id(head.weight)}
     layers = [
@@ -54,7 +77,37 @@ def model_size(path: Path) -> ModelSize:
         largest_layer=max(layers),
         table=embedding.weight.numel(),
         is_tied=head.weight is embedding.weight,
+        **_widths(model),
     )
+
+
+def _widths(model: Any) -> dict[str, int]:  # Any: as above
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    experts = getattr(config, "num_experts_per_tok", None) or 0
+    inner = experts * getattr(config, "moe_intermediate_size", 0) or config.intermediate_size
+    layer: nn.Module = next(units_of(model))[0]
+    norms = {
+        name.rpartition(".")[2]: module.weight.numel()
+        for name, module in layer.named_modules()
+        if type(module).__name__.endswith("Norm")
+    }
+    for name, repeats in (("q_norm", heads), ("k_norm", key_heads)):
+        if norms.get(name) == head_width:  # one for each head
+            norms[name] *= repeats
+    matrices = (each.numel() for each in layer.parameters() if each.dim() == 2)
+    return {
+        "num_layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "inner": inner,
+        "heads": heads,
+        "head_width": head_width,
+        "key_heads": key_heads,
+        "normed": sum(norms.values()),
+        "largest_matrix": max(matrices),
+    }
 
 
 def bytes_per_parameter(config: LearnerConfig, num_ranks: int) -> float:
@@ -79,3 +132,77 @@ def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:
     layer = (3 * computed + FP32) * size.largest_layer
     head, table = (computed + FP32) * size.table, FP32 * size.table
     return max(layer + table, head) if size.is_tied else max(layer, head)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerMemory:
+    """The device memory of a rank in bytes, by what takes it."""
+
+    held: Mapping[str, int]  # as long as the rank lives
+    row: Mapping[str, int]  # besides, while it trains a packed row
+    update: int  # besides, while it makes an update
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at any time."""
+        return sum(self.held.values()) + max(sum(self.row.values()), self.update)
+
+
+def learner_memory(
+    config: LearnerConfig, size: ModelSize, num_ranks: int, row_tokens: int
+) -> LearnerMemory:
+    """Predict the memory of a rank. row_tokens: computed tokens of the largest packed row, all of
+    them predicting."""
+    num, computed = size.num_parameters, COMPUTED[config.compute]
+    is_sharded = config.parameters == "sharded"
+    whole = num // num_ranks if is_sharded else num
+    models = 2 if config.has_critic else 1
+    held = {
+        "weights": 0 if is_sharded else models * computed * num,
+        "gradients": models * FP32 * whole,
+        "masters": models * FP32 * num // num_ranks,
+        "moments": models * MOMENTS * num // num_ranks,
+        "reference": computed * whole if config.kl_coefficient else 0,
+    }
+    kept, backward = activation_bytes(config, size, row_tokens)
+    logits = head_bytes(size, computed, row_tokens)
+    row = {  # a layer's backward begins when the head has no logits any more
+        "activations": kept,
+        "logits": logits if logits >= backward else 0,
+        "backward": backward if logits < backward else 0,
+        "whole layers": whole_bytes(config, size),
+    }
+    # ranks of a group reduce into a slice of their own
+    update = FP32 * num // num_ranks if num_ranks > 1 and not is_sharded else 0
+    return LearnerMemory(
+        held={name: each for name, each in held.items() if each},
+        row={name: each for name, each in row.items() if each},
+        update=update,
+    )
+
+
+def activation_bytes(config: LearnerConfig, size: ModelSize, tokens: int) -> tuple[int, int]:
+    """The bytes that forward keeps, and the most beyond them in the backward of a layer.
+
+    Counted from the modules of a layer: norms keep their input in fp32 and their normed input;
+    attention its queries, keys, values, output and a sum for each head; the gated product four
+    tensors of its width; products of matrices their input. In the gated product's backward three
+    gradients of its width exist while one kept tensor has gone, beside the gradients of the
+    residual stream and of a matrix."""
+    c = COMPUTED[config.compute]
+    attention = c * size.head_width * (2 * size.heads + 2 * size.key_heads) + FP32 * size.heads
+    layer = (FP32 + c) * size.normed + 2 * c * size.hidden + attention + 4 * c * size.inner
+    backward = c * size.hidden + 2 * c * size.inner
+    kept = size.num_layers * layer
+    if config.recompute_layers:
+        kept, backward = size.num_layers * c * size.hidden, layer + backward
+    # the embedded tokens, the final norm, its output and what predicts, with its gradient
+    ends = c * size.hidden + (FP32 + c) * size.hidden + 3 * c * size.hidden
+    return tokens * (kept + ends), tokens * backward + c * size.largest_matrix
+
+
+def head_bytes(size: ModelSize, computed: int, tokens: int) -> int:
+    """The most bytes of a chunk of logits: beside it, its copy in fp32 (unless it is), probabilities
+    and their product, or the gradient of the head's matrix."""
+    chunk, copies = min(tokens, ROWS_PER_CHUNK) * size.vocabulary, 2 if computed == FP32 else 3
+    return computed * chunk + max(copies * FP32 * chunk, computed * size.table)

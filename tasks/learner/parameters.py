@@ -122,7 +122,8 @@ class FlatParameters:
             parameter = parameters[slot.name]
             self.view(slot.name).copy_(parameter.detach())
             parameter.data = self.view(slot.name)
-        module.to(device)  # buffers
+        for buffer in module.buffers():
+            buffer.data = buffer.to(device)
 
     @contextmanager
     def whole(self, name: str) -> Iterator[Tensor]:

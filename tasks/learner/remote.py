@@ -10,8 +10,10 @@ return its report, so that a task that runs twice cannot update twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,12 +22,14 @@ from distributed import get_worker
 from artifacts.records import WeightsRef, pack, unpack
 from artifacts.weights import reuse
 from tasks.cluster.actors import Remote
+from tasks.cluster.cards import exhausted, is_out_of_memory
 from tasks.cluster.dask_cluster import pin_process
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.base import Attestation
 from tasks.engines.transports.base import OfferedWeights, TransferPlan
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.memory import learner_memory, model_size
 from tasks.learner.ranks import meeting_point
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.trainer import LearnerRank
@@ -62,9 +66,12 @@ class LearnerActor:
         temperature: float = 1.0,
     ) -> None:
         pin_process(core_ids)
-        self._rank = LearnerRank(config, model_path, rank, world_size, device, temperature)
+        self._config, self._model = config, Path(model_path)
+        self._name, self._num_ranks = f"learner-{rank}", world_size
         self._version = 0
         self._update_report = b""
+        with self._memory_explained("loading the model"):
+            self._rank = LearnerRank(config, model_path, rank, world_size, device, temperature)
 
     async def ping(self) -> None:
         """Return while the worker lives; raises PeerLost when its group has lost another rank."""
@@ -81,7 +88,8 @@ class LearnerActor:
     def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group of all ranks. Collective."""
         reach_ranks_by(_here()[0])
-        self._rank.join(meeting_point, deadline_s)
+        with self._memory_explained("loading the model"):
+            self._rank.join(meeting_point, deadline_s)
 
     def discard(self) -> None:
         """Drop the gradients accumulated so far in this step."""
@@ -90,7 +98,10 @@ class LearnerActor:
     def accumulate(self, step: int, payload: bytes) -> bytes:
         """Add the gradients of these groups or parts of groups, and return the packed report; empty
         bytes if this step has been updated already."""
-        return b"" if step <= self._version else pack(self._rank.accumulate(payload))
+        if step <= self._version:
+            return b""
+        with self._memory_explained(f"training of step {step}"):
+            return pack(self._rank.accumulate(payload))
 
     def update(self, step: int) -> bytes:
         """Make the step's updates and return the packed report. Collective; all ranks must be at
@@ -102,7 +113,8 @@ class LearnerActor:
                 f"update of step {step} must follow version {step - 1}, the learner is at"
                 f" {self._version}; replay the steps between"
             )
-        self._update_report = pack(self._rank.update(step))
+        with self._memory_explained(f"the update of step {step}"):
+            self._update_report = pack(self._rank.update(step))
         self._rank.give_memory_back()
         self._version = step
         return self._update_report
@@ -131,7 +143,8 @@ class LearnerActor:
     def attest(self, probes: bytes) -> bytes:
         """The packed version, fingerprints of its tensors and log-probabilities of the probes."""
         tokens: Sequence[tuple[int, ...]] = unpack(probes)
-        return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
+        with self._memory_explained("the weight check"):
+            return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
 
     async def save_checkpoint(self, path: str) -> None:
         """Write this rank's shard of the checkpoint, beside whatever else the rank does."""
@@ -146,6 +159,24 @@ class LearnerActor:
     def close(self) -> None:
         """Leave the group."""
         self._rank.close()
+
+    @contextmanager
+    def _memory_explained(self, doing: str) -> Iterator[None]:
+        """Within the block, an exhausted GPU raises DeviceMemoryExhausted. It ends the run: with
+        smaller rows sums would have other bits than those that the run would be replayed with."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            row_tokens = self._config.max_tokens_per_microbatch
+            size = model_size(self._model)
+            memory = learner_memory(self._config, size, self._num_ranks, row_tokens)
+            cure = "resume the run with a smaller engine.gpu_memory_utilization, or begin one with"
+            if not self._config.recompute_layers:
+                cure += " learner.recompute_layers=true, or with"
+            cure += f" learner.max_tokens_per_microbatch below {row_tokens}"
+            raise exhausted(self._name, doing, error, {**memory.held, **memory.row}, cure) from None
 
 
 class RemoteLearner:

@@ -195,7 +195,12 @@ class VllmEngine(Replica):
             pin_this_thread(cores, config.tensor_parallel_size)
             return build_core(config, model_path, name, seed)
 
-        self._thread: SteppingThread[VllmCore] = SteppingThread(name, build)
+        share = f"engine.gpu_memory_utilization={config.gpu_memory_utilization:g}"
+        cure = (
+            f"its share is {share}: resume the run with a smaller one, which leaves more beside it,"
+            " or with a smaller engine.max_num_seqs or engine.max_batched_tokens"
+        )
+        self._thread: SteppingThread[VllmCore] = SteppingThread(name, build, cure)
 
     def start(self) -> None:
         """Build the engine in its thread; returns when it is ready, on a GPU after minutes."""

@@ -5,7 +5,8 @@
 
 Callers run on an event loop and are woken for finished responses and new tokens, never for a step.
 When the core raises anything but a ValueError, or TransferLost for weights that did not come, the
-thread ends: every pending and later call raises EngineLost with the cause.
+thread ends: every pending and later call raises EngineLost with the cause, or
+DeviceMemoryExhausted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from artifacts.new_tokens import News
+from tasks.cluster.cards import exhausted, is_out_of_memory
 from tasks.engines.base import EngineLost
 from tasks.engines.transports.base import TransferLost
 
@@ -54,9 +56,10 @@ class _Command:
 class SteppingThread(Generic[C]):
     """Builds the core in a thread of its own and drives it there until `close` or a failure."""
 
-    def __init__(self, name: str, build: Callable[[], C]) -> None:
+    def __init__(self, name: str, build: Callable[[], C], memory_cure: str = "") -> None:
+        """memory_cure: what to do where the GPU's memory is exhausted."""
         self._name = name
-        self._build = build
+        self._build, self._memory_cure = build, memory_cure
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
         self._for_idle: deque[_Command] = deque()  # that wait until the core has nothing to do
@@ -64,6 +67,7 @@ class SteppingThread(Generic[C]):
         self._num_clearings = 0
         self._waiters: list[Future[None]] = []
         self._lost: str | None = None
+        self._loss: type[RuntimeError] = EngineLost  # of this class is the error that tells it
         self._closing = False
         self._step_began_s: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-stepping", daemon=True)
@@ -207,30 +211,33 @@ class SteppingThread(Generic[C]):
             command.answer.set_exception(self._dead_of(error))
             raise
 
-    def _dead_of(self, error: BaseException) -> EngineLost:
+    def _dead_of(self, error: BaseException) -> RuntimeError:
+        if is_out_of_memory(error):
+            return exhausted(self._name, "its engine", error, {}, self._memory_cure)
         cause = "".join(traceback.format_exception(error))
         return EngineLost(
             f"{self._name}'s stepping thread died of {type(error).__name__}: {error}\n{cause}"
         )
 
-    def _die(self, lost: EngineLost, for_waiting: BaseException | None = None) -> None:
+    def _die(self, lost: RuntimeError, for_waiting: BaseException | None = None) -> None:
         """Refuse every later call, and fail the pending ones, with the user's error if any."""
         with self._changed:
-            self._lost = self._lost or str(lost)
+            if self._lost is None:
+                self._lost, self._loss = str(lost), type(lost)
             commands = (*self._commands, *self._for_idle)
             waiting = [command.answer for command in commands] + self._waiters
             self._commands.clear()
             self._for_idle.clear()
             self._waiters = []
         for future in waiting:
-            _fail(future, for_waiting or EngineLost(self._lost))
+            _fail(future, for_waiting or self._loss(self._lost))
 
     # --- deadlines
 
     def check_alive(self) -> None:
-        """Raise EngineLost when the thread has ended or missed a deadline. Does not wait."""
+        """Raise the loss when the thread has ended or missed a deadline. Does not wait."""
         if self._lost is not None:
-            raise EngineLost(self._lost)
+            raise self._loss(self._lost)
 
     def _give_up(self, what: str, deadline_s: float) -> EngineLost:
         """Declare the replica lost because it missed a deadline. This is final: a late answer could

@@ -1,0 +1,211 @@
+"""Predicts the memory of every GPU of a run, and refuses a configuration that cannot fit, with the
+settings that make it fit.
+
+    rollout    engine's share + judge's share + what the learner holds           ┐ the larger
+    training   engine's share, unless it sleeps + judge's likewise + learner     ┘ of both
+    always     a CUDA context for each process
+
+An engine takes its share (engine.gpu_memory_utilization) at its start, CUDA graphs included, and
+makes a KV cache of what weights and passes leave of it. Leaves out what torch's allocator loses
+between its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from flows.config.parts import Parts
+from tasks.cluster.cards import GB
+from tasks.cluster.devices import device_map
+from tasks.engines.vllm.engine import VllmEngineConfig
+from tasks.learner.memory import FP32, LearnerMemory, ModelSize, learner_memory
+from tasks.rewards.judges.reward import judge_engine_of
+
+CONTEXT = 600 * 2**20  # bytes of a process with a GPU besides its tensors: assumed, not measured
+ROW_STEP = 256  # tokens by which proposed rows differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardMemory:
+    """The predicted memory of a GPU, in bytes."""
+
+    device: int  # its number in cluster.roles
+    card: int | None  # memory of the GPU; None if it is not known
+    engine: int  # the engine's share, or the least that it needs where the GPU is not known
+    engine_needs: int  # weights, passes, and the KV cache of one response
+    engine_sleeps: bool
+    judge: int  # the judge's share; 0 where the GPU is not known
+    judge_sleeps: bool
+    learner: LearnerMemory | None
+    contexts: int
+    row_tokens: int  # of the learner's largest row
+
+    @property
+    def total(self) -> int:
+        """The most bytes at any time."""
+        held = sum(self.learner.held.values()) if self.learner else 0
+        peak = self.learner.peak if self.learner else 0
+        engine = 0 if self.engine_sleeps else self.engine
+        judge = 0 if self.judge_sleeps else self.judge
+        return max(self.engine + self.judge + held, engine + judge + peak) + self.contexts
+
+    @property
+    def fits(self) -> bool:
+        """True if the GPU holds all, and the engine's share what it needs."""
+        return self.card is None or (
+            self.total <= self.card and (not self.engine or self.engine >= self.engine_needs)
+        )
+
+    def explain(self) -> str:
+        """The sum in words, in GB."""
+        told = []
+        if self.engine:
+            least = f"at least {_gb(self.engine_needs)} for weights, a pass and one response"
+            told.append(f"engine {_gb(self.engine)} ({least})")
+        if self.judge:
+            told.append(f"judge {_gb(self.judge)}")
+        if self.learner:
+            held = ", ".join(f"{name} {_gb(size)}" for name, size in self.learner.held.items())
+            row = ", ".join(f"{name} {_gb(size)}" for name, size in self.learner.row.items())
+            told.append(
+                f"learner {_gb(self.learner.peak)} ({held}; in a row of {self.row_tokens} tokens"
+                f" {row})"
+            )
+        told.append(f"CUDA contexts {_gb(self.contexts)}")
+        sleeps = ", the engine asleep while the learner trains" if self.engine_sleeps else ""
+        of = "" if self.card is None else f" of {_gb(self.card)}"
+        return f"{' + '.join(told)}{sleeps}: {_gb(self.total)}{of} GB"
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.3g}"
+
+
+def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemory]:
+    """The memory of every GPU of the run. card: bytes of each GPU, if they are known."""
+    placed = device_map(config.cluster)
+    needs = engine_needs(config.engine, size) if isinstance(config.engine, VllmEngineConfig) else 0
+    judge = judge_engine_of(config.rewards)
+    row_tokens = max(config.learner.max_tokens_per_microbatch, config.engine.max_model_len)
+    learner = learner_memory(config.learner, size, len(placed["learner"]), row_tokens)
+    share = needs if card is None else int(config.engine.gpu_share * card)
+    judge_share = int(judge.gpu_memory_utilization * card) if judge and card else 0
+    return [
+        CardMemory(
+            device=device,
+            card=card,
+            engine=share if device in placed["rollout"] else 0,
+            engine_needs=needs,
+            engine_sleeps=config.engine.sleeps,
+            judge=judge_share if device in placed.get("judge", ()) else 0,
+            judge_sleeps=judge is not None and judge.placement == "sleep",
+            learner=learner if device in placed["learner"] else None,
+            contexts=CONTEXT * sum(device in devices for devices in placed.values()),
+            row_tokens=row_tokens,
+        )
+        for device in sorted({device for devices in placed.values() for device in devices})
+    ]
+
+
+def fullest_card(config: Parts, size: ModelSize, card: int | None) -> CardMemory:
+    """The GPU that needs the most memory, or one that does not fit."""
+    return max(cards_of(config, size, card), key=lambda each: (not each.fits, each.total))
+
+
+def engine_needs(engine: VllmEngineConfig, size: ModelSize) -> int:
+    """The least bytes of a share with which vLLM starts: weights, the activations of a full step
+    and its logits in fp32 (three times, while it samples), and the KV cache of one response."""
+    width = {"bfloat16": 2, "float32": 4}[engine.dtype]
+    per_token = width * (2 * size.hidden + 3 * size.inner // engine.tensor_parallel_size)
+    logits = 3 * FP32 * engine.max_num_seqs * size.vocabulary
+    cache = 2 * width * size.num_layers * size.key_heads * size.head_width * engine.max_model_len
+    kept = width * size.num_parameters + cache
+    return kept // engine.tensor_parallel_size + engine.max_batched_tokens * per_token + logits
+
+
+def check_gpu_memory(config: Parts, size: ModelSize, card: int | None) -> None:
+    """Raise ValueError for a configuration that GPUs of `card` bytes cannot hold, with the settings
+    that make it fit. Checks nothing if the size of the GPUs is not known."""
+    worst = fullest_card(config, size, card)
+    if card is None or worst.fits:
+        return
+    found = cures(config, size, card)
+    cure = f"set {', or '.join(found)}" if found else "no setting helps: take a smaller model, or"
+    cure += "" if found else " more GPUs with learner.parameters=sharded"
+    raise ValueError(f"GPU {worst.device} must hold what runs there, got {worst.explain()}; {cure}")
+
+
+def cures(config: Parts, size: ModelSize, card: int) -> list[str]:
+    """The fewest settings with which the run fits, alternatives side by side; empty if none do."""
+    steps: tuple[Callable[[Parts], Iterator[tuple[str, Parts]]], ...] = (
+        _recomputing,
+        _sharded,
+        _sleeping,
+        lambda changed: _smaller_share(changed, size, card),
+        lambda changed: _shorter_rows(changed, size, card),
+    )
+    for number in range(1, len(steps) + 1):
+        found = []
+        for chosen in combinations(steps, number):
+            changed, told = config, list[str]()
+            for step in chosen:
+                for name, following in step(changed):
+                    told.append(name)
+                    changed = following
+            if len(told) == number and fullest_card(changed, size, card).fits:
+                found.append(" and ".join(told))
+        if found:
+            return found
+    return []
+
+
+def _with(config: Parts, part: str, **values: Any) -> Parts:  # Any: values of fields
+    changed = getattr(config, part).model_copy(update=values)
+    return config.model_copy(update={part: changed})
+
+
+def _recomputing(config: Parts) -> Iterator[tuple[str, Parts]]:
+    if not config.learner.recompute_layers:
+        yield "learner.recompute_layers=true", _with(config, "learner", recompute_layers=True)
+
+
+def _sharded(config: Parts) -> Iterator[tuple[str, Parts]]:
+    is_alone = len(device_map(config.cluster)["learner"]) < 2
+    in_mid_round = config.stream_trainer.enabled or config.seeding.enabled
+    if not (is_alone or in_mid_round or config.learner.has_critic or config.learner.ranks_in_step):
+        yield "learner.parameters=sharded", _with(config, "learner", parameters="sharded")
+
+
+def _sleeping(config: Parts) -> Iterator[tuple[str, Parts]]:
+    placed = device_map(config.cluster)
+    is_shared = bool(set(placed["rollout"]) & set(placed["learner"]))
+    overlaps = config.scheduling.algebra(config.batch).overlaps
+    is_able = isinstance(config.engine, VllmEngineConfig) and not config.stream_trainer.enabled
+    if is_shared and is_able and not overlaps and not config.engine.sleeps:
+        yield "engine.sleep_mode=true", _with(config, "engine", sleep_mode=True)
+
+
+def _smaller_share(config: Parts, size: ModelSize, card: int) -> Iterator[tuple[str, Parts]]:
+    """The largest share with which all fits, or the least that the engine starts with."""
+    if not isinstance(config.engine, VllmEngineConfig):
+        return
+    least = max(1, -(-100 * engine_needs(config.engine, size) // card))
+    for percent in range(round(100 * config.engine.gpu_share) - 1, least - 1, -1):
+        changed = _with(config, "engine", gpu_memory_utilization=percent / 100)
+        if percent == least or fullest_card(changed, size, card).fits:
+            yield f"engine.gpu_memory_utilization={percent / 100:g}", changed
+            return
+
+
+def _shorter_rows(config: Parts, size: ModelSize, card: int) -> Iterator[tuple[str, Parts]]:
+    """The longest rows with which all fits; none is shorter than the longest response."""
+    longest, shortest = config.learner.max_tokens_per_microbatch, config.engine.max_model_len
+    first = -(-shortest // ROW_STEP) * ROW_STEP
+    for tokens in range((longest - 1) // ROW_STEP * ROW_STEP, first - 1, -ROW_STEP):
+        changed = _with(config, "learner", max_tokens_per_microbatch=tokens)
+        if tokens == first or fullest_card(changed, size, card).fits:
+            yield f"learner.max_tokens_per_microbatch={tokens}", changed
+            return

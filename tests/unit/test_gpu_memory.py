@@ -1,0 +1,108 @@
+"""The memory of every GPU is summed before a run, and what cannot fit is refused with its cure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from flows.commands.algebra_rows import algebra_rows
+from flows.config.gpu_memory import GB, cards_of, check_gpu_memory, cures, fullest_card
+from flows.config.run_config import RunConfig
+from tasks.learner.memory import ModelSize
+
+CARD = 80 * GB
+
+
+def shaped(billions: float) -> ModelSize:
+    """A Llama of about this size."""
+    return ModelSize(
+        num_parameters=int(billions * 1e9),
+        largest_layer=int(billions * 1e9 / 32),
+        table=128_000 * 2048,
+        is_tied=False,
+        num_layers=28,
+        hidden=2048,
+        inner=8192,
+        heads=16,
+        head_width=128,
+        key_heads=8,
+        normed=2 * 2048,
+        largest_matrix=2048 * 8192,
+    )
+
+
+def configured(preset: str, **parts: Any) -> RunConfig:  # Any: values of fields
+    return RunConfig.model_validate({"preset": preset, **parts})
+
+
+def test_one_card_of_80_gb_holds_a_model_of_two_billion_and_not_of_three() -> None:
+    config = configured("one-gpu")
+    check_gpu_memory(config, shaped(1.5), CARD)
+    with pytest.raises(ValueError, match=r"GPU 0 must hold what runs there, got engine 32 .* set "):
+        check_gpu_memory(config, shaped(3.0), CARD)
+
+
+def test_eight_cards_hold_seven_billion_sharded_and_not_replicated() -> None:
+    sharded = configured("eight-gpu", learner={"parameters": "sharded"})
+    check_gpu_memory(sharded, shaped(7.6), CARD)
+    replicated = configured("eight-gpu", learner={"parameters": "replicated"})
+    with pytest.raises(ValueError, match=r"set .*learner\.parameters=sharded"):
+        check_gpu_memory(replicated, shaped(7.6), CARD)
+
+
+@pytest.mark.parametrize("billions", [1.8, 2.2, 2.5, 3.0, 3.5])
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_every_cure_makes_it_fit(billions: float, recomputes: bool) -> None:
+    config = configured("one-gpu", learner={"recompute_layers": recomputes})
+    size = shaped(billions)
+    if fullest_card(config, size, CARD).fits:
+        return
+    for cure in cures(config, size, CARD):
+        parts: dict[str, dict[str, object]] = {"learner": {"recompute_layers": recomputes}}
+        for part, field, value in re.findall(r"(\w+)\.(\w+)=(\S+)", cure):
+            parts.setdefault(part, {})[field] = value
+        check_gpu_memory(configured("one-gpu", **parts), size, CARD)
+
+
+def test_a_share_without_room_for_the_model_is_refused() -> None:
+    config = configured("one-gpu", engine={"gpu_memory_utilization": 0.05})
+    assert not fullest_card(config, shaped(1.5), CARD).fits
+
+
+def test_no_setting_helps_a_model_that_is_too_large() -> None:
+    with pytest.raises(ValueError, match="no setting helps: take a smaller model"):
+        check_gpu_memory(configured("one-gpu"), shaped(70.0), CARD)
+
+
+def test_an_engine_that_sleeps_leaves_its_share_to_the_rows() -> None:
+    size, rows = shaped(1.5), {"max_tokens_per_microbatch": 131072}
+    awake = configured("one-gpu", learner=rows)
+    asleep = configured("one-gpu", learner=rows, engine={"sleep_mode": True})
+    (one,), (other,) = (cards_of(config, size, CARD) for config in (awake, asleep))
+    assert other.total < one.total
+
+
+def test_without_a_card_only_the_sum_is_told() -> None:
+    config = configured("one-gpu")
+    check_gpu_memory(config, shaped(70.0), None)
+    assert " of " not in fullest_card(config, shaped(1.5), None).explain().rpartition(":")[2]
+
+
+def test_cards_that_only_generate_hold_no_learner() -> None:
+    config = configured("one-gpu", cluster={"num_devices": 2, "roles": "rollout: 0-1, learner: 0"})
+    first, second = cards_of(config, shaped(1.5), CARD)
+    assert second.learner is None
+    assert first.total > second.total
+
+
+def test_explain_prints_the_sum_beside_the_card(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    module = "flows.commands.algebra_rows"
+    monkeypatch.setattr(f"{module}.present_model", lambda *_: tmp_path)
+    monkeypatch.setattr(f"{module}.model_size", lambda _: shaped(3.0))
+    told = dict(algebra_rows(configured("one-gpu"), CARD))["memory of GPU 0"]
+    assert re.search(r"engine 32 .* \+ learner .*: [\d.]+ of 80 GB; does not fit: ", told)
+    assert "memory of GPU 0" not in dict(algebra_rows(configured("tiny")))
