@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -41,7 +42,7 @@ from tasks.learner.memory import FP32, learner_memory, size_of
 from tasks.learner.optimizer import AdamWConfig, ShardedAdamW
 from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import ReplicatedParameters
-from tasks.learner.policy import DTYPES, PolicyModel, recompute
+from tasks.learner.policy import DTYPES, Placement, PolicyModel, recompute
 from tasks.learner.ranks import Ranks
 from tasks.learner.sharded_parameters import TrainedShards
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
@@ -67,11 +68,11 @@ class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count(self._sizes[storage], storage.nbytes())
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *reason: Any) -> None:  # Any: as contextlib has it
-        super().__exit__(*reason)
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(
@@ -172,7 +173,9 @@ def row_of(tokens: int) -> PackedBatch:
 def one_of_a_group(num_ranks: int) -> Iterator[None]:
     """Within the block this process is the first rank of a group whose collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
-    mesh = sharded_parameters.DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    world = dist.group.WORLD
+    assert world is not None, "it was made above"
+    mesh = DeviceMesh.from_group(world, "cpu")
     with ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
         ready = SimpleNamespace(from_group=lambda *_: mesh)  # making one looks at numbers
@@ -234,13 +237,16 @@ def model_of(shape: Shape) -> Any:  # Any: as above
 def main() -> int:
     """Print the table."""
     rows = Table("model", "ranks", "row", "recomputed", "tracked, GB", "predicted, GB", "ratio")
-    cases = product((("0.5b", 1), ("1.5b", 1), ("7b", 8)), (4096, 16384), (False, True))
-    for (name, num_ranks), tokens, recomputes in cases:
-        config = LearnerConfig(recompute_layers=recomputes)
+    ways: tuple[Placement, Placement] = "replicated", "sharded"
+    models = (("0.5b", 1, ways[0]), ("1.5b", 1, ways[0]), *(("7b", 8, each) for each in ways))
+    for (name, num_ranks, where), tokens, recomputes in product(models, (4096, 16384), (0, 1)):
+        config = LearnerConfig(recompute_layers=bool(recomputes), parameters=where)
         make = partial(model_of, SHAPES[name])
         peak, predicted = tracked(make, config, num_ranks, tokens, is_fake=True)
         figures = f"{peak / GB:.1f}", f"{predicted / GB:.1f}", f"{predicted / peak:.2f}"
-        rows.add_row(name, str(num_ranks), f"{tokens:,}", ["no", "yes"][recomputes], *figures)
+        rows.add_row(
+            f"{name} {where}", str(num_ranks), f"{tokens:,}", ["no", "yes"][recomputes], *figures
+        )
     Console(width=100).print(rows)
     return 0
 

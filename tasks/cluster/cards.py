@@ -33,7 +33,7 @@ class Card:
 def management() -> Iterator[Any]:  # Any: pynvml carries no types
     """Provide pynvml, initialised; None on a machine without it or without a driver."""
     try:
-        import pynvml as nvml  # type: ignore[import-untyped]
+        import pynvml as nvml
 
         nvml.nvmlInit()
     except Exception:  # ImportError, or any of NVML's own

@@ -202,7 +202,7 @@ def activation_bytes(config: LearnerConfig, size: ModelSize, tokens: int) -> tup
 
 
 def head_bytes(size: ModelSize, computed: int, tokens: int) -> int:
-    """The most bytes of a chunk of logits: beside it, its copy in fp32 (unless it is), probabilities
-    and their product, or the gradient of the head's matrix."""
+    """The most bytes of a chunk of logits: beside it, in fp32, its copy (unless it is), its
+    probabilities and their product, or the gradient of the head's matrix."""
     chunk, copies = min(tokens, ROWS_PER_CHUNK) * size.vocabulary, 2 if computed == FP32 else 3
     return computed * chunk + max(copies * FP32 * chunk, computed * size.table)

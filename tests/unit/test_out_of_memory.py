@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import torch
 from learner_factories import make_model, random_groups
 
 from artifacts.records import pack
+from flows.config.sentence import sentence
 from flows.recovery import RECOVERABLE
 from tasks.cluster import cards
+from tasks.cluster.actors import Remote
 from tasks.cluster.cards import DeviceMemoryExhausted, is_out_of_memory
 from tasks.engines.vllm.stepping import SteppingThread
 from tasks.learner.learner_config import LearnerConfig
@@ -91,6 +95,17 @@ def test_an_engine_that_cannot_be_built_says_so() -> None:
 
 def no_memory_core() -> FullCore:
     raise torch.OutOfMemoryError(ASKED)
+
+
+async def test_the_sentence_reaches_the_flow_as_it_is() -> None:
+    async def accumulate() -> None:
+        raise cards.exhausted("learner-0", "x", torch.OutOfMemoryError(ASKED), {}, "a cure")
+
+    loop = asyncio.get_running_loop()
+    remote = Remote("learner-0", SimpleNamespace(accumulate=accumulate), loop)
+    with pytest.raises(DeviceMemoryExhausted, match="learner-0 ran out of GPU memory") as caught:
+        await remote.call("accumulate", deadline_s=10)
+    assert sentence(caught.value).endswith("; a cure")
 
 
 def test_nobody_is_made_anew_to_run_out_again() -> None:
