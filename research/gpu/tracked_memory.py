@@ -3,9 +3,8 @@
     python -m research.gpu.tracked_memory          # the table of docs/learner-memory.md, no GPU
 
 The learner's own code runs (`PolicyModel.score_and_backward`, head, update) on tensors without
-numbers. Replaced are only what would look at numbers (which nodes predict, the bounds of chunks),
-and attention, by a function that keeps what flex_attention's kernels keep. Leaves out what torch's
-allocator loses between blocks, and workspaces of libraries.
+numbers. Replaced is attention alone, by a function that keeps what flex_attention's kernels keep.
+Leaves out what torch's allocator loses between blocks, and workspaces of libraries.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from rich.console import Console
@@ -44,6 +44,7 @@ from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import ReplicatedParameters
 from tasks.learner.policy import DTYPES, Placement, PolicyModel, recompute
 from tasks.learner.ranks import Ranks
+from tasks.learner.rows import row_of
 from tasks.learner.sharded_parameters import TrainedShards
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
@@ -133,37 +134,26 @@ def _attend(
     return attend(query, key, value).transpose(1, 2), None
 
 
-def _unique(values: Tensor, return_inverse: bool) -> tuple[Tensor, Tensor]:
-    return values, torch.arange(len(values), device=values.device)
-
-
-def _chunks(rows: Tensor, num_rows: int) -> Iterator[tuple[int, Tensor]]:
-    for first in range(0, num_rows, head.ROWS_PER_CHUNK):
-        end = min(first + head.ROWS_PER_CHUNK, num_rows)
-        yield first, torch.arange(first, end, device=rows.device)
-
-
 @contextmanager
 def without_numbers() -> Iterator[None]:
-    """Within the block the learner looks at no number, and a chunk of logits is turned into
+    """Within the block attention looks at no number, and a chunk of logits is turned into
     probabilities at once, as on a GPU."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(torch, "unique", _unique))
-        stack.enter_context(patch.object(head, "_chunks", _chunks))
         stack.enter_context(patch.object(head, "_CPU_ROWS_IN_CACHE", head.ROWS_PER_CHUNK))
         AttentionInterface.register(TREE_ATTENTION, _attend)
         stack.callback(register_attention)
         yield
 
 
-def row_of(tokens: int) -> PackedBatch:
+def path_of(tokens: int) -> PackedBatch:
     """A row of one path, of which every token predicts the next."""
+    nodes = np.arange(tokens)
     return PackedBatch(
-        tokens=(0,) * tokens,
-        positions=tuple(range(tokens)),
-        subtree_ends=(tokens,) * tokens,
-        predictors=tuple(range(tokens)),
-        targets=(0,) * tokens,
+        tokens=np.zeros_like(nodes),
+        positions=nodes,
+        subtree_ends=np.full_like(nodes, tokens),
+        predictors=nodes,
+        targets=np.zeros_like(nodes),
         samples=(),
         num_prompt_nodes=1,
     )
@@ -192,8 +182,9 @@ def tracked(
     """The most bytes of a rank that trains two rows and makes an update, and the same as it is
     predicted. Sharded parameters need fake tensors."""
     ranks, is_sharded = RankOfMany(0, num_ranks, torch.device("cpu")), config.ranks_in_step
+    row = row_of(path_of(tokens), ranks.device)
     group = one_of_a_group(num_ranks) if is_sharded else nullcontext()
-    mode = FakeTensorMode() if is_fake else nullcontext()
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext()
     with without_numbers(), group, mode, TrackedMemory() as memory:
         model = make()
         size = size_of(model)
@@ -209,7 +200,7 @@ def tracked(
         gc.collect()
         memory.peak = memory.now
         for _ in range(2):
-            policy.score_and_backward(row_of(tokens), 1.0, loss)
+            policy.score_and_backward(row, 1.0, loss)
         gradients = policy.parameters.reduced()
         for gradient in gradients:
             gradient.div_(2.0)
