@@ -28,7 +28,10 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artifacts.records import Group, pack
-from artifacts.weights import fingerprints
+from artifacts.weights import fingerprint, fingerprints
+from tasks.cluster.ports import LOOPBACK
+from tasks.engines.transports.base import TransferPlan
+from tasks.engines.transports.registry import opened
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.dealing import balance
 from tasks.learner.learner_config import LearnerConfig
@@ -111,6 +114,13 @@ def play(learner: LearnerRank, rank: int, out: Path) -> dict[str, Any]:
     told["updates"] = [replace(update, busy=()) for update in updates]
     told["file"] = learner.export_weights(4, str(out / "four.safetensors"))
     told["last"] = learner.fingerprints()
+    # mapped by this process itself; shards are gathered by all ranks, each for its own device
+    offered = learner.offer_weights(4, "", TransferPlan(kind="ipc"), LOOPBACK)
+    assert offered is not None
+    with opened(offered, torch.device("cpu"), "engine-0/0", {}) as stream:
+        (bucket,) = stream.buckets
+        told["offered"] = {name: fingerprint(tensor) for name, tensor in bucket.items()}
+    learner.withdraw_weights()
     told["probed"] = learner.probe(PROBES)
     return told
 
@@ -215,6 +225,13 @@ def test_every_rank_attests_what_the_first_one_published(played: Played) -> None
     assert told[0]["sharded"]["last"] == told[1]["sharded"]["last"] == written
     assert told[0]["sharded"]["probed"] == told[1]["sharded"]["probed"]
     assert told[1]["sharded"]["file"] is None
+
+
+def test_every_rank_offers_what_it_attests(played: Played) -> None:
+    *_, told = played
+    for rank in told:
+        for kind in ("replicated", "sharded"):
+            assert rank[kind]["offered"] == rank[kind]["last"]
 
 
 def differing(got: Path, expected: Path) -> tuple[float, float]:
