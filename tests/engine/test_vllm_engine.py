@@ -211,32 +211,6 @@ async def test_loading_changes_what_is_sampled_and_attested(
     }
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-async def test_weights_in_mapped_memory_are_loaded_as_those_in_a_file(
-    start_engine: Callable[[str], VllmEngine], versions: Versions, is_first: bool
-) -> None:
-    """As the first version, which vLLM loads by its own rules, and as a later one."""
-    engine = start_engine("mapped")
-    if not is_first:
-        await engine.load_weights(versions[1][0], probes=())
-    weights, model = versions[2]
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    slots = slots_of(shapes)
-    values = torch.zeros(slots[-1].end, dtype=torch.bfloat16)
-    for slot in slots:
-        slot.of(values).copy_(model.get_parameter(slot.name))
-    held = FlatWeights(values=values, slots=slots)
-    offered = SharedMemoryTransport(30.0).offer(held, 2, "", ("mapped/0",))
-    mapped = await engine.load_weights(offered, probes=PROBES)
-    assert dict(mapped.fingerprints) == fingerprints(weights.path)
-    answers = await generate(engine, make_batch(2))
-    assert replace(await engine.load_weights(weights, probes=PROBES), drained_s=0.0) == mapped
-    again = await generate(engine, make_batch(2))
-    assert [answers[name].token_ids for name in answers] == [
-        again[name].token_ids for name in answers
-    ]
-
-
 async def test_attestation_names_a_tensor_that_was_tampered_with(
     engine: VllmEngine, versions: Versions
 ) -> None:
@@ -343,6 +317,32 @@ async def test_same_seed_and_order_give_the_same_tokens_in_a_used_and_a_fresh_en
     assert await reload_and_generate(engine) == used
     fresh_engine = start_engine("engine-b")
     assert await reload_and_generate(fresh_engine) == used
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_weights_in_mapped_memory_are_loaded_as_those_in_a_file(
+    start_engine: Callable[[str], VllmEngine], versions: Versions, is_first: bool
+) -> None:
+    """As the first version, which vLLM loads by its own rules, and as a later one."""
+    engine = start_engine("mapped")
+    if not is_first:
+        await engine.load_weights(versions[1][0], probes=())
+    weights, model = versions[2]
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    slots = slots_of(shapes)
+    values = torch.zeros(slots[-1].end, dtype=torch.bfloat16)
+    for slot in slots:
+        slot.of(values).copy_(model.get_parameter(slot.name))
+    held = FlatWeights(values=values, slots=slots)
+    offered = SharedMemoryTransport(30.0).offer(held, 2, "", ("mapped/0",))
+    mapped = await engine.load_weights(offered, probes=PROBES)
+    assert dict(mapped.fingerprints) == fingerprints(weights.path)
+    answers = await generate(engine, make_batch(2))
+    assert replace(await engine.load_weights(weights, probes=PROBES), drained_s=0.0) == mapped
+    again = await generate(engine, make_batch(2))
+    assert [answers[name].token_ids for name in answers] == [
+        again[name].token_ids for name in answers
+    ]
 
 
 @gpus_only
