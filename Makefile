@@ -64,10 +64,11 @@ recovery-test: $(READY) ## the tests of the product that kill, lose and join par
 research-test: $(READY) ## the tests of research/: benchmarks, ablations, the papers' experiments
 	$(PYTEST) tests/research $(ARGS)
 
-# warnings of other builds of vLLM and torch are not what is asked there
+# warnings of other builds of vLLM and torch are not what is asked there; the command's own part of
+# tests is for where it stands alone
 GPU_TEST = $(BIN)/python -m pytest -W default tests/gpu tests/engine $(ARGS); tests=$$?; \
-	$(BIN)/python -m research.gpu --minutes 8 --json gpu.json && exit $$tests
-TINY_TEST = $(BIN)/python -m research.gpu --device cpu --minutes 8 --json gpu.json
+	$(BIN)/python -m research.gpu --skip tests --minutes 8 --json gpu.json && exit $$tests
+TINY_TEST = $(BIN)/python -m research.gpu --device cpu --minutes 20 --json gpu.json
 
 gpu-test: $(if $(filter cuda command,$(DEVICES) $(origin DEVICES)),$(READY)) ## what only GPUs can show; figures go to gpu.json
 	$(if $(filter cuda,$(DEVICES)),$(GPU_TEST),$(if $(filter command,$(origin DEVICES)),$(TINY_TEST),@echo \

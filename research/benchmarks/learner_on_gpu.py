@@ -14,7 +14,7 @@ import torch
 
 from research.benchmarks.learner_host_time import host_times, shapes
 from research.benchmarks.learner_throughput import ceiling_share, model_of
-from research.gpu.figures import Figure
+from research.gpu.figures import Figure, not_measured
 from tasks.learner.learner_config import LearnerConfig
 
 ROW = 16384  # tokens of the rows that have bounds
@@ -52,7 +52,7 @@ def main() -> int:
         try:
             share = ceiling_share(config, model_of(f"random-{model}"), given.device, tokens)
         except torch.OutOfMemoryError as error:
-            print(f"not measured: {model}, rows of {tokens}: {error}", flush=True)
+            not_measured(f"learner {model}, rows of {tokens}", str(error).splitlines()[0])
             continue
         again = ", layers recomputed" if recompute else ""
         Figure(

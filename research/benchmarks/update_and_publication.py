@@ -39,7 +39,7 @@ import torch
 from artifacts.models.registry import SmolLM2Config
 from artifacts.records import Running, WeightsRef, pack
 from research.benchmarks.learner_throughput import long_tailed_groups
-from research.gpu.figures import Figure
+from research.gpu.figures import Figure, not_measured
 from research.gpu.long_tail import SHAPES, make_model
 from tasks.cluster.process_environment import KEEP_KERNELS, KEEP_MEMORY, threads
 from tasks.engines.base import Attestation
@@ -254,18 +254,21 @@ def _in_memory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
-async def _run(
+async def updates_and_publications(
     model: str,
+    engine_cores: tuple[int, ...],
     cores: tuple[int, ...],
     repeats: int,
     config: LearnerConfig,
     device: str,
     kinds: Sequence[TransportKind],
 ) -> Parts:
+    """Seconds of updates by a learner rank on each of the cores, or GPUs of these numbers, and of
+    publications to an engine on each of the engine cores, by the transports in turn."""
     parts: Parts = defaultdict(list)
     engines = [
         _start(_serve_engine, f"engine-{rank}", (model, rank, core, device), parts)
-        for rank, core in enumerate(cores)
+        for rank, core in enumerate(engine_cores)
     ]
     for served in engines:  # before learners take memory of their GPUs
         await asyncio.to_thread(served.connection.recv)
@@ -279,6 +282,8 @@ async def _run(
         ready = [ServedEngine(name=served.name, served=served) for served in engines]
         in_step = config.ranks_in_step
         await measure(remotes, ready, Path(out), parts, repeats, ranks_in_step=in_step, kinds=kinds)
+    for served in (*engines, *learners):
+        served.connection.close()
     return parts
 
 
@@ -330,6 +335,9 @@ def print_figures(device: str, out: Path) -> None:
         if torch.cuda.device_count() > 1:  # NCCL wants a GPU for each
             apart = publications(model, device, (0, 1), ["broadcast"], repeats=5)
             measured |= asyncio.run(apart)
+        elif device == "cuda":
+            why = "it takes two GPUs, this machine has one"
+            not_measured(f"publication of {shape} by broadcast", why)
         for kind, seconds in measured.items():
             Figure(
                 name=f"publication of {shape} by {kind}, with the weight check",
@@ -362,7 +370,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = given.model or resolve_model(SmolLM2Config(), given.cache)
     config = LearnerConfig(parameters=given.parameters)
     cores, kinds = tuple(given.cores), tuple(given.transport)
-    parts = asyncio.run(_run(str(model), cores, given.repeats, config, given.device, kinds))
+    asked = updates_and_publications(
+        str(model), cores, cores, given.repeats, config, given.device, kinds
+    )
+    parts = asyncio.run(asked)
     for name, seconds in parts.items():
         spread = f"({min(seconds):.3f} to {max(seconds):.3f})"
         print(f"{name:40} {statistics.median(seconds):.3f} {spread}")

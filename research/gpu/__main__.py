@@ -3,12 +3,14 @@
     python -m research.gpu --minutes 8 --json figures.json          # one GPU or more, offline
     python -m research.gpu --minutes 5 --device cpu                 # the same with tiny sizes
     python -m research.gpu --list
-    python -m research.gpu --only learner schedules
+    python -m research.gpu --only learner schedules --minutes 10
+    python -m research.gpu --skip tests
 
 The parts (`parts`) come in the order of their value; each is a process of its own with a limit of
-its own, so that none takes another's time and a crash costs one part. The table at the end names
-every part whatever failed; the JSON file is written anew after each. The exit status is 0 if every
-part ran to its end and every figure with a bound keeps it.
+its own, so that none takes another's time and a crash costs one part: time that a part leaves goes
+to those after it. The table at the end names every part whatever failed, after an interruption,
+too; the JSON file is written anew after each. The exit status is 0 if every part ran to its end and
+every figure with a bound keeps it.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,7 +33,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from research.gpu.figures import Figure, figures_in
+from research.gpu.figures import Figure, figures_in, skipped_in
 from research.gpu.parts import PARTS, Part
 from tasks.cluster.parent import kill_descendants
 
@@ -39,12 +42,13 @@ WIDTH = 120  # characters of the table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOutcome:
-    """How a part ended, and the figures that it printed until then."""
+    """How a part ended, and what it printed until then."""
 
     part: str
     ended: str  # "done", or why it has not come to its end
     seconds: float
     figures: tuple[Figure, ...]
+    not_measured: tuple[str, ...] = ()  # names of missing figures, each with why
 
 
 def play(part: Part, device: str, out: Path, limit_s: float) -> PartOutcome:
@@ -79,6 +83,7 @@ def play(part: Part, device: str, out: Path, limit_s: float) -> PartOutcome:
         ended=ended,
         seconds=time.monotonic() - began,
         figures=tuple(figures_in(lines)),
+        not_measured=tuple(skipped_in(lines)),
     )
 
 
@@ -103,15 +108,18 @@ def table(outcomes: Sequence[PartOutcome], skipped: Sequence[Part]) -> Table:
     rows = Table("part", "figure", "value", "should be", "holds", width=WIDTH)
     for outcome in outcomes:
         name = f"{outcome.part} ({outcome.seconds:.0f} s)"
-        if outcome.ended != "done" or not outcome.figures:
-            rows.add_row(name, outcome.ended, "", "", "no" if outcome.ended != "done" else "")
         for figure in outcome.figures:
             holds = {True: "yes", False: "NO", None: ""}[figure.holds]
             value = f"{figure.value:.4g} {figure.unit}".strip()
             rows.add_row(name, figure.name, value, figure.bound, holds)
             name = ""
+        for missing in outcome.not_measured:
+            rows.add_row(name, missing, "not measured", "", "")
+            name = ""
+        if outcome.ended != "done":
+            rows.add_row(name, outcome.ended, "", "", "NO")
     for part in skipped:
-        rows.add_row(part.name, "not measured: no time was left", "", "", "")
+        rows.add_row(part.name, "no time was left", "not measured", "", "")
     return rows
 
 
@@ -127,7 +135,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="cpu takes tiny sizes; the default is cuda where there is a GPU",
     )
-    parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], default=[])
+    names = [part.name for part in PARTS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these parts")
+    parser.add_argument("--skip", nargs="+", choices=names, default=[], help="all but these parts")
     parser.add_argument("--list", action="store_true", help="say what the parts are")
     parser.add_argument("--out", type=Path, help="keep logs and runs here")
     return parser.parse_args(words)
@@ -143,17 +153,19 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         console.print("error: no GPU is found by torch; rollflow doctor says why, or --device cpu")
         return 2
-    chosen = [part for part in PARTS if not options.only or part.name in options.only]
+    chosen = [part for part in PARTS if part.name in {*options.only} - {*options.skip}]
     about, outcomes = machine(options.device), list[PartOutcome]()
     ends = time.monotonic() + 60 * options.minutes
-    with ExitStack() as stack:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as an interruption: with the table
+    with ExitStack() as stack, suppress(KeyboardInterrupt):
         out = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out.mkdir(parents=True, exist_ok=True)
         while chosen and (left_s := ends - time.monotonic()) > 5.0:
-            part = chosen.pop(0)
-            limit_s = min(left_s, 60 * options.minutes * part.share)
+            part = chosen[0]
+            limit_s = left_s * part.weight / sum(each.weight for each in chosen)
             console.print(f"{part.name}: {part.about} (at most {limit_s:.0f} s)", highlight=False)
             outcomes.append(play(part, options.device, out.resolve(), limit_s))
+            del chosen[0]
             if options.json:
                 written(options.json, about, outcomes)
     console.print(about, table(outcomes, chosen))

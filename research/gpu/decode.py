@@ -33,7 +33,7 @@ def main() -> None:
     step_ms: dict[tuple[str, bool, int], float] = {}
     for kind, graphs in WAYS if on_gpu else CPU_WAYS:
         way = argparse.Namespace(
-            running=sizes, new_tokens=new_tokens, dtype=dtype, cores=[], graphs=graphs
+            running=sizes, new_tokens=new_tokens, dtype=dtype, cores=[], graphs=graphs, devices=1
         )
         for row in measured(kind, str(model), way):
             step_ms[kind, graphs, row["running"]] = row["step_ms"]

@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", nargs="*", type=int, default=[], help="to pin to")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--graphs", action="store_true", help="compile, and capture CUDA graphs")
+    parser.add_argument("--devices", type=int, default=1, help="over which an engine is spread")
     parser.add_argument("--json", default="", help="file for the medians")
     parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
     return parser
@@ -104,6 +105,7 @@ def measured(kind: str, model: str, options: argparse.Namespace) -> list[Row]:
         "--model", model, "--running", *map(str, options.running),
         "--new-tokens", str(options.new_tokens), "--dtype", options.dtype,
         "--cores", *map(str, options.cores), *(["--graphs"] if options.graphs else []),
+        "--devices", str(options.devices),
     ]  # fmt: skip
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -129,6 +131,7 @@ def _config(options: argparse.Namespace) -> VllmEngineConfig:
         kv_cache_gb=0.5,
         dtype=options.dtype,
         enforce_eager=not options.graphs,
+        tensor_parallel_size=options.devices,
     )
 
 

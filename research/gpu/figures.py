@@ -1,4 +1,4 @@
-"""A measured figure, how a part prints it, and how the command reads it back."""
+"""The lines by which a part tells the command that started it a figure, or why there is none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-MARK = "FIGURE "  # begins the lines that carry a figure; libraries print lines of their own
+# begin the lines of a part that are for the command; libraries print lines of their own
+MARK, SKIPPED = "FIGURE ", "NOT MEASURED "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,18 @@ class Figure:
     def print(self) -> None:
         """Print the figure for the command that started this process."""
         print(MARK + json.dumps(asdict(self)), flush=True)
+
+
+def not_measured(name: str, why: str) -> None:
+    """Tell the command that started this process why a figure is missing."""
+    print(f"{SKIPPED}{name}: {why}", flush=True)
+
+
+def skipped_in(lines: Iterable[str]) -> Iterator[str]:
+    """The names of missing figures among the lines that a process has printed, each with why."""
+    for line in lines:
+        if line.startswith(SKIPPED):
+            yield line.removeprefix(SKIPPED)
 
 
 def figures_in(lines: Iterable[str]) -> Iterator[Figure]:

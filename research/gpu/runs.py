@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from artifacts import layout
+from research.gpu.figures import Figure
 from tasks.cluster.parent import kill_descendants
 
 
@@ -79,6 +81,16 @@ def play_until(command: Sequence[str], committed: Path, deadline_s: float = 300.
         kill_descendants(process.pid)
         process.kill()
         process.wait()
+
+
+def orchestration(run: FinishedRun, device: str, name: str = "") -> Figure:
+    """Seconds of a step in which neither engines nor learner work, of this run."""
+    return Figure(
+        name=f"{name}orchestration of a step",
+        value=statistics.median(step["time/orchestration_s"] for step in run.metrics),
+        unit="s",
+        at_most=0.3 if device == "cuda" else None,
+    )
 
 
 def read(folder: Path, began_s: float) -> FinishedRun:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from research.gpu.figures import Figure
+from research.gpu.figures import Figure, not_measured
 from research.gpu.long_tail import SHAPES, make_model, write_questions
-from research.gpu.runs import FinishedRun, device_settings, play
+from research.gpu.runs import FinishedRun, device_settings, orchestration, play
 
 NUM_STEPS = 5
 SCHEDULES = {
@@ -75,7 +75,7 @@ def main() -> int:
     plain: FinishedRun | None = None
     for name, settings in SCHEDULES.items():
         if devices == 1 and name in ON_TWO_DEVICES:
-            print(f"{name} needs two devices, this machine has one: not measured")
+            not_measured(name, "it needs two GPUs, this machine has one")
             continue
         placed = device_settings(options.device, size.gpu_share)
         run = name.replace(" ", "-").lower()
@@ -90,6 +90,7 @@ def main() -> int:
             Figure(name=f"{name}: times sync", value=times, at_least=bound).print()
         exposed = statistics.median(step["time/publish_s"] for step in made.metrics)
         Figure(name=f"{name}: publication", value=exposed, unit="s").print()
+        orchestration(made, options.device, f"{name}: ").print()
     return 0
 
 

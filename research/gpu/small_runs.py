@@ -1,16 +1,24 @@
-"""A tiny run on the device: twice with one seed, then killed and resumed. All three must train the
-same weights."""
+"""A tiny run on the device, and one with its seed that is killed and resumed: both must train the
+same weights, before the kill and after it."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 from artifacts import layout
 from research.gpu.figures import Figure
-from research.gpu.runs import FinishedRun, demo, device_settings, finish, play, play_until, read
+from research.gpu.runs import (
+    demo,
+    device_settings,
+    finish,
+    orchestration,
+    play,
+    play_until,
+    read,
+)
 
 NUM_STEPS = 4
 KILLED_AFTER = 2  # committed steps
@@ -34,22 +42,19 @@ def main() -> int:
         name="from the command to the first token", value=first.first_token_s, unit="s",
         at_most=bound_s,
     ).print()  # fmt: skip
-    steps_s = statistics.median(step["time/orchestration_s"] for step in first.metrics)
-    Figure(name="orchestration of a step", value=steps_s, unit="s", at_most=0.3).print()
-    again = play(options.out, "again", *settings, preset="tiny-sync")
-    _compare("steps that differ between two runs of one seed", first, again)
+    orchestration(first, options.device).print()
     command = demo(options.out, "killed", *settings, preset="tiny-sync")
     play_until(command, options.out / "killed" / layout.step_file(layout.STEPS, KILLED_AFTER))
     resume = [*command[:4], "--root", str(options.out), "--prefect-port", "0"]
     finish([*resume, "--resume", "killed"])
-    _compare("steps that differ after a kill", first, read(options.out / "killed", 0.0))
+    killed = read(options.out / "killed", 0.0)
+    steps = [*zip_longest(first.digests, killed.digests)]  # None: a step is missing
+    for name, span in (
+        ("steps that differ between two runs of one seed", steps[:KILLED_AFTER]),
+        ("steps that differ after a kill", steps[KILLED_AFTER:]),
+    ):
+        Figure(name=name, value=sum(ours != theirs for ours, theirs in span), at_most=0).print()
     return 0
-
-
-def _compare(name: str, first: FinishedRun, second: FinishedRun) -> None:
-    """Print how many steps of the second run have other weights than the first, or none."""
-    same = [ours == theirs for ours, theirs in zip(first.digests, second.digests, strict=False)]
-    Figure(name=name, value=len(first.digests) - sum(same), at_most=0).print()
 
 
 if __name__ == "__main__":
