@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from artifacts.urls import secret_in
 from flows.config.parts import Parts
 from flows.config.presets import Values, overlay, preset_values
 from tasks.cluster import gpus
@@ -40,7 +41,10 @@ def with_devices(values: Json, given: Json) -> Values:
     and for a joined cluster."""
     if _part(values, "cluster").get("device_kind", AUTO) != AUTO or given.get("resume"):
         return dict(values)
-    if address := _part(values, "cluster").get("scheduler_address"):
+    address = _part(values, "cluster").get("scheduler_address")
+    if isinstance(address, str) and secret_in(address):
+        return dict(values)  # refused by the field's own check
+    if address:
         raise ValueError(
             "cluster.device_kind must be named beside cluster.scheduler_address, whose workers may"
             f" be on other machines, got auto beside {address!r}; set cluster.device_kind=cpu or"

@@ -28,6 +28,11 @@ class EngineLost(RuntimeError):
     """The replica died or does not answer; its requests must be launched on another replica."""
 
 
+class TransferLost(EngineLost):
+    """The other side of a transfer died or is late; the message names the missing. The engine lives
+    on, without a version that it could sample from, and loads the next one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """The counters of a replica at one moment: KV cache, progress, preemptions, tokens."""

@@ -24,11 +24,10 @@ from artifacts.records import WeightsRef
 from artifacts.weights import fingerprint, write_weights
 from tasks.cluster.devices import ClusterConfig
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
-from tasks.engines.base import Attestation
+from tasks.engines.base import Attestation, TransferLost
 from tasks.engines.transports.base import (
     FlatWeights,
     ParameterSlot,
-    TransferLost,
     WeightTransport,
     buckets_of,
     slots_of,

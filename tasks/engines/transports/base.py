@@ -24,16 +24,10 @@ from torch import Tensor
 
 from artifacts.records import WeightsRef
 from artifacts.weights import read_weights
-from tasks.engines.base import EngineLost
 
 TransportKind = Literal["file", "ipc", "broadcast"]
 BUCKET_ELEMENTS = 1 << 27  # of a bucket, 256 MiB; more where one group of modules is larger
 _ALIGN = 64  # elements; keeps every view aligned for vector loads and for 64-bit fingerprints
-
-
-class TransferLost(EngineLost):
-    """The other side of a transfer died or is late; the message names the missing. The engine lives
-    on, without a version that it could sample from, and loads the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,12 +34,12 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
+from tasks.engines.base import TransferLost
 from tasks.engines.transports.base import (
     BUCKET_ELEMENTS,
     FlatWeights,
     OfferedWeights,
     ParameterSlot,
-    TransferLost,
     WeightStream,
     buckets_of,
 )

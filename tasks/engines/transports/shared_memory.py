@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
+from tasks.engines.base import TransferLost
 from tasks.engines.transports.base import (
     FlatWeights,
     OfferedWeights,
-    TransferLost,
     WeightStream,
 )
 

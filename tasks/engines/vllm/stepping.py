@@ -23,8 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from artifacts.new_tokens import News
 from tasks.cluster.cards import exhausted, is_out_of_memory
-from tasks.engines.base import EngineLost
-from tasks.engines.transports.base import TransferLost
+from tasks.engines.base import EngineLost, TransferLost
 
 T = TypeVar("T")
 
