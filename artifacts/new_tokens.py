@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from artifacts.records import Generated, Request, VersionSpan, response_id
+from artifacts.records import Generated, Request, VersionSpan, quickly_packed, response_id
 
 Spans = tuple[VersionSpan, ...]
 
@@ -24,7 +25,14 @@ def extend_spans(kept: Spans, version: int, num_tokens: int) -> Spans:
     if kept and kept[-1].version == version:
         num_tokens += kept[-1].num_tokens
         kept = kept[:-1]
-    return (*kept, VersionSpan(version=version, num_tokens=num_tokens))
+    return (*kept, *one_span(version, num_tokens))
+
+
+@lru_cache(maxsize=4096)
+def one_span(version: int, num_tokens: int) -> Spans:
+    """The spans of num_tokens >= 1 tokens of this version; equal ones of a report are one object,
+    which is packed once."""
+    return (VersionSpan(version=version, num_tokens=num_tokens),)
 
 
 def join_spans(before: Spans, after: Iterable[VersionSpan]) -> Spans:
@@ -46,6 +54,7 @@ def split_spans(spans: Sequence[VersionSpan], num_tokens: int) -> tuple[Spans, S
     return before, after
 
 
+@quickly_packed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
     """A report of new tokens of a response that is still being generated. Fields are named as those

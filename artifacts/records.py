@@ -14,14 +14,32 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from artifacts.episodes import Episode
 
 FinishReason = Literal["stop", "length", "aborted"]
+Record = TypeVar("Record")
+
+
+def quickly_packed(record_class: type[Record]) -> type[Record]:
+    """Class decorator of a slotted dataclass with two fields or more, of which many are packed: its
+    pickles cost a third of those of dataclasses, which look up all fields for every record."""
+    names = [field.name for field in fields(record_class)]  # type: ignore[arg-type]
+    read = attrgetter(*names)
+    writes = [getattr(record_class, name).__set__ for name in names]
+
+    def set_state(record: Record, values: tuple[object, ...]) -> None:
+        for write, value in zip(writes, values, strict=True):
+            write(record, value)
+
+    setattr(record_class, "__getstate__", lambda record: read(record))  # noqa: B010
+    setattr(record_class, "__setstate__", set_state)  # noqa: B010
+    return record_class
 
 
 class Outcome(StrEnum):
@@ -111,6 +129,7 @@ class Prompt:
     episode_seed: int | None = None  # of the environment's reset; None for a question of one turn
 
 
+@quickly_packed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to generate one response: the prompt's tokens and, if the response was migrated or
@@ -144,6 +163,7 @@ class Request:
         return self.kept_episode.num_sampled + self.kept_episode.num_forgotten
 
 
+@quickly_packed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """A run of consecutive tokens sampled by one weight version."""
@@ -152,6 +172,7 @@ class VersionSpan:
     num_tokens: int  # tokens it sampled
 
 
+@quickly_packed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """An engine's response to a request: finished, or partial when it was aborted."""
@@ -215,6 +236,7 @@ class Generated:
         return tuple(begin for begin, turn in zip(begins, turns, strict=False) if turn.starts_over)
 
 
+@quickly_packed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """A response's reward with its outcome; `reward` is None exactly when no verdict could be

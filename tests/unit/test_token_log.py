@@ -4,6 +4,7 @@ where a writer was killed."""
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts.attempt_log import TokenLog, read_tokens
+from artifacts.digests import with_digest
 from artifacts.new_tokens import NewTokens, PartialResponse, join_spans, split_spans
-from artifacts.records import VersionSpan
+from artifacts.records import VersionSpan, pack, unpack
 from tests.unit.record_factories import make_request
 
 FOLDERS = (f"log-{number}" for number in itertools.count())
@@ -122,3 +124,22 @@ def test_spans_part_and_join_to_what_they_were(counts: list[tuple[int, int]], cu
     assert join_spans(before, after) == spans
     total = sum(size for _, size in counts)
     assert sum(span.num_tokens for span in before) == min(cut, total)
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=4), texts=st.text(max_size=5))
+def test_records_that_are_packed_quickly_come_back_equal(counts: list[int], texts: str) -> None:
+    reports = in_reports(counts)
+    whole = replace(PartialResponse(reports[0]).generated(), text=texts)
+    request = make_request(kept_tokens=whole.token_ids, kept_versions=whole.versions)
+    assert unpack(pack((reports, whole, request))) == (reports, whole, request)
+
+
+def test_lines_of_earlier_versions_have_numbers_in_digits(tmp_path: Path) -> None:
+    TokenLog(tmp_path).write([told(0, 3)])
+    (file,) = tmp_path.rglob("*.jsonl")
+    new = json.loads(file.read_bytes())
+    old = {**new, "token_ids": [0, 1, 2], "logprobs": [0.0, -1 / 3, -2 / 3]}
+    line = {name: value for name, value in old.items() if name != "blake3"}
+    file.write_bytes(with_digest("7001", json.dumps(line).encode()) + b"\n")
+    (found,) = read_tokens(tmp_path, everything).values()
+    assert (found.token_ids, found.logprobs) == (told(0, 3).token_ids, told(0, 3).logprobs)
