@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class VllmCore:
-    """One LLMEngine and the responses that it generates."""
+    """One LLMEngine and the responses that it generates, of which it leaves the text empty."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class VllmCore:
         """report_tokens: steps between two reports of new tokens; 0 for no reports."""
         self._engine = engine
         # Any: transformers' tokenizers have no useful common type
-        self._decode = ChatTokens(tokenizer, stop_ids).decode
+        self.decode = ChatTokens(tokenizer, stop_ids).decode  # for callers: no step waits for text
         self._stop_ids = stop_ids
         self._name = name
         self._version = version
@@ -314,7 +314,7 @@ class VllmCore:
         live = self._live[response_id]
         self._forget(live)
         self._gauges.note_end(live)
-        return live.generated(reason, self._version, self._name, self._decode, time.time())
+        return live.generated(reason, self._version, self._name, time.time())
 
 
 def _warming(index: int) -> Request:

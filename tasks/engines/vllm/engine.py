@@ -4,7 +4,7 @@
         ──▶ SteppingThread ──▶ VllmCore ──▶ vLLM's LLMEngine
 
 The async methods hand calls to the stepping thread, which is pinned to the replica's cores, and
-never block the loop.
+never block the loop. Text is decoded in `collect`: on a GPU, while the thread waits for a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field
 
 from artifacts.fixed_fields import DerivedSeconds, Fixed
 from artifacts.new_tokens import News
-from artifacts.records import Request, Running, WeightsRef
+from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
 from tasks.engines.vllm.core import VllmCore
@@ -193,7 +193,9 @@ class VllmEngine(Replica):
         def build() -> VllmCore:
             cores = tuple(cpu_ids) if cpu_ids else None
             pin_this_thread(cores, config.tensor_parallel_size)
-            return build_core(config, model_path, name, seed)
+            core = build_core(config, model_path, name, seed)
+            self._decode = core.decode
+            return core
 
         share = f"engine.gpu_memory_utilization={config.gpu_memory_utilization:g}"
         cure = (
@@ -211,7 +213,11 @@ class VllmEngine(Replica):
         await self._call("submit", lambda core: core.add(batch))
 
     async def collect(self, wait_s: float) -> list[News]:
-        return await self._thread.collect(wait_s)
+        news = await self._thread.collect(wait_s)
+        return [self._with_text(each) if isinstance(each, Generated) else each for each in news]
+
+    def _with_text(self, generated: Generated) -> Generated:
+        return replace(generated, text=self._decode(generated.token_ids))
 
     async def abort(self, response_ids: Sequence[str]) -> None:
         """When this returns, `collect` can return the partial responses at once."""

@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.new_tokens import NewTokens, extend_spans, split_spans
+from artifacts.new_tokens import NewTokens, extend_spans, one_span, split_spans
 from artifacts.records import FinishReason, Generated, Request, VersionSpan
 from tasks.engines.base import EngineStats
-from tasks.engines.chat_tokens import Decode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +60,11 @@ class Live:
         request = self.request
         begin, self.num_reported = self.num_reported, len(self.new_tokens)
         num_before = len(request.kept_tokens) + begin
+        num_closed = sum(span.num_tokens for span in self.spans)
+        if num_before >= num_closed:  # as good as always
+            versions = one_span(version, self.num_reported - begin)
+        else:
+            versions = split_spans(self.spans_with(version), num_before)[1]
         return NewTokens(
             prompt_id=request.prompt_id,
             index=request.index,
@@ -69,7 +73,7 @@ class Live:
             num_before=num_before,
             token_ids=tuple(self.new_tokens[begin:]),
             logprobs=tuple(self.logprobs[begin:]),
-            versions=split_spans(self.spans_with(version), num_before)[1],
+            versions=versions,
             submitted_s=self.submitted_s,
             first_token_s=self.first_token_s or now_s,
             reported_s=now_s,
@@ -80,10 +84,10 @@ class Live:
         reason: FinishReason,
         version: int,
         engine: str,
-        decode: Decode,
         now_s: float,
     ) -> Generated:
-        """The record of the response as far as it came; it ends at now_s (Unix seconds)."""
+        """The record, without text, of the response as far as it came; it ends at now_s (Unix
+        seconds)."""
         request = self.request
         tokens = (*request.kept_tokens, *self.new_tokens)
         return Generated(
@@ -93,7 +97,7 @@ class Live:
             logprobs=(*request.kept_logprobs, *self.logprobs),
             versions=self.spans_with(version),
             finish_reason=reason,
-            text=decode(tokens),
+            text="",
             engine=engine,
             submitted_s=self.submitted_s,
             first_token_s=self.first_token_s or now_s,
