@@ -10,7 +10,7 @@ from record_factories import make_request
 from artifacts.new_tokens import NewTokens, split_news
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import EngineLost
-from tasks.engines.remote import EngineClient, ResponseMux
+from tasks.engines.remote import GATHERING_S, EngineClient, ResponseMux
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.engines.simulation.writers import LengthModel
@@ -128,5 +128,37 @@ def test_each_is_told_of_what_it_asked_for_before_that_is_over() -> None:
                 told = [new for new in reports if new.response_id == response.response_id]
                 num_told = sum(len(new.token_ids) for new in told)
                 assert 0 < len(response.token_ids) - num_told <= 16
+
+    run_virtual(share())
+
+
+def test_responses_that_end_one_after_the_other_come_in_few_answers() -> None:
+    async def share() -> tuple[int, float]:
+        clock = asyncio.get_running_loop().time
+        askers = ResponseMux(SimulatedEngine("engine-0", CONFIG))
+        await askers.submit(EngineClient.ROUND, [asked("a", index) for index in range(200)])
+        num_answers, num_come = 0, 0
+        while num_come < 200:
+            num_come += len(await askers.collect(EngineClient.ROUND, 5.0))
+            num_answers += 1
+        return num_answers, clock()
+
+    num_answers, took_s = run_virtual(share())
+    assert 2 < num_answers <= 1 + took_s / GATHERING_S
+
+
+def test_who_waits_for_an_answer_of_before_a_load_gets_nothing_of_after_it() -> None:
+    """Also while the replica's messages are gathered: whoever waited may be dead."""
+
+    async def share() -> None:
+        askers = ResponseMux(SimulatedEngine("engine-0", CONFIG))
+        await askers.submit(EngineClient.ROUND, [asked("a", 0)])
+        assert len(await collected(askers, EngineClient.ROUND, 1)) == 1
+        late = asyncio.create_task(askers.collect(EngineClient.ROUND, 5.0))
+        await asyncio.sleep(GATHERING_S / 2)
+        await askers.load_weights(WEIGHTS, (), Running.DROP)
+        await askers.submit(EngineClient.ROUND, [asked("b", 0)])
+        assert await late == []
+        assert names(await collected(askers, EngineClient.ROUND, 1)) == {"b:0"}
 
     run_virtual(share())
