@@ -3,13 +3,14 @@
     python -m research.gpu.decode --device cuda --out FOLDER
 
 A process for each kind, in the order of their value: the engine with CUDA graphs, bare
-`LLM.generate` with them, the engine without, bare `AsyncLLM` with them. A step's time is that of
-the whole batch, its prefill included, by the number of its steps.
+`LLM.generate` with them, the engine without, bare `AsyncLLM` and the engine behind Dask with them.
+A step's time is that of the whole batch, its prefill included, by the number of its steps.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from research.gpu.figures import Figure
 from research.gpu.long_tail import SHAPES, make_model
 
 MOST_MS, LEAST_OF_BARE = 8.0, 0.95  # of a step of 384 responses; of bare vLLM at its best
-WAYS = (("engine", True), ("llm", True), ("engine", False), ("async_llm", True))
-CPU_WAYS = (("engine", False), ("llm", False))
+WAYS = (("engine", True), ("llm", True), ("engine", False), ("async_llm", True), ("path", True))
+CPU_WAYS = (("engine", False), ("llm", False), ("path", False))
+OURS = ("engine", "path")
 BOUND_AT = 384
 
 
@@ -33,12 +35,13 @@ def main() -> None:
     step_ms: dict[tuple[str, bool, int], float] = {}
     for kind, graphs in WAYS if on_gpu else CPU_WAYS:
         way = argparse.Namespace(
-            running=sizes, new_tokens=new_tokens, dtype=dtype, cores=[], graphs=graphs, devices=1
-        )
+            running=sizes, new_tokens=new_tokens, dtype=dtype, cores=[], graphs=graphs, devices=1,
+            report_tokens=0, spread=0.0,
+        )  # fmt: skip
         for row in measured(kind, str(model), way):
             step_ms[kind, graphs, row["running"]] = row["step_ms"]
             _tell(row, kind, graphs, on_gpu)
-        if kind != "engine":
+        if graphs or not on_gpu:
             _tell_ratios(step_ms, sizes, graphs, on_gpu)
 
 
@@ -55,16 +58,17 @@ def _tell(row: dict[str, Any], kind: str, graphs: bool, on_gpu: bool) -> None:  
 def _tell_ratios(
     step_ms: dict[tuple[str, bool, int], float], sizes: tuple[int, ...], graphs: bool, on_gpu: bool
 ) -> None:
-    """The engine's speed by that of the faster bare vLLM so far."""
-    for running in sizes:
+    """The speed of the engine, and of the path to it, by that of the faster bare vLLM so far."""
+    for running, own in product(sizes, OURS):
         bare = [
-            ms for (kind, _, size), ms in step_ms.items() if kind != "engine" and size == running
+            ms for (kind, _, size), ms in step_ms.items() if kind not in OURS and size == running
         ]
-        Figure(
-            name=f"engine by bare vLLM at its best, {running} responses",
-            value=min(bare) / step_ms["engine", graphs, running],
-            at_least=LEAST_OF_BARE if on_gpu else None,
-        ).print()
+        if bare and (own, graphs, running) in step_ms:
+            Figure(
+                name=f"{own} by bare vLLM at its best, {running} responses",
+                value=min(bare) / step_ms[own, graphs, running],
+                at_least=LEAST_OF_BARE if on_gpu else None,
+            ).print()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,12 +6,14 @@ size: what a token costs besides the model.
     llm        vllm.LLM.generate
     async_llm  vllm.v1 AsyncLLM, its engine core in a process of its own
     engine     VllmEngine: submit and collect, on an event loop
+    path, path_reports    a round over Dask (`decode_path`), without and with reports of new tokens
 
 Each measurement is a fresh process, which takes all numbers of running responses in order; the
 kinds take turns, and the order turns too. All have the same prompts, lengths and settings; the bare
 ones return final outputs with flat log-probabilities and no text, their cheapest. CPU time is that
-of all processes of a kind. Leaves out everything above one engine (`path_throughput`), and
-bfloat16 on CPUs, which may ask for tile registers.
+of all processes of a kind. Leaves out rewards and records (`path_throughput`), and
+bfloat16 on CPUs, which may ask for tile registers. `--against FOLDER` measures Rollflow's kinds in
+another checkout with this module, too, in turns with all others.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import psutil  # type: ignore[import-untyped]
 
 from artifacts.new_tokens import split_news
 from artifacts.records import Request
+from research.gpu.decode_path import opened_path
 from research.gpu.long_tail import SHAPES, make_model
 from tasks.cluster.deaths import manner
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
@@ -68,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=3, help="how often to measure every kind")
     parser.add_argument("--cores", nargs="*", type=int, default=[], help="to pin to")
+    parser.add_argument("--spread", type=float, default=0.0, help="of lengths, share of that")
+    parser.add_argument("--report-tokens", type=int, default=8, help="of path_reports")
+    parser.add_argument("--against", default="", help="folder of another checkout")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--graphs", action="store_true", help="compile, and capture CUDA graphs")
     parser.add_argument("--devices", type=int, default=1, help="over which an engine is spread")
@@ -83,11 +89,15 @@ def _tiny_model(folder: Path) -> str:
 def _rows(options: argparse.Namespace, model: str) -> list[Row]:
     """The median of every kind and number of running responses."""
     found: dict[tuple[int, str], list[Row]] = {}
+    ways = [(kind, "") for kind in options.kinds]
+    if options.against:
+        ways += [(kind, options.against) for kind in options.kinds if kind not in BARE]
     for pair in range(options.pairs):
-        turn = pair % len(options.kinds)
-        for kind in (*options.kinds[turn:], *options.kinds[:turn]):
-            for row in measured(kind, model, options):
-                found.setdefault((row["running"], kind), []).append(row)
+        turn = pair % len(ways)
+        for kind, checkout in (*ways[turn:], *ways[:turn]):
+            for row in measured(kind, model, options, checkout):
+                name = f"{kind} there" if checkout else kind
+                found.setdefault((row["running"], name), []).append(row)
     rows = []
     for (running, kind), results in sorted(found.items()):
         median: Row = {"running": running, "kind": kind}
@@ -98,13 +108,16 @@ def _rows(options: argparse.Namespace, model: str) -> list[Row]:
     return rows
 
 
-def measured(kind: str, model: str, options: argparse.Namespace) -> list[Row]:
-    """Measure one kind in a process of its own. RuntimeError, with its last words, if it died."""
+def measured(kind: str, model: str, options: argparse.Namespace, checkout: str = "") -> list[Row]:
+    """Measure one kind in a process of its own, in this checkout or another one. RuntimeError, with
+    its last words, if it died."""
+    python = str(Path(checkout, ".venv/bin/python")) if checkout else sys.executable
     command = [
-        sys.executable, "-m", "research.gpu.decode_throughput", "--kind", kind,
+        python, "-m", "research.gpu.decode_throughput", "--kind", kind,
         "--model", model, "--running", *map(str, options.running),
         "--new-tokens", str(options.new_tokens), "--dtype", options.dtype,
         "--cores", *map(str, options.cores), *(["--graphs"] if options.graphs else []),
+        "--report-tokens", str(options.report_tokens), "--spread", str(options.spread),
         "--devices", str(options.devices),
     ]  # fmt: skip
     environment = os.environ | {
@@ -114,8 +127,9 @@ def measured(kind: str, model: str, options: argparse.Namespace) -> list[Row]:
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=ENDS_WITHIN_S
-    )
+        command, env=environment, cwd=checkout or None,
+        capture_output=True, text=True, timeout=ENDS_WITHIN_S,
+    )  # fmt: skip
     rows = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines()
             if line.startswith(MARK)]  # fmt: skip
     if done.returncode:
@@ -126,7 +140,7 @@ def measured(kind: str, model: str, options: argparse.Namespace) -> list[Row]:
 def _config(options: argparse.Namespace) -> VllmEngineConfig:
     return VllmEngineConfig(
         max_num_seqs=max(options.running),
-        max_model_len=max(128, PROMPT_TOKENS + options.new_tokens),
+        max_model_len=max(128, PROMPT_TOKENS + 2 * options.new_tokens),
         max_batched_tokens=max(4096, max(options.running)),
         kv_cache_gb=0.5,
         dtype=options.dtype,
@@ -138,6 +152,13 @@ def _config(options: argparse.Namespace) -> VllmEngineConfig:
 def _prompts(running: int) -> list[tuple[int, ...]]:
     draw = random.Random(f"{SEED}/{running}")
     return [tuple(draw.randrange(3, 500) for _ in range(PROMPT_TOKENS)) for _ in range(running)]
+
+
+def _lengths(options: argparse.Namespace, running: int) -> list[int]:
+    """Tokens of every response: evenly spread about --new-tokens, the longest first."""
+    most = options.new_tokens * (1 + options.spread / 2)
+    step = options.new_tokens * options.spread / running
+    return [round(most - step * (place + 0.5)) for place in range(running)]
 
 
 class Clock:
@@ -176,15 +197,15 @@ def _llm(options: argparse.Namespace) -> None:
 
     llm = LLM(**_bare_arguments(options))
 
-    def generate(prompts: Sequence[tuple[int, ...]], new_tokens: int) -> int:
-        inputs = [{"prompt_token_ids": [*prompt]} for prompt in prompts]
-        outputs = llm.generate(inputs, _params(new_tokens), use_tqdm=False)
+    def generate(lengths: Sequence[int]) -> int:
+        inputs = [{"prompt_token_ids": [*prompt]} for prompt in _prompts(len(lengths))]
+        outputs = llm.generate(inputs, [*map(_params, lengths)], use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     for running in options.running:
-        generate(_prompts(running + 1), 4)
+        generate([4] * (running + 1))
         clock = Clock()
-        clock.tell(running, generate(_prompts(running), options.new_tokens))
+        clock.tell(running, generate(_lengths(options, running)))
 
 
 def _params(new_tokens: int) -> Any:  # Any: vLLM's SamplingParams
@@ -208,19 +229,20 @@ def _async_llm(options: argparse.Namespace) -> None:
             tokens = len(output.outputs[0].token_ids)
         return tokens
 
-    async def generate(llm: AsyncLLM, running: int, new_tokens: int) -> int:
+    async def generate(llm: AsyncLLM, lengths: Sequence[int]) -> int:
+        asked = zip(_prompts(len(lengths)), lengths, strict=True)
         every = [
-            one(llm, f"{running}/{at}", prompt, new_tokens)
-            for at, prompt in enumerate(_prompts(running))
+            one(llm, f"{len(lengths)}/{at}", prompt, length)
+            for at, (prompt, length) in enumerate(asked)
         ]
         return sum(await asyncio.gather(*every))
 
     async def run() -> None:
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**_bare_arguments(options)))
         for running in options.running:
-            await generate(llm, running + 1, 4)
+            await generate(llm, [4] * (running + 1))
             clock = Clock()
-            clock.tell(running, await generate(llm, running, options.new_tokens))
+            clock.tell(running, await generate(llm, _lengths(options, running)))
         llm.shutdown()
 
     asyncio.run(run())
@@ -230,13 +252,14 @@ def _engine(options: argparse.Namespace) -> None:
     engine = VllmEngine(_config(options), options.model, "engine-0", options.cores or None, SEED)
     engine.start()
 
-    async def generate(running: int, new_tokens: int) -> int:
+    async def generate(lengths: Sequence[int]) -> int:
+        asked = zip(_prompts(len(lengths)), lengths, strict=True)
         requests = [
             Request(
-                prompt_id=f"{running}/{at}", index=0, prompt_tokens=prompt,
-                max_new_tokens=new_tokens, temperature=1.0, top_p=1.0, seed=SEED + at,
+                prompt_id=f"{len(lengths)}/{at}", index=0, prompt_tokens=prompt,
+                max_new_tokens=length, temperature=1.0, top_p=1.0, seed=SEED + at,
             )
-            for at, prompt in enumerate(_prompts(running))
+            for at, (prompt, length) in enumerate(asked)
         ]  # fmt: skip
         await engine.submit(requests)
         num_tokens = num_done = 0
@@ -248,19 +271,31 @@ def _engine(options: argparse.Namespace) -> None:
 
     async def run() -> None:
         for running in options.running:
-            await generate(running + 1, 4)
+            await generate([4] * (running + 1))
             clock = Clock()
-            clock.tell(running, await generate(running, options.new_tokens))
+            clock.tell(running, await generate(_lengths(options, running)))
 
     asyncio.run(run())
     engine.close()
+
+
+def _path(options: argparse.Namespace, report_tokens: int = 0) -> None:
+    config = _config(options).model_copy(update={"report_tokens": report_tokens})
+    with opened_path(config, options.model, SEED) as generate:
+        for running in options.running:
+            generate(_prompts(running + 1), [4] * (running + 1))
+            clock = Clock()
+            clock.tell(running, generate(_prompts(running), _lengths(options, running)))
 
 
 KINDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "llm": _llm,
     "async_llm": _async_llm,
     "engine": _engine,
+    "path": _path,
+    "path_reports": lambda options: _path(options, options.report_tokens),
 }
+BARE = ("llm", "async_llm")
 
 
 if __name__ == "__main__":
