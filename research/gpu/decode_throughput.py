@@ -98,14 +98,21 @@ def _rows(options: argparse.Namespace, model: str) -> list[Row]:
             for row in measured(kind, model, options, checkout):
                 name = f"{kind} there" if checkout else kind
                 found.setdefault((row["running"], name), []).append(row)
+                _print({"pair": pair, "kind": name} | row)
     rows = []
     for (running, kind), results in sorted(found.items()):
         median: Row = {"running": running, "kind": kind}
         for name in ("tokens_per_s", "step_ms", "cpu_us_per_token", "cpu_us_per_token_own"):
             median[name] = round(statistics.median(result[name] for result in results), 2)
         rows.append(median)
-        print(" ".join(f"{name}={value}" for name, value in median.items()), flush=True)
+        _print({"median_of": len(results)} | median)
     return rows
+
+
+def _print(row: Row) -> None:
+    named = (f"{name}={round(each, 2) if isinstance(each, float) else each}"
+             for name, each in row.items())  # fmt: skip
+    print(" ".join(named), flush=True)
 
 
 def measured(kind: str, model: str, options: argparse.Namespace, checkout: str = "") -> list[Row]:
