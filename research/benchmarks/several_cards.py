@@ -75,6 +75,8 @@ def _tell_engine(model: str, device: str) -> None:
         cores=[],
         graphs=on_gpu,
         devices=len(CARDS),
+        report_tokens=0,
+        spread=0.0,
     )
     for row in measured("engine", model, way):
         name = f"decode step, {row['running']} responses, engine over two cards"
