@@ -26,7 +26,7 @@ from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.consistency import transport_for
 from flows.config.elastic_rules import weight_server_of
-from flows.config.gpu_memory import check_gpu_memory
+from flows.config.gpu_memory import check_gpu_memory, with_sleep
 from flows.config.keep import KeepConfig
 from flows.config.run_config import RunConfig, pinned
 from flows.output import print_line
@@ -262,8 +262,12 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     judge = judge_engine_of(config.rewards)
     model = check_architecture(resolve_model(config.model, cache, print_line))
     config.engine.check_model(read_config(model), config.cluster.device_kind == "cpu")
-    if config.cluster.device_kind != "cpu" and not config.cluster.scheduler_address:
-        check_gpu_memory(config, model_size(model), smallest_card_bytes())
+    size, engine = model_size(model), config.engine
+    if config.cluster.device_kind != "cpu":
+        card = None if config.cluster.scheduler_address else smallest_card_bytes()
+        rested = with_sleep(config, size, card)
+        check_gpu_memory(rested, size, card)
+        engine = rested.engine
     return RunContext(
         run_id=run_id,
         artifact_root=str(config.local_root() or config.keep.artifact_root),
@@ -277,7 +281,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         episodes=config.episodes,
         reward_workers=config.reward_workers,
         max_infra_fraction=config.max_infra_fraction,
-        engine=config.engine,
+        engine=engine,
         sampling=config.sampling,
         learner=config.learner,
         stream_trainer=config.stream_trainer,

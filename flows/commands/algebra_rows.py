@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from artifacts.records import BECOMES_OF_RUNNING
-from flows.config.gpu_memory import cures, fullest_card
+from flows.config.gpu_memory import cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
 from tasks.cluster.devices import device_map, engine_members, worker_specs
 from tasks.learner.learner_config import LearnerConfig
@@ -256,11 +256,12 @@ def _memory_rows(config: RunConfig, card: int | None) -> Iterator[tuple[str, str
         changed = learner.model_copy(update={"parameters": other})
         yield f"if it were {other}", _memory(changed, num_ranks, size)
     if size is not None and (card or config.cluster.device_kind != "cpu"):
-        fullest = fullest_card(config, size, card)
+        rested = with_sleep(config, size, card)
+        fullest = fullest_card(rested, size, card)
         told = fullest.explain()
         if card and not fullest.fits:
             told += (
-                f"; does not fit: {', or '.join(cures(config, size, card)) or 'no setting helps'}"
+                f"; does not fit: {', or '.join(cures(rested, size, card)) or 'no setting helps'}"
             )
         yield f"memory of GPU {fullest.device}", told
 

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -170,20 +171,24 @@ def expect(config: RunConfig, situation: Situation, num_draws: int) -> Expected:
 def _accepted(
     candidates: Iterable[Candidate], situation: Situation, known: Sequence[RunConfig] = ()
 ) -> list[tuple[Candidate, RunConfig]]:
-    """Candidates with a valid configuration, one of each kind of steps; others are printed."""
+    """Candidates with a valid configuration, one of each kind of steps; others are printed, by what
+    is wrong with them."""
     seen = [_kind_of_steps(config) for config in known]
     found: list[tuple[Candidate, RunConfig]] = []
+    left_out = defaultdict[str, list[str]](list)
     for candidate in candidates:
         try:
             config = config_of(candidate, situation)
         except ValueError as error:
             if candidate.is_plain:
                 raise
-            print(f"not tried: {candidate.label}: {sentence(error)}", file=sys.stderr)
+            left_out[sentence(error)].append(candidate.label)
             continue
         if _kind_of_steps(config) not in seen:
             seen.append(_kind_of_steps(config))
             found.append((candidate, config))
+    for why, labels in left_out.items():
+        print(f"not tried: {'; '.join(labels)}: {why}", file=sys.stderr)
     return found
 
 

@@ -1,9 +1,9 @@
-"""Predicts the memory of every GPU of a run, and refuses a configuration that cannot fit, with the
-settings that make it fit.
+"""Predicts the memory of every GPU of a run, has engines sleep where that sum asks for it, and
+refuses a configuration that cannot fit, with the settings that make it fit.
 
-    rollout    engine's share + judge's share + what the learner holds           ┐ the larger
-    training   engine's share, unless it sleeps + judge's likewise + learner     ┘ of both
-    always     a CUDA context for each process
+    publication  engine's share + judge's share + what the learner holds + buffers ┐ the larger
+    training     engine's share, unless it sleeps + judge's likewise + learner     ┘ of both
+    always       a CUDA context for each process
 
 An engine takes its share (engine.gpu_memory_utilization) at its start, CUDA graphs included, and
 makes a KV cache of what weights and passes leave of it. Leaves out what torch's allocator loses
@@ -17,15 +17,23 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from flows.config.consistency import transport_for
 from flows.config.parts import Parts
 from tasks.cluster.cards import GB
 from tasks.cluster.devices import device_map
 from tasks.engines.vllm.engine import VllmEngineConfig
-from tasks.learner.memory import FP32, LearnerMemory, ModelSize, learner_memory
+from tasks.learner.memory import (
+    FP32,
+    LearnerMemory,
+    ModelSize,
+    learner_memory,
+    transfer_bytes,
+)
 from tasks.rewards.judges.reward import judge_engine_of
 
 CONTEXT = 600 * 2**20  # bytes of a process with a GPU besides its tensors: assumed, not measured
 ROW_STEP = 256  # tokens by which proposed rows differ
+SLEEP_SHARE = 0.75  # of a GPU of unknown size, beyond which an engine sleeps beside a learner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,7 @@ class CardMemory:
     judge: int  # the judge's share; 0 where the GPU is not known
     judge_sleeps: bool
     learner: LearnerMemory | None
+    transfer: int  # besides, while weights get from the learner to the engine
     contexts: int
     row_tokens: int  # of the learner's largest row
 
@@ -50,7 +59,8 @@ class CardMemory:
         peak = self.learner.peak if self.learner else 0
         engine = 0 if self.engine_sleeps else self.engine
         judge = 0 if self.judge_sleeps else self.judge
-        return max(self.engine + self.judge + held, engine + judge + peak) + self.contexts
+        published = self.engine + self.judge + held + self.transfer
+        return max(published, engine + judge + peak) + self.contexts
 
     @property
     def fits(self) -> bool:
@@ -74,6 +84,8 @@ class CardMemory:
                 f"learner {_gb(self.learner.peak)} ({held}; in a row of {self.row_tokens} tokens"
                 f" {row})"
             )
+        if self.transfer:
+            told.append(f"weights on their way {_gb(self.transfer)} (not while rows train)")
         told.append(f"CUDA contexts {_gb(self.contexts)}")
         sleeps = ", the engine asleep while the learner trains" if self.engine_sleeps else ""
         of = "" if self.card is None else f" of {_gb(self.card)}"
@@ -93,6 +105,9 @@ def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemor
     learner = learner_memory(config.learner, size, len(placed["learner"]), row_tokens)
     share = needs if card is None else int(config.engine.gpu_share * card)
     judge_share = int(judge.gpu_memory_utilization * card) if judge and card else 0
+    kind = transport_for(config)
+    offered, received = transfer_bytes(config.learner, size, kind)
+    senders = placed["learner"][:1] if kind == "broadcast" else placed["learner"]
     return [
         CardMemory(
             device=device,
@@ -103,6 +118,7 @@ def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemor
             judge=judge_share if device in placed.get("judge", ()) else 0,
             judge_sleeps=judge is not None and judge.placement == "sleep",
             learner=learner if device in placed["learner"] else None,
+            transfer=offered * (device in senders) + received * (device in placed["rollout"]),
             contexts=CONTEXT * sum(device in devices for devices in placed.values()),
             row_tokens=row_tokens,
         )
@@ -124,6 +140,19 @@ def engine_needs(engine: VllmEngineConfig, size: ModelSize) -> int:
     cache = 2 * width * size.num_layers * size.key_heads * size.head_width * engine.max_model_len
     kept = width * size.num_parameters + cache
     return kept // engine.tensor_parallel_size + engine.max_batched_tokens * per_token + logits
+
+
+def with_sleep(config: Parts, size: ModelSize, card: int | None) -> Parts:
+    """The configuration with "auto" of engine.sleep_mode decided: engines sleep where they can and
+    the run does not fit GPUs of `card` bytes with them awake; where the size of the GPUs is not
+    known, if they take most of one that a learner has, too."""
+    asleep = next((changed for _, changed in _sleeping(config)), None)
+    if asleep is None or getattr(config.engine, "sleep_mode", None) != "auto":
+        return config
+    awake = (
+        fullest_card(config, size, card).fits if card else config.engine.gpu_share <= SLEEP_SHARE
+    )
+    return config if awake else asleep
 
 
 def check_gpu_memory(config: Parts, size: ModelSize, card: int | None) -> None:
@@ -183,8 +212,14 @@ def _sleeping(config: Parts) -> Iterator[tuple[str, Parts]]:
     placed = device_map(config.cluster)
     is_shared = bool(set(placed["rollout"]) & set(placed["learner"]))
     overlaps = config.scheduling.algebra(config.batch).overlaps
-    is_able = isinstance(config.engine, VllmEngineConfig) and not config.stream_trainer.enabled
-    if is_shared and is_able and not overlaps and not config.engine.sleeps:
+    on_gpu = config.cluster.device_kind == "cuda" and isinstance(config.engine, VllmEngineConfig)
+    if (
+        is_shared
+        and on_gpu
+        and not config.stream_trainer.enabled
+        and not overlaps
+        and not config.engine.sleeps
+    ):
         yield "engine.sleep_mode=true", _with(config, "engine", sleep_mode=True)
 
 

@@ -1,6 +1,5 @@
 """Derives the time limits of a run's parts, which no user sets (`DerivedSeconds`), from its table
-`deadlines`: a limit is a fixed multiple of a value there. And settings whose value "auto" follows
-from other parts: the sleep of engines."""
+`deadlines`: a limit is a fixed multiple of a value there."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from flows.config.parts import Parts
-from tasks.cluster.devices import device_map
 from tasks.environments.adapters.http import HttpConfig
 from tasks.environments.registry import EnvironmentConfig
 from tasks.environments.tools.tools import ToolsConfig
@@ -22,7 +20,6 @@ from tasks.rewards.service import ServiceConfig
 from tasks.run.run_context import DeadlineConfig
 
 Part = TypeVar("Part", bound=BaseModel)
-SLEEP_SHARE = 0.75  # of a GPU, beyond which an engine leaves a learner beside it too little
 Changes = dict[str, Any]  # Any: values of fields
 
 
@@ -60,19 +57,7 @@ def fill_in_limits(config: Parts) -> None:
     known = limits.keys() & type(config.engine).model_fields.keys()
     if known:  # a simulated engine has none
         filled["engine"] = _changed(config.engine, **{name: limits[name] for name in known})
-    if getattr(config.engine, "sleep_mode", None) == "auto":
-        filled["engine"] = _changed(filled["engine"], sleep_mode=_must_sleep(config))
     vars(config).update(filled)
-
-
-def _must_sleep(config: Parts) -> bool:
-    """True if engines take most of GPUs that learners hold too, and rest between rounds."""
-    placed = device_map(config.cluster)
-    is_shared = config.cluster.device_kind == "cuda" and bool(
-        {*placed["rollout"]} & {*placed["learner"]}
-    )
-    takes_most = is_shared and config.engine.gpu_share > SLEEP_SHARE
-    return takes_most and not config.scheduling.algebra(config.batch).overlaps
 
 
 def _changed(part: Part, **limits: Any) -> Part:  # Any: values of fields

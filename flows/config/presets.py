@@ -352,7 +352,8 @@ def one_gpu() -> Values:
 
 @preset(over="one-gpu")
 def eight_gpu() -> Values:
-    """Eight GPUs of one machine, every one in both roles; model.path names your model, task.path
-    your questions."""
+    """Eight GPUs of one machine, every one in both roles, the learner's parameters spread over all;
+    model.path names your model, task.path your questions."""
     cluster = {"num_devices": 8, "roles": "rollout: 0-7, learner: 0-7"}
-    return {"batch": {"prompts_per_step": 128}, "cluster": cluster}
+    learner = {"parameters": "sharded"}
+    return {"batch": {"prompts_per_step": 128}, "cluster": cluster, "learner": learner}

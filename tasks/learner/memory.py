@@ -23,13 +23,14 @@ from typing import Any
 
 from torch import nn
 
+from tasks.engines.transports.base import BUCKET_ELEMENTS, TransportKind
 from tasks.learner.architecture import empty_model, read_config
 from tasks.learner.head import ROWS_PER_CHUNK
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.sharded_parameters import units_of
 
-FP32 = 4
-COMPUTED = {"bf16": 2, "fp32": FP32}
+FP32, BF16 = 4, 2
+COMPUTED = {"bf16": BF16, "fp32": FP32}
 MOMENTS = 2 * FP32
 
 
@@ -179,6 +180,18 @@ def learner_memory(
         row={name: each for name, each in row.items() if each},
         update=update,
     )
+
+
+def transfer_bytes(config: LearnerConfig, size: ModelSize, kind: TransportKind) -> tuple[int, int]:
+    """Bytes that a publication takes for a moment besides what is held: of a rank that offers, and
+    of each engine beside its share. Weights that are not one bf16 buffer already are gathered into
+    one, sharded ones a layer or table at a time; engines receive a broadcast in two buckets."""
+    buckets = min(size.num_parameters, max(BUCKET_ELEMENTS, size.largest_layer, size.table))
+    received = 2 * BF16 * buckets if kind == "broadcast" else 0
+    is_sharded = config.parameters == "sharded"
+    whole = COMPUTED[config.compute] * max(size.largest_layer, size.table) if is_sharded else 0
+    gathers = kind != "file" and (is_sharded or COMPUTED[config.compute] != BF16)
+    return whole + (BF16 * size.num_parameters if gathers else 0), received
 
 
 def activation_bytes(config: LearnerConfig, size: ModelSize, tokens: int) -> tuple[int, int]:

@@ -19,7 +19,10 @@ import psutil
 import pytest
 
 from flows.commands.local_stack import prefect_server
+from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
+from tasks.cluster.devices import parse_role_map
+from tasks.cluster.gpus import found_gpus
 from tasks.cluster.ports import free_port
 from tasks.tiny_models.models import resolve_model
 from tests.flows.prefect_tables import copy_tables, make_tables
@@ -49,6 +52,7 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
 )
 # of this process alone: others may have runs of the same name
 HANDOVER = Path("/dev/shm") / f"rollflow-tests-{os.getpid()}"
+NUM_GPUS = len(found_gpus().names)
 ENDS_WITHIN_S = 600.0  # a run, beside another one on two cores
 
 
@@ -69,12 +73,31 @@ def train_words(
     settings: str = "",
 ) -> list[str]:
     """What stands behind `rollflow train` for a small run."""
+    if why := beyond_gpus(assignments, preset, NUM_GPUS):
+        pytest.skip(why)
     words = ["--preset", preset, "--set", f"keep.artifact_root={root}"]
     words += ["--settings", settings] if settings else []
     words += ["--set", f"keep.weights_dir={HANDOVER}"]
     for assignment in (*SMALL, *assignments):
         words += ["--set", assignment]
     return words + (["--resume", resume] if resume else [])
+
+
+def beyond_gpus(assignments: Sequence[str], preset: str, num_gpus: int) -> str:
+    """Why a run has not GPUs enough for its roles; empty if it has, or takes cores. Roles that a
+    preset has apart count, too: on one GPU they would take turns, which these tests do not expect.
+    """
+    if not num_gpus or "cluster.device_kind=cpu" in assignments:
+        return ""
+    mark, roles = "cluster.roles=", str(preset_values(preset)["cluster"]["roles"])
+    named = [json.loads(each.removeprefix(mark)) for each in assignments if each.startswith(mark)]
+    placed = parse_role_map(named[-1] if named else roles)
+    if not named and {*placed["rollout"]} & {*placed["learner"]}:
+        return ""  # they are spread over what is there
+    needed = 1 + max(device for devices in placed.values() for device in devices)
+    if needed <= num_gpus:
+        return ""
+    return f"roles {[roles, *named][-1]!r} name {needed} devices, GPUs here: {num_gpus}"
 
 
 class Launcher:
@@ -133,7 +156,9 @@ class Launcher:
         return Finished(code=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
-WORKERS = ("control", "engine-0", "engine-1", "learner-0", "learner-1")  # those of the tiny preset
+WORKERS = ("control", *(  # those of the tiny preset, on two cores or on all GPUs
+    f"{role}-{number}" for role in ("engine", "learner") for number in range(NUM_GPUS or 2)
+))  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ from flows.config.settings_file import settings_of
 from tasks.cluster import gpus
 from tasks.cluster.devices import WorkerSpec, device_map, worker_specs
 from tasks.rewards.judges.reward import judge_engine_of
+from tests.flows.conftest import beyond_gpus
 
 FOR_GPUS = ("one-gpu", "eight-gpu")  # presets that name GPUs themselves
 ON_CORES = tuple(name for name in PRESETS if name not in FOR_GPUS)
@@ -188,3 +189,23 @@ def test_environment_workers_and_judges_are_kept() -> None:
     roles = "rollout: 0-1, learner: 0-1, judge: 1, environment: 3"
     assert spread(roles, 4) == "rollout: 0-3, learner: 0-3, judge: 3, environment: 3"
     assert spread("rollout: 0, learner: 1-3", 5) == "rollout: 0-2, learner: 3-4"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "preset", "num_gpus", "is_skipped"),
+    [
+        ((), "tiny-sync", 1, False),
+        (('cluster.roles="rollout: 0, learner: 0-1"',), "tiny-sync", 0, False),
+        (('cluster.roles="rollout: 0, learner: 0-1"',), "tiny-sync", 1, True),
+        (('cluster.roles="rollout: 0, learner: 0-1"',), "tiny-sync", 2, False),
+        (("cluster.device_kind=cpu", 'cluster.roles="rollout: 0-1, learner: 1"'), "tiny", 1, False),
+        ((), "tiny-async", 1, True),
+        ((), "tiny-async", 2, False),
+    ],
+)
+def test_flow_tests_are_skipped_where_their_roles_need_more_gpus(
+    assignments: tuple[str, ...], preset: str, num_gpus: int, is_skipped: bool
+) -> None:
+    why = beyond_gpus(assignments, preset, num_gpus)
+    assert bool(why) is is_skipped
+    assert not why or "name 2 devices, GPUs here: 1" in why

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.commands.algebra_rows import algebra_rows
-from flows.config.gpu_memory import GB, cards_of, check_gpu_memory, cures, fullest_card
+from flows.config.gpu_memory import GB, cards_of, check_gpu_memory, cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
 from tasks.learner.memory import ModelSize
 
@@ -45,7 +45,7 @@ def test_one_card_of_80_gb_holds_a_model_of_two_billion_and_not_of_three() -> No
 
 
 def test_eight_cards_hold_seven_billion_sharded_and_not_replicated() -> None:
-    sharded = configured("eight-gpu", learner={"parameters": "sharded"})
+    sharded = configured("eight-gpu")
     check_gpu_memory(sharded, shaped(7.6), CARD)
     replicated = configured("eight-gpu", learner={"parameters": "replicated"})
     with pytest.raises(ValueError, match=r"set .*learner\.parameters=sharded"):
@@ -82,6 +82,58 @@ def test_an_engine_that_sleeps_leaves_its_share_to_the_rows() -> None:
     asleep = configured("one-gpu", learner=rows, engine={"sleep_mode": True})
     (one,), (other,) = (cards_of(config, size, CARD) for config in (awake, asleep))
     assert other.total < one.total
+
+
+APART = {"num_devices": 2, "roles": "rollout: 0, learner: 1"}
+LONG_ROWS = {"max_tokens_per_microbatch": 131072}
+
+
+@pytest.mark.parametrize(
+    ("card", "share", "changes", "sleeps"),
+    [
+        (CARD, 0.4, {}, False),
+        (CARD, 0.6, {}, True),
+        (2 * CARD, 0.6, {}, False),
+        (CARD, 0.4, {"learner": LONG_ROWS}, True),
+        (CARD, 0.6, {"engine": {"sleep_mode": False}}, False),
+        (CARD, 0.9, {"cluster": APART}, False),
+        (CARD, 0.6, {"scheduling": {"kind": "asynchronous"}, "cluster": APART}, False),
+        (None, 0.6, {}, False),
+        (None, 0.8, {}, True),
+        (None, 0.8, {"cluster": APART}, False),
+    ],
+)
+def test_engines_sleep_where_the_sum_asks_for_it(
+    card: int | None, share: float, changes: dict[str, dict[str, object]], sleeps: bool
+) -> None:
+    engine = {"gpu_memory_utilization": share} | changes.get("engine", {})
+    config = configured("one-gpu", **(changes | {"engine": engine}))
+    size = shaped(1.5)
+    chosen = with_sleep(config, size, card)
+    assert chosen.engine.sleeps is sleeps
+    if sleeps:
+        check_gpu_memory(chosen, size, card)
+
+
+def test_a_refusal_counts_engines_asleep_where_they_would_sleep() -> None:
+    config = configured("one-gpu", engine={"gpu_memory_utilization": 0.6})
+    with pytest.raises(ValueError, match="asleep while the learner trains") as refused:
+        check_gpu_memory(with_sleep(config, shaped(3.5), CARD), shaped(3.5), CARD)
+    assert "engine.sleep_mode" not in str(refused.value)
+
+
+def test_weights_on_their_way_are_counted_where_they_are_copied() -> None:
+    size = shaped(1.5)
+    (in_place,) = cards_of(configured("one-gpu"), size, CARD)
+    assert in_place.transfer == 0, "engines map the buffer on which the learner computes"
+    (rounded,) = cards_of(configured("one-gpu", learner={"compute": "fp32"}), size, CARD)
+    assert rounded.transfer == 2 * size.num_parameters
+    sharded = cards_of(configured("eight-gpu"), size, CARD)
+    assert {card.transfer for card in sharded} == {2 * (size.num_parameters + size.table)}
+    apart = configured("one-gpu", cluster=APART)
+    engine, learner = cards_of(apart, size, CARD)
+    assert (engine.transfer, learner.transfer) == (2 * 2 * size.table, 0), "two buckets to receive"
+    assert "weights on their way 1.05" in engine.explain()
 
 
 def test_without_a_card_only_the_sum_is_told() -> None:

@@ -21,6 +21,7 @@ from flows.commands.expected import (
     MAX_STEPS,
     MIN_STEPS,
     Expected,
+    _accepted,
     compare_candidates,
     simulated_run,
 )
@@ -55,15 +56,27 @@ def answers(best: Path) -> list[Json]:
 
 def test_every_size_policy_and_placement_is_played(answers: list[Json]) -> None:
     settings = [json.dumps(answer["settings"], sort_keys=True) for answer in answers]
-    # sizes 1, 2 and 4; at the best of them a learner apart, and four etas and rounds of levels,
-    # with streaming and without: of four prompts 1.125 and 1.25 launch the same
-    assert len(set(settings)) == len(settings) >= 3 + 1 + 1 + 2 * 4
+    # sizes 1, 2 and 4; at the best of them four etas and rounds of levels: of four prompts 1.125
+    # and 1.25 launch the same
+    assert len(set(settings)) == len(settings) >= 3 + 4
     assert all(len(answer["step_s"]) == 2 and min(answer["step_s"]) > 0 for answer in answers)
     assert {answer["settings"]["scheduling"]["kind"] for answer in answers} == {
         "sync",
         "tail_batching",
         "multilevel_batching",
     }
+
+
+def test_what_a_sharded_learner_cannot_do_is_left_out_with_the_reason(
+    answers: list[Json], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The preset for GPUs shards the learner; replicated, the stream trainer is tried as well."""
+    assert not any(answer["settings"]["stream_trainer"]["enabled"] for answer in answers)
+    situation = build_situation(parser().parse_args(MATH))
+    accepted = _accepted([Candidate(size=4, streams=True), Candidate(size=4)], situation)
+    assert [candidate.streams for candidate, _ in accepted] == [False]
+    reason = "not tried: synchronous, stream trainer, engines of 4: learner.parameters=sharded"
+    assert reason in capsys.readouterr().err
 
 
 def test_the_shortest_comes_first_and_is_what_is_written(answers: list[Json], best: Path) -> None:

@@ -241,24 +241,6 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     assert "sampling.top_p must be 1, got 0.9" in refusal("sampling.top_p=0.9")
 
 
-@pytest.mark.parametrize(
-    ("share", "changes", "sleeps"),
-    [
-        (0.6, {}, False),
-        (0.8, {}, True),
-        (0.8, {"engine": {"sleep_mode": False}}, False),
-        (0.8, {"cluster": {"num_devices": 2, "roles": "rollout: 0, learner: 1"}}, False),
-    ],
-)
-def test_engines_sleep_where_they_take_most_of_a_gpu_that_they_share(
-    share: float, changes: dict[str, dict[str, object]], sleeps: bool
-) -> None:
-    engine = {"gpu_memory_utilization": share} | changes.get("engine", {})
-    config = RunConfig.model_validate({"preset": "one-gpu"} | changes | {"engine": engine})
-    assert config.engine.sleeps is sleeps
-    assert ("sleep_mode" in config.engine.model_fields_set) is ("engine" in changes)
-
-
 def test_a_transport_that_does_not_fit_is_refused_with_the_cure() -> None:
     assert transport_for(RunConfig.model_validate(preset_values("eight-gpu"))) == "ipc"
     assert "needs engine.kind=vllm and no elastic workers" in refusal(

@@ -72,7 +72,7 @@ class VllmEngineConfig(ReplicaConfig):
         default="auto",
         description=(
             "Whether a GPU replica gives its memory to the training between rollouts. auto: where"
-            " it shares its GPU with the learner and takes more than 3/4 of it."
+            " it shares its GPU with the learner, whose predicted memory does not fit beside it."
         ),
     )
     start_deadline_s: DerivedSeconds = 600.0  # to build the engine
