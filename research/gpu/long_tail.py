@@ -108,7 +108,7 @@ def write_questions(path: Path, number: int = 2000) -> Path:
     with path.open("w") as file:
         for _ in range(number):
             words = (str(draw.randrange(400)) for _ in range(draw.randint(40, 120)))
-            file.write(json.dumps({"question": " ".join(words), "answer": "0"}) + "\n")
+            file.write(json.dumps({"prompt": " ".join(words), "answer": "0"}) + "\n")
     return path
 
 
