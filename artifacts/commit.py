@@ -73,6 +73,8 @@ class RunManifest:
     has_digests: bool = False
     # of the files of models that lie at a path, by field; none in manifests of earlier versions
     model_digests: Mapping[str, str] = field(default_factory=dict)
+    # of the files of parts of the user's own, by field; none in manifests of earlier versions
+    source_digests: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = COMMIT_SCHEMA_VERSION  # of this record
 
 

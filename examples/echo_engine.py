@@ -1,6 +1,8 @@
 """An engine: it repeats the question, a hundred tokens a second, on the simulated replica.
 
-An engine's configuration builds a `Replica` (tasks/engines/base.py). Here that is the simulated one
+    rollflow check engine examples/echo_engine.py:EchoEngine
+
+The settings of an engine build a `Replica` (tasks/engines/base.py). Here that is the simulated one
 with a writer of our own, which has the batches, the aborts and the loading of weights already. An
 engine that generates with a model implements the methods of `Replica` itself, as
 tasks/engines/vllm/engine.py does.
@@ -10,9 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from artifacts.records import Request
 from tasks.engines.base import Replica, ReplicaConfig
@@ -21,11 +21,10 @@ from tasks.engines.model_files import read_tokenizer
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 
 
-class EchoEngineConfig(ReplicaConfig):
+class EchoEngine(ReplicaConfig):
     """Repeat the question."""
 
-    kind: Literal["echo"] = Field("echo", description="Chooses an engine that repeats questions.")
-    token_s: float = Field(0.01, gt=0, description="Seconds that a token takes.")
+    token_s: float = 0.01  # seconds that a token takes; `kwargs` sets it
 
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int

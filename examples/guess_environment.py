@@ -1,6 +1,6 @@
-"""An environment: guess a number from 1 to 20 in five tries. No line of ours chooses it:
+"""An environment: guess a number from 1 to 20 in five tries.
 
-    rollflow environment check examples.guess_environment:Guess
+    rollflow check environment examples.guess_environment:Guess
 
 `rules` and `examples` are what the model reads first; `step` takes whatever it says.
 """

@@ -2,15 +2,14 @@
 
     start ─▶ Launch ... ─▶ handle(Finished), handle(Scored) ... ─▶ AcceptGroup, Launch ... ─▶ ...
 
+    rollflow check policy examples/in_turn_policy.py:InTurnPolicy
+
 A scheduler gets events and returns decisions. It is pure: no clock, no random source, no device.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig
 from tasks.scheduling.events import AcceptGroup, CloseRound, Decision, Drop, Event, RoundPlan
@@ -19,12 +18,8 @@ from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.policies.sync import SyncConfig
 
 
-class InTurnConfig(BaseModel):
+class InTurnPolicy:
     """Synchronous steps whose rounds ask one prompt at a time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["in_turn"] = Field("in_turn", description="One prompt at a time.")
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         return SyncConfig().algebra(batch)

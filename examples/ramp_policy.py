@@ -1,16 +1,17 @@
 """A scheduling policy: the first steps train few prompts, each later one a prompt more.
 
-A policy has a `kind` and three methods: the counts of its rounds (`algebra`), the round of a step
-(`plan_round`), and who decides within that round (`scheduler`).
+    rollflow check policy examples/ramp_policy.py:RampPolicy
+
+A policy has three methods: the counts of its rounds (`algebra`), the round of a step
+(`plan_round`), and who decides within that round (`scheduler`). All that it remembers is the state
+in its `turn`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from artifacts.config_parts import FrozenConfig
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig
 from tasks.scheduling.events import RoundPlan, RoundScheduler
 from tasks.scheduling.policies.base import PlanningInputs
@@ -18,13 +19,10 @@ from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.wait_for_all import WaitForAll
 
 
-class RampConfig(BaseModel):
+class RampPolicy(FrozenConfig):
     """Synchronous steps that grow to `batch.prompts_per_step` prompts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["ramp"] = Field("ramp", description="Synchronous steps that grow.")
-    first_prompts: int = Field(1, ge=1, description="Prompts of the first step.")
+    first_prompts: int = 1  # prompts of the first step; `kwargs` sets it
 
     def algebra(self, batch: BatchConfig) -> BatchAlgebra:
         return SyncConfig().algebra(batch)

@@ -38,6 +38,9 @@ CHANGEABLE = (  # fields, or groups of fields, that may stand in a run's way
 # with those that the run was begun with, or code, which a user may correct
 PLACES: Mapping[str, tuple[str, ...]] = {
     "task": ("path", "heldout_path", "format"),
+    "learner": ("path",),
+    "scheduling": ("path",),
+    "engine": ("path",),
     "model": ("path",),
     "rewards": ("path", "token_file", "token_variable"),
     "environments": ("path", "python"),

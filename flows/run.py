@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from artifacts.commit import StepCommit, digest_of_manifest, read_commits, read_manifest
+from artifacts.custom_part import check_own_parts
 from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, steps_of
@@ -173,6 +174,7 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root.check_writable()
     config = pinned(effective_config(given))
     check_ports(config)
+    check_own_parts(config)
     check_environments(config)
     run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = _store_of(config, root, run_id)

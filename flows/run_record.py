@@ -16,6 +16,7 @@ from typing import Any
 from prefect import runtime
 
 from artifacts.commit import RunManifest, git_sha, package_versions, read_manifest, write_manifest
+from artifacts.custom_part import source_digests
 from artifacts.models.registry import PathConfig, files_digest
 from artifacts.reports.mlflow_client import TrackedData
 from artifacts.reports.tracking import RunTracker
@@ -23,6 +24,7 @@ from artifacts.store import Store
 from artifacts.urls import without_secrets
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import kept_config
+from flows.output import print_line
 from flows.resume import changes_of
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.run.prompts import task_dataset
@@ -79,7 +81,9 @@ def record_beginning(
             data=data,
             git_sha=sha,
         )
+        sources = source_digests(config)
         changes = changes_of(earlier.config, config, step) if earlier else ()
+        changes += _changed_sources(earlier.source_digests, sources, step) if earlier else ()
         for change in changes:
             logger.info(
                 "run=%s after_step=%d %s=%s, before: %s",
@@ -99,6 +103,7 @@ def record_beginning(
             left_out=left_out,
             has_digests=earlier.has_digests if earlier else True,
             model_digests=models,
+            source_digests=sources,
         )
         write_manifest(store, manifest)
     return tracker
@@ -131,6 +136,28 @@ def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str,
                 f" {path} holds another{'' if known else ', as far as is known'}; put its files"
                 " back, name the directory where they lie now, or start a new run"
             )
+
+
+def _changed_sources(
+    before: Mapping[str, str], now: Mapping[str, str], step: int
+) -> tuple[Mapping[str, str | int], ...]:
+    """Files of the user's own parts whose content differs from the run's last attempt; each is told
+    to the user: steps that are replayed are made by the new code."""
+    fields = [field for field in now if before.get(field, now[field]) != now[field]]
+    for field in fields:
+        print_line(
+            f"note: the file of {field} has changed since the run's last attempt; steps after"
+            f" {step} are made by it as it is now"
+        )
+    return tuple(
+        {
+            "after_step": step,
+            "field": f"{field} (file)",
+            "before": before[field],
+            "after": now[field],
+        }
+        for field in fields
+    )
 
 
 def _models_at_paths(config: RunConfig) -> dict[str, str]:

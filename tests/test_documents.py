@@ -131,7 +131,7 @@ def test_every_preset_and_every_field_is_there(page: Path) -> None:
     presets = found(page, r"(?:--preset |PRESET=)([a-z][\w-]*)")
     assert presets <= set(PRESETS)
     lines = text_of(page).splitlines()
-    # the settings of `rollflow environment` are those of an environment
-    of_runs = "\n".join(line for line in lines if "rollflow environment" not in line)
+    # the settings of `rollflow check` are those of a part
+    of_runs = "\n".join(line for line in lines if "rollflow check" not in line)
     fields = set(re.findall(r"--set '?([a-z_]+)[.=]", of_runs))
     assert fields <= set(RunConfig.model_fields)

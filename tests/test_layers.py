@@ -88,7 +88,7 @@ FORBIDDEN_STEMS = {
 # bases of configurations
 CONFIGS = {
     "BaseModel", "FrozenConfig", "ReplicaConfig", "EnvironmentSettings", "GameConfig",
-    "QuestionConfig", "PolicyLoss", "OverlongRule",
+    "QuestionConfig", "PolicyLoss", "OverlongRule", "CustomPart",
 }  # fmt: skip
 
 

@@ -17,11 +17,12 @@ import random
 from collections import Counter
 from collections.abc import Iterator, MutableSet, Sequence, Set
 from itertools import cycle
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.custom_part import CustomPart
 from artifacts.datasets.chain_sum import ChainSumConfig
 from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
@@ -75,6 +76,26 @@ class SeedsConfig(FrozenConfig):
         )
 
 
+class CustomTask(CustomPart):
+    """The questions of a class of the user's, whose method `load(seed)` returns a `Dataset`."""
+
+    check: ClassVar[str] = "dataset"
+    methods: ClassVar[tuple[str, ...]] = ("load",)
+    kind: Literal["custom"] = Field("custom", description="Chooses questions of your own class.")
+
+    def load(self, seed: int) -> Dataset:
+        """Load the rows. Raises ValueError if the user's class fails or returns something else."""
+        part = self.made()
+        with self.calling("load"):
+            found = part.load(seed)
+        if not isinstance(found, Dataset):
+            raise ValueError(
+                f"load(seed) of {self.path} must return a Dataset (artifacts.datasets.rows), got"
+                f" {type(found).__name__}; make one of your rows"
+            )
+        return found
+
+
 SingleTask = Annotated[
     TinyMixConfig  # sums, letters and stories for a small model
     | TinycodeConfig  # small Python functions to write
@@ -83,7 +104,8 @@ SingleTask = Annotated[
     | FilesConfig  # Parquet, CSV or JSON lines of the user's
     | HubRowsConfig  # a data set of the Hugging Face hub
     | HumanEvalConfig  # HumanEval, evaluated only
-    | SeedsConfig,  # episodes of an environment
+    | SeedsConfig  # episodes of an environment
+    | CustomTask,  # a class of the user's
     Field(discriminator="kind"),
 ]
 

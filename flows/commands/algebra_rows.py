@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from artifacts.custom_part import CustomPart
 from artifacts.records import BECOMES_OF_RUNNING
 from flows.config.gpu_memory import cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
@@ -28,7 +29,9 @@ PAUSED = (
 def algebra_rows(config: RunConfig, card: int | None = None) -> Iterator[tuple[str, str]]:
     """The batch algebra as (quantity, value with unit). card: bytes of each GPU, if known."""
     algebra = config.scheduling.algebra(config.batch)
-    yield "scheduling policy", config.scheduling.kind
+    policy = config.scheduling
+    own = f": {policy.name}" if isinstance(policy, CustomPart) else ""
+    yield "scheduling policy", f"{policy.kind}{own}"
     for domain, reward in config.rewards.items():
         yield f"reward of {'other domains' if domain == '*' else domain}", reward.kind
     yield from _launch_rows(config, algebra)

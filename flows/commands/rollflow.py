@@ -40,7 +40,7 @@ COMMANDS = (
     ConsoleCommand("doctor", PREPARE, "check this machine, say what to do", ""),
     ConsoleCommand("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
     ConsoleCommand("recommend", PREPARE, "say which policy suits a cluster", "--devices 16"),
-    ConsoleCommand("environment", PREPARE, "play an environment, say what fails", "check guess"),
+    ConsoleCommand("check", PREPARE, "check a part of your own", "loss my_loss.py:MyLoss"),
     ConsoleCommand("runs", INSPECT, "list runs: state, steps, reward", ""),
     ConsoleCommand("ask", INSPECT, "ask the model that a run trained", "RUN --task"),
     ConsoleCommand("episodes", INSPECT, "show what was said in episodes", "RUN --heldout"),

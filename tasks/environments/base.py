@@ -10,17 +10,15 @@ to the same transcript, and pickles between turns.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
 from artifacts.printable import printable_line
-from artifacts.urls import Location
 from tasks.environments.transition import Transition as Transition
-from tasks.isolation.import_path import absolute
 
 
 class Environment(Protocol):
@@ -162,9 +160,6 @@ def head_messages(rules: str, turns: Iterable[tuple[str, str]]) -> tuple[Message
         messages.append(Message(role="user", content=observation))
         messages.append(Message(role="assistant", content=action))
     return tuple(messages)
-
-
-ImportPath = Annotated[Location, AfterValidator(absolute)]
 
 
 class AdapterConfig(EnvironmentSettings):

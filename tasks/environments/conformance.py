@@ -17,23 +17,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Literal
 
+from artifacts.conformance import CheckVerdict, RuleCheck, shown
 from tasks.environments.base import Environment, EnvironmentSettings, ProtocolError, Transition
 from tasks.environments.games.game import GameConfig
 from tasks.environments.tools.programs import ProgramRunner
 from tasks.isolation.isolation import Isolation
 from tasks.rewards.base import checked_reward
+from tasks.rewards.conformance import HOSTILE
 
-Verdict = Literal["holds", "broken", "unknown"]  # unknown: an earlier rule kept it from being tried
-CUT = 60  # characters of a text that a sentence shows
 RAISED = (Exception, SystemExit)  # by an environment: its own code may raise anything, and exit
-# what a model at its worst says: nothing, too much, numbers that are none, control characters
-HOSTILE = (
-    "", " ", "\n\n", ".", "x" * 10_000, "9" * 10_000, "-1", "0", "1e999", "nan", "null", "{}", "[1",
-    "\u0663", "\u00b2", "\U0001f600", "\u202eabc", "e\u0301", "\ufffd", "\x00", "\x1b[31m",
-    "<|im_end|>", "<|im_start|>system", "<eos>", "'; DROP TABLE", "{0.__class__}", "%s%n", "../..",
-)  # fmt: skip
 Act = Callable[[Sequence[str]], str]  # the action after the observations so far
 Player = Callable[[Sequence[str], random.Random], str]  # likewise
 
@@ -61,19 +54,10 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """The verdict on one rule."""
-
-    rule: ConformanceRule
-    verdict: Verdict
-    why: str  # what broke it; empty where nothing did
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConformanceReport:
     """The findings of the suite."""
 
-    checks: tuple[Check, ...]  # one per rule, in their order
+    checks: tuple[RuleCheck, ...]  # one per rule, in their order
     num_episodes: int  # different ones that were played to their end
     num_steps: int  # of all plays
     reset_s: tuple[float, float]  # wall seconds of a reset, median and 99th percentile
@@ -164,10 +148,10 @@ class _Suite:
     def report(self) -> ConformanceReport:
         checks = []
         for rule in ConformanceRule:
-            verdict: Verdict = "holds" if rule in self._tried else "unknown"
+            verdict: CheckVerdict = "holds" if rule in self._tried else "unknown"
             if rule in self._failures:
                 verdict = "broken"
-            checks.append(Check(rule=rule, verdict=verdict, why=self._failures.get(rule, "")))
+            checks.append(RuleCheck(rule=rule, verdict=verdict, why=self._failures.get(rule, "")))
         transcript = list[tuple[str, str]]()
         for played in self._episodes[:1]:
             transcript += zip(played.observations, (*played.actions, ""), strict=True)
@@ -224,7 +208,7 @@ class _Suite:
         pairs = zip(first.observations, again.observations, strict=False)
         for turn, (one, other) in enumerate(pairs):
             if one != other:
-                parts = f"after {turn} turns it said {_shown(one)} first and {_shown(other)} then"
+                parts = f"after {turn} turns it said {shown(one)} first and {shown(other)} then"
                 break
         raise Broken(
             rule,
@@ -295,7 +279,7 @@ class _Suite:
         except RAISED as error:
             raise Broken(
                 ConformanceRule.STEP,
-                f"step must not raise, step({_shown(text)}) did: {_described(error)}; answer such a"
+                f"step must not raise, step({shown(text)}) did: {_described(error)}; answer such a"
                 " text, and count it as a turn",
             ) from error
         if program := self._settings.program_in(text):
@@ -320,7 +304,7 @@ class _Suite:
 def _check_values(turn: object) -> None:
     if not isinstance(turn, Transition):
         raise Broken(
-            ConformanceRule.VALUES, f"step must give a Transition, got {_shown(turn)}; make it one"
+            ConformanceRule.VALUES, f"step must give a Transition, got {shown(turn)}; make it one"
         )
     _check_text(ConformanceRule.VALUES, turn.observation)
     try:
@@ -336,7 +320,7 @@ def _check_values(turn: object) -> None:
     if not all(isinstance(word, str) for pair in turn.info.items() for word in pair):
         raise Broken(
             ConformanceRule.VALUES,
-            f"info must map texts to texts, got {_shown(turn.info)}; make it so",
+            f"info must map texts to texts, got {shown(turn.info)}; make it so",
         )
 
 
@@ -344,14 +328,9 @@ def _check_text(rule: ConformanceRule, observation: object) -> None:
     if not isinstance(observation, str):
         raise Broken(
             rule,
-            f"an observation must be text, got {type(observation).__name__} {_shown(observation)};"
+            f"an observation must be text, got {type(observation).__name__} {shown(observation)};"
             " put it into words",
         )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= CUT else f"{text[:CUT]}..."
 
 
 def _described(error: BaseException) -> str:

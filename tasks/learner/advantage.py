@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.custom_part import CustomPart
 from artifacts.fixed_fields import Fixed
 from tasks.rewards.base import LARGEST_REWARD
 
@@ -163,7 +164,49 @@ class GaeAdvantage(FrozenConfig):
         return list(rewards)
 
 
-Advantage = GrpoAdvantage | DrGrpoAdvantage | ReinforcePlusPlusAdvantage | GaeAdvantage
+class CustomAdvantage(CustomPart):
+    """The advantages of a class of the user's, whose method `of(rewards)` compares within the
+    group: it gets the rewards of the responses with a verdict, and returns a number for each."""
+
+    check: ClassVar[str] = "advantage"
+    methods: ClassVar[tuple[str, ...]] = ("of",)
+    spans_step: ClassVar[bool] = False
+    kind: Literal["custom"] = Field(
+        default="custom", description="Chooses advantages of your own, within a group."
+    )
+
+    @property
+    def leaves_flat_groups_out(self) -> bool:
+        """That of the user's class; True if it says nothing."""
+        return bool(getattr(self.made(), "leaves_flat_groups_out", True))
+
+    @property
+    def zero_sum(self) -> bool:
+        """True if the user's class says that the advantages of a group sum to zero."""
+        return bool(getattr(self.made(), "zero_sum", False))
+
+    def of(self, rewards: Sequence[float], moments: Moments | None) -> list[float]:
+        """Returns the user's numbers. Raises ValueError unless each is finite and there is one for
+        each reward."""
+        part = self.made()
+        with self.calling("of"):
+            values = [float(value) for value in part.of(list(rewards))]
+        if len(values) != len(rewards) or not all(map(math.isfinite, values)):
+            raise ValueError(
+                f"of(rewards) of {self.path} must return a finite number for each of the rewards"
+                f" {list(rewards)}, got {values}; mend it, and try it with 'rollflow check"
+                f" advantage {self.path}'"
+            )
+        return values
+
+
+Advantage = (
+    GrpoAdvantage
+    | DrGrpoAdvantage
+    | ReinforcePlusPlusAdvantage
+    | GaeAdvantage
+    | CustomAdvantage  # a class of the user's
+)
 """`of(rewards, moments)`: one number per reward of a group, given the step's moments where they
 count (`spans_step`). `leaves_flat_groups_out`: equal rewards have no advantage."""
 

@@ -25,6 +25,7 @@ from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from artifacts.records import Generated, Group
 from tasks.learner.advantage import (
+    CustomAdvantage,
     DrGrpoAdvantage,
     GaeAdvantage,
     GrpoAdvantage,
@@ -168,6 +169,7 @@ Credit = (
     | GaeAdvantage  # by a critic
     | TurnReturnAdvantage  # each turn by what was paid from it on
     | AnchorStateAdvantage  # each turn by turns from the same state, and by the episode
+    | CustomAdvantage  # by a class of the user's, within the group
 )
 CreditConfig = Annotated[Credit, Field(discriminator="kind")]
 

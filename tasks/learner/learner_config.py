@@ -126,8 +126,8 @@ class LearnerConfig(FrozenConfig):
                 " loss, or set both to 1"
             )
         loss = self.loss
-        ratio_moves = self.num_updates > 1 or loss.clips
-        if isinstance(loss, PpoClipLoss) and loss.dual_clip and not ratio_moves:
+        is_dual = isinstance(loss, PpoClipLoss) and loss.dual_clip
+        if is_dual and not (self.num_updates > 1 or loss.clips):
             raise ValueError(
                 "learner.loss.dual_clip needs a ratio that can move, got old_policy 'learner' and"
                 " one update a step, with which it is 1; set learner.loss.old_policy=engine, raise"

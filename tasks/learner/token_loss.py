@@ -16,7 +16,7 @@ responses share the row. A response lies in one row (`packing`).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -64,9 +64,11 @@ class TokenLoss:
 class PolicyLoss(FrozenConfig):
     """The base of every kind of loss: its settings, with a field `kind`, and its values."""
 
-    # True if the loss uses the sampling log-probabilities to weigh, clip or mask tokens, so that
-    # tokens of older weights may be trained
-    corrects_staleness: ClassVar[bool] = True
+    @property
+    def corrects_staleness(self) -> bool:
+        """True if the sampling log-probabilities weigh, clip or mask tokens, so that tokens of
+        older weights may be trained."""
+        return True
 
     @property
     def clips(self) -> bool:
@@ -79,8 +81,9 @@ class PolicyLoss(FrozenConfig):
         return False
 
     def explain(self) -> str:
-        """Describe in words what bounds the weight of a token."""
-        raise NotImplementedError
+        """Describe in words what bounds the weight of a token: the first line of the docstring,
+        unless a kind knows better."""
+        return (type(self).__doc__ or "").strip().partition("\n")[0]
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
         """The loss of each token, by the learner's log-probabilities (tokens,), with gradient."""

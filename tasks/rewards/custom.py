@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.custom_part import ImportPath
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.records import Generated, Prompt
-from artifacts.urls import Location
-from tasks.isolation.import_path import absolute
 from tasks.rewards.base import ProcessReward, Reward, Verdict, infra, paid
 from tasks.rewards.verify_worker import (
     DEFAULT_MEMORY_BYTES,
@@ -41,7 +40,7 @@ class CustomConfig(FrozenConfig):
     kind: Literal["custom"] = Field(
         default="custom", description="Chooses a reward function of your own."
     )
-    path: Annotated[Location, AfterValidator(absolute)] = Field(
+    path: ImportPath = Field(
         description=(
             "The function of (prompt, response, gold), as 'package.module:function' or"
             " 'path/to/file.py:function'."

@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from artifacts.import_path import find
 from tasks.isolation.frames import Json, receive_frame, send_frame
-from tasks.isolation.import_path import find
 
 MIN_SECRET_CHARS = 4  # shorter values are parts of any text
 

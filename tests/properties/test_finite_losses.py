@@ -40,6 +40,7 @@ LOSSES: list[dict[str, object]] = [
         for level, cap in itertools.product(LEVELS, (2.0, 1e37))
     ),
     *({"kind": "topr", "level": level, "positive_weight": 1e6} for level in LEVELS),
+    {"kind": "custom", "path": "examples.praise_loss:PraiseLoss"},
 ]
 GATES: list[dict[str, object]] = [
     {"kind": "open"},

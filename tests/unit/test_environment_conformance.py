@@ -1,5 +1,5 @@
 """The conformance suite: every environment of ours keeps the protocol, every way of breaking it is
-found, and `rollflow environment check` says so."""
+found, and `rollflow check environment` says so."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_the_example_is_chosen_by_its_import_path_and_plays() -> None:
 def test_the_command_shows_the_rules_the_times_and_an_episode(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["environment", "check", "guess", "--set", "largest=3", "--set", "max_turns=2"]
+    words = ["check", "environment", "guess", "--set", "largest=3", "--set", "max_turns=2"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert [shown.count(rule) for rule in ConformanceRule] == [1] * len(ConformanceRule)
@@ -339,7 +339,7 @@ GIVES_NUMBERS = "    def step(self, text):\n        return 3, 0.0, True, False, 
 def test_the_command_fails_with_a_sentence_where_a_rule_is_broken(
     body: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["environment", "check", own(tmp_path, body)]) == 1
+    assert main(["check", "environment", own(tmp_path, body)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert said in shown
     assert shown.count("broken: ") == 1
@@ -349,7 +349,7 @@ def test_the_command_shows_what_cannot_be_seen_as_an_escape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     says = "    def step(self, text):\n        return '\\x1b[2J\\ud800', 0.0, True, False, {}\n"
-    assert main(["environment", "check", own(tmp_path, RESET + says)]) == 0
+    assert main(["check", "environment", own(tmp_path, RESET + says)]) == 0
     assert r"\x1b[2J\ud800" in capsys.readouterr().out
 
 
@@ -371,7 +371,7 @@ def test_the_command_shows_what_cannot_be_seen_as_an_escape(
 def test_the_command_refuses_what_it_cannot_play(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["environment", "check", *words]) == 2
+    assert main(["check", "environment", *words]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert told.count("\n") == 1
@@ -392,7 +392,7 @@ def test_the_command_gives_up_an_environment_that_never_returns(
         "                pass\n"
     )
     began_s = time.monotonic()
-    words = ["environment", "check", own(tmp_path, RESET + hangs), "--timeout", "0.3"]
+    words = ["check", "environment", own(tmp_path, RESET + hangs), "--timeout", "0.3"]
     assert main(words) == 2
     assert "must end within 0.3 s, it did not" in capsys.readouterr().err
     assert time.monotonic() - began_s < 30
@@ -400,4 +400,4 @@ def test_the_command_gives_up_an_environment_that_never_returns(
 
 def test_the_suite_runs_without_the_package_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    assert main(["environment", "check", "bandit", "--seeds", "2"]) == 0
+    assert main(["check", "environment", "bandit", "--seeds", "2"]) == 0

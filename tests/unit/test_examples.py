@@ -1,91 +1,53 @@
-"""The examples work, and the diffs of docs/architecture.md are all that it takes to choose them."""
+"""The examples work by their import paths alone, and pass the check that they show."""
 
 from __future__ import annotations
 
 import io
 import math
 import re
-import sys
+import shlex
 import tokenize
-from collections.abc import Mapping
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from pydantic import create_model
 from record_factories import make_generated
 from round_factories import make_plan, play, simulate_run
 
 from artifacts.datasets.registry import load_dataset
 from artifacts.models.character_tokenizer import character_tokenizer
-from artifacts.records import Generated, Outcome, Prompt
-from examples.brief_reward import BriefConfig
-from examples.echo_engine import EchoEngineConfig
-from examples.praise_loss import PraiseLoss
-from examples.ramp_policy import RampConfig
-from examples.squares_task import SquaresConfig
+from artifacts.records import Outcome, Prompt
 from flows.commands.algebra_rows import algebra_rows
+from flows.commands.rollflow import main
 from flows.config.run_config import RunConfig
 from research.spot.simulated_rounds import make_engines
-from tasks.engines.simulation.replica import SimulatedEngineConfig
+from tasks.engines.base import ReplicaConfig
+from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.virtual_time import run_virtual
-from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.advantage import CustomAdvantage, group_advantages
 from tasks.learner.token_loss import TokenBatch
+from tasks.rewards.registry import build_rewards
 from tasks.scheduling.policies.sync import SyncConfig
 from tests.test_layers import ROOMS
 
-BY_PATH = ["guess_environment"]  # examples that no line of ours chooses, but an import path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
+PARTS = ROOT / "docs" / "parts.md"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__")
-REGISTRIES = {
-    "ramp_policy": "tasks/scheduling/policies/registry.py",
-    "in_turn_policy": "tasks/scheduling/policies/registry.py",
-    "brief_reward": "tasks/rewards/registry.py",
-    "echo_engine": "tasks/engines/registry.py",
-    "praise_loss": "tasks/learner/losses/registry.py",
-    "squares_task": "artifacts/datasets/registry.py",
-}
 
 
-def shown_diffs() -> Mapping[str, tuple[str, str]]:
-    """The diffs of the page by the example that they choose, each with the file that it changes."""
-    blocks = re.findall(r"```diff\n--- (\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    examples = [re.findall(r"^\+from examples\.(\w+) import", diff, re.M) for _, diff in blocks]
-    return {name: block for (name,), block in zip(examples, blocks, strict=True)}
+# Any: values as a user writes them
+def configured(**given: Any) -> RunConfig:
+    """A run's configuration with these parts."""
+    return RunConfig.model_validate({"preset": "tiny", "num_steps": 4, **given})
 
 
-def applied(diff: str, source: str) -> str:
-    """The source after the diff, whose every hunk must fit in exactly one place."""
-    for hunk in diff.split("@@\n"):
-        lines = hunk.splitlines(keepends=True)
-        old = "".join(line[1:] for line in lines if line[0] in " -")
-        new = "".join(line[1:] for line in lines if line[0] in " +")
-        assert source.count(old) == 1, f"this is not there once:\n{old}"
-        source = source.replace(old, new)
-    return source
-
-
-def changed(example: str, monkeypatch: pytest.MonkeyPatch) -> Any:  # Any: a module made here
-    """The registry of this example as the diff of the page makes it."""
-    file, diff = shown_diffs()[example]
-    module = ModuleType(f"changed_{Path(file).stem}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    source = applied(diff, (ROOT / file).read_text())
-    exec(compile(source, file, "exec"), module.__dict__)
-    return module
-
-
-# Any: a class made here, and values as a user writes them
-def configured(fields: Mapping[str, Any], **given: Any) -> Any:
-    """A run's configuration of which these fields have other types."""
-    wider = create_model("Wider", __base__=RunConfig, **{  # type: ignore[call-overload]
-        name: (kind, ...) for name, kind in fields.items()
-    })  # fmt: skip
-    return wider.model_validate({"preset": "tiny", "num_steps": 4, **given})
+def own(name: str, **kwargs: object) -> dict[str, Any]:  # Any: as a user writes it
+    """The settings of a part of the examples."""
+    return {"kind": "custom", "path": str(ROOT / "examples" / name), "kwargs": kwargs}
 
 
 def code_lines(path: Path) -> int:
@@ -103,33 +65,33 @@ def test_an_example_has_less_than_thirty_lines_of_code(path: Path) -> None:
     assert 5 < code_lines(path) < 30
 
 
-def test_every_example_has_its_diff_of_an_import_and_a_line_of_a_union() -> None:
-    diffs = shown_diffs()
-    assert {name: file for name, (file, _) in diffs.items()} == REGISTRIES
-    assert sorted([*REGISTRIES, *BY_PATH]) == [path.stem for path in EXAMPLES]
-    for name, (_, diff) in diffs.items():
-        imported, listed = [line[1:] for line in diff.splitlines() if line.startswith("+")]
-        assert imported.startswith(f"from examples.{name} import ")
-        assert listed.startswith(f"    | {imported.split()[-1]}  # ")
-        assert not [line for line in diff.splitlines() if line.startswith("-")]
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_passes_the_check_that_it_shows(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = re.findall(r"^    rollflow (check .*)$", path.read_text(), re.MULTILINE)
+    assert len(shown) == 1
+    assert main(shlex.split(shown[0])) == 0, capsys.readouterr().out
+    assert "broken" not in capsys.readouterr().out
+    assert path.name in PARTS.read_text() or path.stem == "in_turn_policy"
 
 
-def test_the_policy_is_chosen_and_plays_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = changed("ramp_policy", monkeypatch)
-    assert RampConfig in registry.POLICIES
+def test_the_policy_is_chosen_and_plays_a_run() -> None:
     config = configured(
-        {"scheduling": registry.SchedulingConfig},
-        scheduling={"kind": "ramp", "first_prompts": 2},
+        scheduling=own("ramp_policy.py:RampPolicy", first_prompts=2),
         batch={"prompts_per_step": 3, "responses_per_prompt": 2},
     )
-    run = simulate_run(
-        config.batch,
-        config.scheduling,
-        num_steps=config.num_steps,
-        engines=make_engines(2, SimulatedEngineConfig()),
-        domains=("a", "b") * 20,
+    assert dict(algebra_rows(config))["scheduling policy"] == "custom: RampPolicy"
+    rounds = run_virtual(
+        simulate_run(
+            config.batch,
+            config.scheduling,
+            num_steps=config.num_steps,
+            engines=make_engines(2, SimulatedEngineConfig()),
+            domains=("a", "b") * 20,
+        )
     )
-    rounds = run_virtual(run)
     assert [(played.plan.kind, len(played.result.groups)) for played in rounds] == [
         ("ramp", 2), ("ramp", 3), ("ramp", 3), ("ramp", 3),
     ]  # fmt: skip
@@ -138,23 +100,20 @@ def test_the_policy_is_chosen_and_plays_a_run(monkeypatch: pytest.MonkeyPatch) -
     assert rounds[-1].state.queue == ()
 
 
-def test_the_policy_with_a_scheduler_of_its_own_asks_one_prompt_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    registry = changed("in_turn_policy", monkeypatch)
+def test_the_policy_with_a_scheduler_of_its_own_asks_one_prompt_after_the_other() -> None:
     config = configured(
-        {"scheduling": registry.SchedulingConfig},
-        scheduling={"kind": "in_turn"},
+        scheduling=own("in_turn_policy.py:InTurnPolicy"),
         batch={"prompts_per_step": 3, "responses_per_prompt": 2},
     )
-    run = simulate_run(
-        config.batch,
-        config.scheduling,
-        num_steps=config.num_steps,
-        engines=make_engines(2, SimulatedEngineConfig()),
-        domains=("a", "b") * 20,
+    rounds = run_virtual(
+        simulate_run(
+            config.batch,
+            config.scheduling,
+            num_steps=config.num_steps,
+            engines=make_engines(2, SimulatedEngineConfig()),
+            domains=("a", "b") * 20,
+        )
     )
-    rounds = run_virtual(run)
     assert [len(played.result.groups) for played in rounds] == [3, 3, 3, 3]
     for played in rounds:
         assert played.plan.kind == "in_turn"
@@ -165,35 +124,26 @@ def test_the_policy_with_a_scheduler_of_its_own_asks_one_prompt_after_the_other(
             assert max(one.finished_s for one in before) <= min(one.submitted_s for one in after)
 
 
-def test_the_reward_is_chosen_and_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = changed("brief_reward", monkeypatch)
-    config = configured(
-        {"rewards": Mapping[str, registry.RewardConfig]},
-        rewards={"*": {"kind": "brief", "max_chars": 10}},
-    )
-    assert config.rewards == {"*": BriefConfig(max_chars=10)}
-    rewards = registry.build_rewards(config.rewards)
+def test_the_reward_is_chosen_and_scores() -> None:
+    reward = own("brief_reward.py:brief")
+    del reward["kwargs"]
+    config = configured(rewards={"*": reward})
     prompt = Prompt(prompt_id="0/1", domain="add", token_ids=(1,), gold="12", text="q")
-    reward = rewards.reward_of(prompt.domain)
-    early = reward.score(prompt, said("It is 12."))
-    assert (early.reward, early.outcome, early.scorer) == (1.0, Outcome.OK, "brief")
-    late = reward.score(prompt, said("Let me think: it is 12."))
-    assert (late.reward, late.outcome, late.detail) == (0.0, Outcome.WRONG, "not_found")
-    rewards.close()
+    with closing(build_rewards(config.rewards)) as rewards:
+        scores = [
+            rewards.reward_of(prompt.domain).score(prompt, make_generated(text=text))
+            for text in ("It is 12.", "No.", "Let me think: " * 4 + "it is 12.")
+        ]
+    assert [score.reward for score in scores] == [1.0, 0.1, 0.0]
+    assert [score.outcome for score in scores] == [Outcome.OK, Outcome.OK, Outcome.WRONG]
 
 
-def said(text: str) -> Generated:
-    return make_generated(text=text)
-
-
-def test_the_engine_is_chosen_and_plays_a_round(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_engine_is_chosen_and_plays_a_round(tmp_path: Path) -> None:
     character_tokenizer().save_pretrained(tmp_path)
-    choice = changed("echo_engine", monkeypatch)
-    config = configured({"engine": choice.EngineConfig}, engine={"kind": "echo", "token_s": 0.5})
-    assert config.engine == EchoEngineConfig(token_s=0.5)
+    config = configured(engine={**own("echo_engine.py:EchoEngine", token_s=0.5)})
+    assert config.engine.max_model_len == ReplicaConfig().max_model_len
     engine = config.engine.build_engine(str(tmp_path), "engine-0", core_ids=(), seed=0)
+    assert isinstance(engine, SimulatedEngine)
     plan = make_plan()
     result = run_virtual(play(plan, [engine], max_response_tokens=200, policy=SyncConfig()))
     assert len(result.groups) == plan.accept_prompts
@@ -204,18 +154,13 @@ def test_the_engine_is_chosen_and_plays_a_round(
             assert generated.finished_s - generated.submitted_s >= 0.5 * len(generated.token_ids)
 
 
-def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    losses = changed("praise_loss", monkeypatch)
-    learner = create_model("Learner", __base__=LearnerConfig, loss=(losses.LossConfig, ...))
+def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula() -> None:
     config = configured(
-        {"learner": learner}, learner={"loss": {"kind": "praise", "importance_cap": 1.5}}
+        learner={"loss": own("praise_loss.py:PraiseLoss", importance_cap=1.5)},
     )
     loss = config.learner.loss
-    assert loss == PraiseLoss(importance_cap=1.5)
-    told = "praise: good responses alone, weights truncated at 1.5"
-    assert dict(algebra_rows(config))["policy loss"] == told
+    told = dict(algebra_rows(config))["policy loss"]
+    assert told.startswith("custom: PraiseLoss: -w max(A, 0) logp")
     logp = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)
     sampling_logp, advantage = [-1.2, -4.0, -0.1, -3.0], [0.5, 1.0, -2.0, 0.0]
     batch = TokenBatch(
@@ -239,19 +184,25 @@ def test_the_loss_is_chosen_and_has_the_gradient_of_its_formula(
     assert result.clipped.tolist() == [False, False, True, False]
 
 
-def test_the_task_is_chosen_and_yields_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = changed("squares_task", monkeypatch)
-    config = configured({"task": sources.SingleTask}, task={"kind": "squares", "num_prompts": 50})
-    assert config.task == SquaresConfig(num_prompts=50)
-    dataset = load_dataset(config.task, seed=1)
+def test_the_advantage_is_chosen_and_counts_ranks() -> None:
+    config = configured(learner={"advantage": own("rank_advantage.py:RankAdvantage")})
+    advantage = config.learner.advantage
+    assert isinstance(advantage, CustomAdvantage)
+    assert group_advantages([0.0, 9.0, 1.0, None], advantage) == [-1.0, 1.0, 0.0, None]
+    assert group_advantages([1.0, 1.0], advantage) == [0.0, 0.0]
+
+
+def test_the_task_is_chosen_and_yields_rows() -> None:
+    task = configured(task=own("squares_task.py:SquaresTask", num_prompts=50)).task
+    dataset = load_dataset(task, seed=1)
     assert (len(dataset.rows), len(dataset.heldout)) == (50, 64)
     for row in (*dataset.rows, *dataset.heldout):
         number, again = map(int, re.findall(r"\d+", row.text))
         assert (number, row.domain) == (again, "squares")
         assert int(row.gold) == number * again
     assert not {row.text for row in dataset.rows} & {row.text for row in dataset.heldout}
-    assert dataset == load_dataset(config.task, seed=1)
-    assert dataset.digest != load_dataset(config.task, seed=2).digest
+    assert dataset == load_dataset(task, seed=1)
+    assert dataset.digest != load_dataset(task, seed=2).digest
 
 
 def test_the_page_names_files_and_tests_that_exist() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.isolation.import_path import absolute, find
+from artifacts.import_path import absolute, find
 
 THREADS = 8
 
@@ -34,7 +34,7 @@ def test_a_file_may_import_another_by_its_path(tmp_path: Path) -> None:
     inner, outer = tmp_path / "inner_game.py", tmp_path / "outer_game.py"
     inner.write_text("class Game:\n    pass\n")
     outer.write_text(
-        f"from tasks.isolation.import_path import find\n\nGame = find({str(inner) + ':Game'!r})\n"
+        f"from artifacts.import_path import find\n\nGame = find({str(inner) + ':Game'!r})\n"
     )
     assert find(f"{outer}:Game").__name__ == "Game"
 

@@ -34,7 +34,7 @@ CALLS = {
     "doctor": ("", None),  # what it finds is the machine's
     "calibrate": ("--set seed=no", 2),
     "recommend": ("--devices no", 2),
-    "environment": ("check my_environment:Guess --seeds 2", 0),
+    "check": ("environment my_environment:Guess --seeds 2", 0),
     "runs": ("", 0),
     "ask": ("nobody question", 2),
     "episodes": ("nobody", 2),
@@ -217,7 +217,7 @@ def test_a_process_that_knows_these_sources_by_their_installation_alone_finds_bo
     program = (
         "import sys; sys.path[:] = [path for path in sys.path if path]\n"
         "from tasks.rewards.verify_worker import VerifyWorker\n"
-        "from tasks.isolation.import_path import find\n"
+        "from artifacts.import_path import find\n"
         "find('my_reward:reward'); import flows.config, artifacts.layout\n"
         "worker = VerifyWorker('my_reward:reward', timeout_s=5.0)\n"
         "print(worker.call('question', 'answer', 'gold').kind); worker.close()\n"

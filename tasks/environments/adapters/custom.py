@@ -9,34 +9,28 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from artifacts.custom_part import CustomPart
 from artifacts.datasets.rows import Message
-from artifacts.urls import Arguments
+from artifacts.import_path import file_of, load
 from tasks.environments.base import (
     AdapterConfig,
     Environment,
-    ImportPath,
     ProtocolError,
     Transition,
     checked_text,
     head_messages,
 )
-from tasks.isolation.import_path import file_of, load
 
 
-class CustomEnvironmentConfig(AdapterConfig):
-    """Play an environment of the user's."""
+class CustomEnvironmentConfig(CustomPart, AdapterConfig):
+    """Play an environment of the user's, a new object for each episode."""
 
+    check: ClassVar[str] = "environment"
     kind: Literal["custom"] = Field("custom", description="Chooses an environment of your own.")
-    path: ImportPath = Field(
-        ..., description="Its class, as 'package.module:Name' or 'path/to/file.py:Name'."
-    )
-    kwargs: Arguments = Field(
-        default_factory=dict, description="Keyword arguments that the class is made with."
-    )
 
     def head(self) -> tuple[Message, ...]:
         """Returns the head of the configuration, else of the class. Raises ValueError if the class
@@ -51,6 +45,11 @@ class CustomEnvironmentConfig(AdapterConfig):
                 f"examples must be pairs of an observation and an action, {self.path} has {turns!r}"
                 f" ({error}); make them so"
             ) from error
+
+    @property
+    def part(self) -> Any:  # Any: a class of the user's
+        """The user's class: objects are made episode by episode."""
+        return load(self.path)
 
     @property
     def source(self) -> str:

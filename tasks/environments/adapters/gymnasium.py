@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from artifacts.custom_part import ImportPath
+from artifacts.import_path import load
 from artifacts.urls import Arguments
-from tasks.environments.base import AdapterConfig, Environment, ImportPath, Transition, checked_text
-from tasks.isolation.import_path import load
+from tasks.environments.base import AdapterConfig, Environment, Transition, checked_text
 
 ANSI = "ansi"
 COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -76,9 +77,46 @@ def load(path: str) -> Any:  # Any: likewise
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ValueError(
             f"an import path must be importable, {path!r} is not"
-            f" ({type(error).__name__}: {error}); write 'package.module:name' or"
-            " 'path/to/file.py:name', and import it in a shell to see the error"
+            f" ({type(error).__name__}: {error}{raised_at(error, path)}); write"
+            " 'package.module:name' or 'path/to/file.py:name', and import it in a shell to see the"
+            " error"
         ) from error
+
+
+def source_of(path: str) -> str:
+    """Returns the file of the module in an import path, which is not imported; empty if there is
+    none."""
+    module_path = path.rpartition(":")[0]
+    if module_path.endswith(".py"):
+        return os.path.realpath(module_path)
+    _beside.add(os.getcwd())
+    try:
+        spec = importlib.util.find_spec(module_path)
+    except (ImportError, ValueError):
+        return ""
+    return os.path.realpath(spec.origin) if spec and spec.origin else ""
+
+
+def source_digest(path: str) -> str:
+    """blake2b of that file; empty if there is none."""
+    try:
+        return hashlib.blake2b(Path(source_of(path)).read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return ""
+
+
+def raised_at(error: BaseException, path: str) -> str:
+    """Returns ", FILE line N", the last place of an error in the folder of an import path's file;
+    empty if the error passed none."""
+    if isinstance(error, SyntaxError):
+        return ""  # says it itself
+    folder = os.path.dirname(source_of(path)) + os.sep
+    places = [
+        f", {frame.filename} line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if os.path.realpath(frame.filename).startswith(folder)
+    ]
+    return places[-1] if len(folder) > 1 and places else ""
 
 
 def file_of(path: str) -> str:
