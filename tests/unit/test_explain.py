@@ -285,7 +285,7 @@ def test_a_setting_has_its_type_and_its_default() -> None:
     assert rows["cluster.device_kind"][1:3] == ("auto | cpu | cuda", '"auto"')
     assert rows["cluster.scheduler_address"][1:3] == ("text | null", "null")
     assert rows["engine"][1:3] == ("a part", "")
-    assert rows["engine.kind"].type == "vllm | simulated"
+    assert rows["engine.kind"].type == "vllm | simulated | custom"
 
 
 def test_policy_and_rewards_are_named() -> None:

@@ -178,7 +178,7 @@ def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes
     assert first["title"] == "as the preset"
     kinds = [
         "tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "files", "hub", "humaneval",
-        "seeds", "mixture", "curriculum",
+        "seeds", "custom", "mixture", "curriculum",
     ]  # fmt: skip
     assert [one["title"] for one in alternatives] == kinds
     assert [one["properties"]["kind"]["default"] for one in alternatives] == kinds
