@@ -54,9 +54,10 @@ class ValueModel(nn.Module):
         return values[row.predictions.rows, 0]
 
 
-def load_value_model(model_path: str, recompute_layers: bool) -> ValueModel:
-    """Load a value model in fp32 into host memory. Raises ValueError as `load_policy` does."""
-    model = load_decoder(model_path)
+def load_value_model(model_path: str, device: torch.device, recompute_layers: bool) -> ValueModel:
+    """Load a value model for the device, in fp32, into host memory. Raises ValueError as
+    `load_policy` does."""
+    model = load_decoder(model_path, device)
     model.requires_grad_(True)
     if recompute_layers:
         recompute(model)
@@ -118,7 +119,7 @@ class Critic:
         ranks: Ranks,
     ) -> None:
         self._config = config
-        self._model = load_value_model(model_path, recompute_layers)
+        self._model = load_value_model(model_path, ranks.device, recompute_layers)
         self.parameters = ReplicatedParameters(self._model, DTYPES[compute], ranks)
         self.updater = Updater(config.optimizer, self.parameters, ranks)
 

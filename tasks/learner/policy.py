@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.architecture import check_packed
+from tasks.learner.fused_layers import fuse_layers
 from tasks.learner.head import HeadResult, LossGradient, add_rows, head_pass
 from tasks.learner.parameters import (
     FlatParameters,
@@ -39,6 +40,7 @@ class Decoder:
 
     def __init__(self, model: Any, parameters: Parameters) -> None:  # Any: a transformers model
         """`parameters` holds the model's parameters from now on."""
+        self.model = model
         self._backbone: nn.Module = model.base_model
         self.vocabulary_size = int(model.config.vocab_size)
         self.parameters, self.device = parameters, parameters.device
@@ -125,7 +127,7 @@ def load_policy(
     """Load the model to train; collective if its parameters are sharded, which needs ranks that
     have joined. Raises ValueError for a path without a model, or one that packed training cannot
     run."""
-    model = load_decoder(model_path)
+    model = load_decoder(model_path, ranks.device)
     model.requires_grad_(True)
     # embedding and head get their gradients by hand: rows, and sums over chunks
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -144,7 +146,7 @@ def load_reference(
 ) -> Decoder:
     """Load the model that the run started from, to score with: one copy in the compute dtype, whole
     on this rank or sharded over the ranks."""
-    model = load_decoder(model_path)
+    model = load_decoder(model_path, ranks.device)
     model.requires_grad_(False).eval()
     if placement == "replicated":
         return Decoder(model, FlatParameters(model, DTYPES[compute], ranks.device))
@@ -163,9 +165,9 @@ def recompute(model: Any) -> None:  # Any: untyped transformers
     model.gradient_checkpointing_enable()
 
 
-def load_decoder(model_path: str) -> Any:  # Any: as above
-    """Load the model in fp32 into host memory, with tree attention. Raises ValueError as
-    `load_policy` does."""
+def load_decoder(model_path: str, device: torch.device) -> Any:  # Any: as above
+    """Load the model in fp32 into host memory, with tree attention, and with compiled layers if it
+    is for a GPU. Raises ValueError as `load_policy` does."""
     with importing_transformers():
         from transformers import AutoModelForCausalLM
 
@@ -177,9 +179,12 @@ def load_decoder(model_path: str) -> Any:  # Any: as above
         )
     check_packed(Path(model_path))
     with building_model():
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             model_path,
             dtype=torch.float32,
             attn_implementation=TREE_ATTENTION,
             local_files_only=True,
         )
+    if device.type == "cuda":
+        fuse_layers(model)
+    return model

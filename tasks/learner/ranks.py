@@ -22,14 +22,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tasks.cluster.ports import free_port, is_loopback
 
+ANSWERS_WITHIN_S = 60.0  # seconds in which every rank comes to a collective
 _PIECE = 1 << 22  # elements of a message
 
 
-def add_up(whole: Tensor, rank: int, world_size: int) -> Tensor:
-    """Sum this rank's slice over all ranks, in place, and return it. Collective."""
+def add_up(whole: Tensor, rank: int, world_size: int, deadline: timedelta) -> Tensor:
+    """Sum this rank's slice over all ranks, in place, and return it. The deadline is that of each
+    message. Collective."""
     slices = whole.chunk(world_size)
     sends = [
         dist.isend(piece, peer, tag=index)
@@ -37,27 +40,27 @@ def add_up(whole: Tensor, rank: int, world_size: int) -> Tensor:
         for index, piece in enumerate(torch.split(slices[peer], _PIECE))
     ]
     for peer in _others(rank, world_size):
-        _add_from(peer, slices[rank])
-    _wait(sends)
+        _add_from(peer, slices[rank], deadline)
+    _wait(sends, deadline)
     return slices[rank]
 
 
-def spread(whole: Tensor, rank: int, world_size: int) -> None:
-    """Fill the other ranks' slices of `whole` with those ranks' values. Collective."""
+def spread(whole: Tensor, rank: int, world_size: int, deadline: timedelta) -> None:
+    """Fill the other ranks' slices of `whole` with those ranks' values. Likewise. Collective."""
     slices = whole.chunk(world_size)
     messages = [dist.isend(slices[rank], peer) for peer in _others(rank, world_size)]
     messages += [dist.irecv(slices[peer], peer) for peer in _others(rank, world_size)]
-    _wait(messages)
+    _wait(messages, deadline)
 
 
-def _add_from(peer: int, own: Tensor) -> None:
+def _add_from(peer: int, own: Tensor, deadline: timedelta) -> None:
     """Receive the peer's pieces and add them; while one is added, the next is being received."""
     pieces = torch.split(own, _PIECE)
     buffers = [torch.empty_like(pieces[0]) for _ in range(min(2, len(pieces)))]
     arriving = [buffers[index % 2][: len(piece)] for index, piece in enumerate(pieces)]
     message = dist.irecv(arriving[0], peer, tag=0)
     for index, piece in enumerate(pieces):
-        _wait([message])
+        _wait([message], deadline)
         if index + 1 < len(pieces):
             message = dist.irecv(arriving[index + 1], peer, tag=index + 1)
         piece.add_(arriving[index])
@@ -67,10 +70,10 @@ def _others(rank: int, world_size: int) -> list[int]:
     return [peer for peer in range(world_size) if peer != rank]
 
 
-def _wait(messages: list[dist.Work | None]) -> None:
+def _wait(messages: list[dist.Work | None], deadline: timedelta) -> None:
     for message in messages:
         assert message is not None, "every rank is in the group"
-        message.wait()
+        message.wait(deadline)
 
 
 FILE = "file://"
@@ -92,19 +95,20 @@ class Ranks:
             )
         self.rank, self.world_size, self.device = rank, world_size, device
         self._joined = False
+        self._deadline = timedelta(seconds=ANSWERS_WITHIN_S)  # of a collective
         self._lost: str | None = None  # what broke the group
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
-        """Enter the group, within the deadline, which holds for every later collective, too. A
-        process is in one group at a time: that of earlier ranks, which lost their peers, is left
-        here."""
+        """Enter the group, within the deadline, which holds for every later collective, too, until
+        `answer_within` sets another. A process is in one group at a time: that of earlier ranks,
+        which lost their peers, is left here."""
         if self.world_size == 1:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
         backend = "nccl" if self.device.type == "cuda" else "gloo"
+        deadline = timedelta(seconds=deadline_s)
         with self._together("join"):
-            deadline = timedelta(seconds=deadline_s)
             dist.init_process_group(
                 backend,
                 store=_store(meeting_point, self.rank, self.world_size, deadline),
@@ -112,7 +116,14 @@ class Ranks:
                 world_size=self.world_size,
                 timeout=deadline,
             )
-        self._joined = True
+        self._joined, self._deadline = True, deadline
+
+    def answer_within(self, deadline_s: float) -> None:
+        """Set the deadline of every collective from now on: a rank that does not come to one counts
+        as lost. On a GPU it ends the processes of the others."""
+        self._deadline = timedelta(seconds=deadline_s)
+        if self._joined:
+            _set_pg_timeout(self._deadline)
 
     def check(self) -> None:
         """Raise PeerLost when the group is broken or was never entered. Does not wait."""
@@ -158,7 +169,7 @@ class Ranks:
         self._require_joined()
         with self._together("reduce-scatter", queued):
             if self.device.type == "cpu":
-                return add_up(whole, self.rank, self.world_size)
+                return add_up(whole, self.rank, self.world_size, self._deadline)
             own = torch.empty_like(whole.chunk(self.world_size)[self.rank])
             dist.reduce_scatter_tensor(own, whole)
             return own
@@ -171,7 +182,7 @@ class Ranks:
         self._require_joined()
         with self._together("all-gather", queued):
             if self.device.type == "cpu":
-                spread(whole, self.rank, self.world_size)
+                spread(whole, self.rank, self.world_size, self._deadline)
             else:
                 dist.all_gather_into_tensor(whole, whole.chunk(self.world_size)[self.rank])
 

@@ -200,7 +200,7 @@ class RemoteLearner:
         return str(await self._remote.call("rendezvous", deadline_s=RENDEZVOUS_S))
 
     async def join(self, meeting_point: str, deadline_s: float) -> None:
-        """deadline_s: for joining the group, and for every later collective."""
+        """deadline_s: for joining the group."""
         await self._remote.call(
             "join", meeting_point, deadline_s, deadline_s=deadline_s + JOINED_WITHIN_S
         )

@@ -24,8 +24,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
 
-from artifacts.models.importing import importing_transformers
 from artifacts.weights import fingerprint
+from tasks.learner.fused_layers import layers_of
 from tasks.learner.parameters import Piece
 from tasks.learner.ranks import Ranks
 
@@ -204,12 +204,7 @@ class _Reduce(_RanksCollective, ReduceScatter):
 
 def units_of(model: Any) -> Iterator[list[nn.Module]]:  # Any: transformers models carry no types
     """The modules whose parameters are gathered together, from the inside out."""
-    with importing_transformers():
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
-    for module in model.base_model.modules():
-        if isinstance(module, GradientCheckpointingLayer):  # what decoder layers derive from
-            yield [module]
+    yield from ([layer] for layer in layers_of(model))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     yield from [[embedding, head]] if head.weight is embedding.weight else [[embedding], [head]]
     yield [model.base_model]

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ from tasks.learner.optimizer import Updater
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.parameters import flat_weights
 from tasks.learner.policy import load_policy, load_reference
-from tasks.learner.ranks import Ranks
+from tasks.learner.ranks import ANSWERS_WITHIN_S, Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.row_report import total
 from tasks.learner.rows import DeviceRow, prepared, row_of
@@ -68,6 +69,7 @@ class LearnerRank:
         self._transports: dict[TransportKind, WeightTransport] = {}
         self._transport: WeightTransport | None = None  # by which weights were offered last
         self._beside = ThreadPoolExecutor(1, "checkpoint")
+        self._joined_within_s = 0.0  # deadline of joining, and of collectives behind checkpoints
         self._saving: Future[None] | None = None  # the checkpoint that is being written
         if not config.ranks_in_step:
             self._load()
@@ -89,6 +91,8 @@ class LearnerRank:
         )
         self._updater = Updater(config.optimizer, self._policy.parameters, self._ranks)
         self._micro_step = MicroStep(config.objective, self._temperature, self._policy, reference)
+        if self._ranks.device.type == "cuda":
+            self._micro_step.warm()
         self._critic: Critic | None = None
         if config.has_critic:
             self._critic = Critic(
@@ -103,9 +107,9 @@ class LearnerRank:
         )
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
-        """Enter the group of all ranks; sharded parameters are loaded here. The deadline also holds
-        for every later collective. Collective. Raises ValueError if ranks start from different
-        weights."""
+        """Enter the group of all ranks; sharded parameters are loaded here, within the deadline.
+        Later collectives have ANSWERS_WITHIN_S. Collective. Raises ValueError if ranks start from
+        different weights."""
         self._ranks.join(meeting_point, deadline_s)
         if self._config.ranks_in_step:
             self._load()
@@ -116,6 +120,8 @@ class LearnerRank:
                 f"all {self._ranks.world_size} ranks must start from the same weights, they differ;"
                 " check model_path"
             )
+        self._joined_within_s = deadline_s
+        self._ranks.answer_within(ANSWERS_WITHIN_S)
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
         """Add the gradients, loss and normaliser of these groups or parts of groups (a packed
@@ -169,7 +175,10 @@ class LearnerRank:
     def update(self, step: int) -> UpdateReport:
         """Make the step's updates. Each one reduces over ranks, divides once, clips and makes an
         AdamW step, unless `skip_reason` gives a reason not to. Collective."""
-        self._wait_for_checkpoint()
+        with self._behind_checkpoints():
+            return self._update(step)
+
+    def _update(self, step: int) -> UpdateReport:
         if self._config.scores_first:
             return self._several.make(step)
         made = self._updater.make(step, self._normaliser, self._loss_sum)
@@ -276,20 +285,27 @@ class LearnerRank:
         if trim is not None:
             trim(0)
 
-    def _wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint is written; its failure is told to whoever began it."""
-        if self._saving is not None:
-            wait([self._saving])
-            self._saving = None
+    @contextmanager
+    def _behind_checkpoints(self) -> Iterator[None]:
+        """Wait until this rank's checkpoint is written, if it writes one; its failure is told to
+        whoever began it. In the block other ranks may take longer, because they write theirs."""
+        if self._saving is None:
+            yield
+            return
+        wait([self._saving])
+        self._saving = None
+        self._ranks.answer_within(self._joined_within_s)
+        yield
+        self._ranks.answer_within(ANSWERS_WITHIN_S)
 
     def load_checkpoint(self, path: str) -> int:
         """Restore all bit by bit, and drop sums of gradients; returns the step. Collective."""
-        self._wait_for_checkpoint()
-        self.discard()
-        step = load_shards(Path(path), self._updater)
-        if self._critic is not None:
-            load_shards(Path(path) / FOLDER, self._critic.updater)
-        return step
+        with self._behind_checkpoints():
+            self.discard()
+            step = load_shards(Path(path), self._updater)
+            if self._critic is not None:
+                load_shards(Path(path) / FOLDER, self._critic.updater)
+            return step
 
     def give_memory_back(self) -> None:
         """Free the GPU memory that torch keeps for later passes: an engine on the same GPU wakes up

@@ -125,7 +125,7 @@ class Allocations(TorchDispatchMode):
 
 def test_a_model_comes_to_its_device_without_a_second_copy_there(tmp_path: Path) -> None:
     """Its weights, masters and gradients are all that is allocated."""
-    model = load_decoder(make_model(tmp_path))
+    model = load_decoder(make_model(tmp_path), CPU)
     with Allocations() as allocations:
         held = ReplicatedParameters(model, torch.bfloat16, ALONE)
     assert allocations.num_bytes == (2 + 4 + 4) * held.values.numel()
