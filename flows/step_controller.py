@@ -3,11 +3,13 @@ steps overlap, and evaluations go on beside them; otherwise every step is a barr
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artifacts import layout
 from artifacts.checkpoint import Checkpoints
 from artifacts.commit import StepCommit, check_place, commit_step
 from artifacts.journal import Journal
@@ -111,6 +113,7 @@ class StepController:
         self._overlaps = self.run.config.scheduling.algebra(self.run.config.batch).overlaps
         self._windows = SeedingWindows(self.run)
         self._relayout: tuple[Span, ...] = ()  # of the last change of the engines' layout
+        self._saving: asyncio.Task[str] | None = None  # the checkpoint that is being saved
 
     def plan(self, state: QueueState, step: int, weights: WeightsRef) -> Planned | None:
         """Plan a step from the prompt queue `state`; None if the run is over."""
@@ -146,16 +149,27 @@ class StepController:
         await self.fleet.open_round(round_key(plan), [*map(round_key, beside)])
 
     async def play(self, plan: StepPlan, ordering: StepOrdering) -> Played:
-        """Run the step's flow, and save its checkpoint if one is due."""
+        """Run the step's flow; begin its checkpoint if one is due, which is saved beside the next
+        step."""
         relayout, keep = self._relayout, self.run.config.keep
         window = self._windows.plan(self.fleet.elastic.workers, plan.round.kind)
         placed = replace(plan, run=self.fleet.run, window=window)
         report = await self.step_flow(placed, ordering if plan.overlaps else None)
         await self.fleet.elastic.publish(report.published, plan.round.at_update)
+        await self._saved()
         checkpoint = None
         if is_due(plan.step, keep.checkpoint_every_steps):
-            checkpoint = await save_checkpoint(self.run.context, plan.step, keep.checkpoints)
+            saving = save_checkpoint(self.run.context, plan.step, keep.checkpoints)
+            self._saving, checkpoint = asyncio.create_task(saving), layout.checkpoint_dir(plan.step)
+        if plan.step >= self.run.config.num_steps:
+            await self._saved()
         return with_relayout(report, relayout), checkpoint
+
+    async def _saved(self) -> None:
+        """Wait for the last checkpoint that was begun. Raises what made it fail."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            await saving
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
         """Write the commit file, then the reports that may be lost without harm. Needs no worker.
@@ -178,6 +192,10 @@ class StepController:
         """Replace lost actors and restore the weights; returns the weights to continue with. If
         steps do not overlap, these are the committed ones, even if engines hold those of the step
         after: the round of that step is then over, and is read back."""
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.wait([self._saving])
+            self._saving = None
         held = await recover(self.run, self.fleet, step)
         return held if self._overlaps else committed
 

@@ -246,7 +246,9 @@ class OneStep(course.StepController):
 async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, fleet = open_run(model, planner={"enabled": False}, keep={"checkpoint_every_steps": 1})
+    run, fleet = open_run(
+        model, planner={"enabled": False}, keep={"checkpoint_every_steps": 1}, num_steps=1
+    )
     done: list[str] = []
     begin = WeightsRef(version=0, path="", digest="")
 
