@@ -4,6 +4,7 @@ steps overlap, and evaluations go on beside them; otherwise every step is a barr
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from flows.reporter import RunReporter
 from flows.run import OpenRun
 from flows.seeding_windows import SeedingWindows
 from flows.steps import Planned, Played, StepOrdering
-from tasks.checkpointing import save_checkpoint
+from tasks.checkpointing import begin_checkpoint
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import check_updates
 from tasks.metrics.report import StepReport, stage_times
@@ -38,6 +39,9 @@ from tasks.scheduling.parallelism import PlannerState
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round, without_unfit
 
+logger = logging.getLogger(__name__)
+
+SAVED_WITHIN_S = 60.0  # seconds that a run which fails gives the checkpoint being saved
 StepFlow = Callable[[StepPlan, StepOrdering | None], Awaitable[Any]]  # Any: the flow's report
 EvaluationFlow = Callable[[StepPlan], Awaitable[Any]]  # Any: as above
 
@@ -156,20 +160,29 @@ class StepController:
         placed = replace(plan, run=self.fleet.run, window=window)
         report = await self.step_flow(placed, ordering if plan.overlaps else None)
         await self.fleet.elastic.publish(report.published, plan.round.at_update)
-        await self._saved()
+        await self.checkpoint_saved()
         checkpoint = None
         if is_due(plan.step, keep.checkpoint_every_steps):
-            saving = save_checkpoint(self.run.context, plan.step, keep.checkpoints)
-            self._saving, checkpoint = asyncio.create_task(saving), layout.checkpoint_dir(plan.step)
+            checkpoint = layout.checkpoint_dir(plan.step)
+            self._saving = await begin_checkpoint(self.run.context, plan.step, keep.checkpoints)
         if plan.step >= self.run.config.num_steps:
-            await self._saved()
+            await self.checkpoint_saved()
         return with_relayout(report, relayout), checkpoint
 
-    async def _saved(self) -> None:
-        """Wait for the last checkpoint that was begun. Raises what made it fail."""
+    async def checkpoint_saved(self) -> None:
+        """Wait for the checkpoint that was begun last. Raises what made it fail: its step may be
+        committed, and a resume then replays from an earlier one."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             await saving
+
+    async def drop_checkpoint(self, wait_s: float) -> None:
+        """Give up the checkpoint that is being saved, unless it is saved within so many seconds."""
+        if self._saving is not None:
+            await asyncio.wait([self._saving], timeout=wait_s)
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+            self._saving = None
 
     async def commit(self, report: StepReport, state: QueueState, checkpoint: str | None) -> None:
         """Write the commit file, then the reports that may be lost without harm. Needs no worker.
@@ -192,10 +205,10 @@ class StepController:
         """Replace lost actors and restore the weights; returns the weights to continue with. If
         steps do not overlap, these are the committed ones, even if engines hold those of the step
         after: the round of that step is then over, and is read back."""
-        if self._saving is not None:
-            self._saving.cancel()
-            await asyncio.wait([self._saving])
-            self._saving = None
+        try:
+            await self.checkpoint_saved()
+        except self.recoverable as error:  # of a learner that is replaced now
+            logger.warning("step=%d its checkpoint is not saved: %s", step, error)
         held = await recover(self.run, self.fleet, step)
         return held if self._overlaps else committed
 

@@ -41,7 +41,13 @@ from flows.reporter import RunReporter
 from flows.resume import nothing_left
 from flows.rl_step import rl_step
 from flows.run import OpenRun, check_ports, effective_config, evaluated_steps, open_run
-from flows.step_controller import EvaluationFlow, StepCommitter, StepController, is_due
+from flows.step_controller import (
+    SAVED_WITHIN_S,
+    EvaluationFlow,
+    StepCommitter,
+    StepController,
+    is_due,
+)
 from flows.steps import Steps
 from flows.stopping import stoppable
 from flows.task_runner import ClusterTaskRunner, on_cluster
@@ -140,9 +146,14 @@ async def train_steps(
             await evaluate_and_report(past, weights)
         ops = StepController(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
         steps = Steps(ops, run.state, step, weights)
-        while await steps.play():
-            if is_due(steps.step, run.config.evaluation.every_steps):
-                await evaluate_and_report(steps.step, steps.weights)
+        try:
+            while await steps.play():
+                if is_due(steps.step, run.config.evaluation.every_steps):
+                    await evaluate_and_report(steps.step, steps.weights)
+        except BaseException as error:
+            is_stopped = not isinstance(error, Exception)
+            await ops.drop_checkpoint(0.0 if is_stopped else SAVED_WITHIN_S)
+            raise
         await evaluate_and_report(steps.step, steps.weights)
         model = await asyncio.to_thread(export_model, run.context, steps.weights)
         return await reporter.finish(model)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from prefect import task
@@ -52,14 +53,23 @@ async def restore_policy(
     return report
 
 
-async def save_checkpoint(run: RunContext, step: int, keep: int) -> str:
-    """Save the shards of all learner ranks as one checkpoint, complete or absent; returns its path
-    in the store. keep: how many checkpoints remain."""
-    checkpoints = Checkpoints(run.open_store(), keep)
-    with checkpoints.aside(Path(run.weights_dir)) as aside:
-        saving = (learner.save_checkpoint(str(aside)) for learner in learners_of(run))
-        await asyncio.gather(*saving)
-        return await asyncio.to_thread(checkpoints.commit, step, aside)
+async def begin_checkpoint(run: RunContext, step: int, keep: int) -> asyncio.Task[str]:
+    """Begin to save the shards of all learner ranks, as they are now, as one checkpoint, complete
+    or absent. Returns the task of the rest, whose result is the checkpoint's path in the store:
+    ranks may train the next step meanwhile, whose updates wait for their shards. keep: how many
+    checkpoints remain. Raises ActorLost, StoreError."""
+    checkpoints, learners = Checkpoints(run.open_store(), keep), learners_of(run)
+    with ExitStack() as stack:
+        aside = stack.enter_context(checkpoints.aside(Path(run.weights_dir)))
+        await asyncio.gather(*(learner.begin_checkpoint(str(aside)) for learner in learners))
+        rest = stack.pop_all()
+
+    async def save() -> str:
+        with rest:
+            await asyncio.gather(*(learner.end_checkpoint() for learner in learners))
+            return await asyncio.to_thread(checkpoints.commit, step, aside)
+
+    return asyncio.create_task(save(), name=f"checkpoint-{step}")
 
 
 def export_model(run: RunContext, weights: WeightsRef) -> str:

@@ -31,7 +31,7 @@ from tasks.learner.policy import (
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import PendingReport
-from tasks.learner.rows import DeviceRow
+from tasks.learner.rows import DeviceRow, rows_to_compile
 
 
 class ValueModel(nn.Module):
@@ -122,6 +122,14 @@ class Critic:
         self._model = load_value_model(model_path, ranks.device, recompute_layers)
         self.parameters = ReplicatedParameters(self._model, DTYPES[compute], ranks)
         self.updater = Updater(config.optimizer, self.parameters, ranks)
+
+    def warm(self, max_tokens: int) -> None:
+        """As `MicroStep.warm`, for the critic's passes. Not collective."""
+        window: int | None = getattr(self._model.backbone.config, "sliding_window", None)
+        for row in rows_to_compile(self.parameters.device, window, max_tokens):
+            values = self.values(row)
+            self.train(row, torch.zeros_like(values), values, values)
+        self.parameters.discard()
 
     @torch.no_grad()
     def values(self, row: DeviceRow) -> Tensor:

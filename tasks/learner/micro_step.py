@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +21,9 @@ from tasks.learner.packing import PackedBatch
 from tasks.learner.policy import Decoder, PolicyModel
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import PendingReport
-from tasks.learner.rows import DeviceRow, row_of
+from tasks.learner.rows import DeviceRow, idle_row, rows_to_compile
 from tasks.learner.token_loss import TokenBatch, spread
-from tasks.learner.tree_attention import QUERIES_PER_BLOCK
 from tasks.learner.version_sums import sums_by_version
-
-LONGEST_WARM_UP = 1 << 14  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,21 +108,18 @@ class MicroStep:
         """Make the passes of `run`, `score` (`scores` alone) or `train` (`trains` alone) over one
         token without a loss, which adds zero. Where parameters are sharded, other ranks need this
         rank's shards even if it has nothing to train."""
-        self._pass_over(_chain(1), scores=scores, trains=trains)
+        self._pass_over(idle_row(self._policy.device), scores=scores, trains=trains)
 
-    def warm(self) -> None:
-        """Make all passes over rows of every kind, so that a GPU's kernels are compiled before the
-        first step: of one token, of a block of queries, of several, and longer than the model's
-        window. Drops the sums of gradients. Collective where parameters are sharded."""
-        window = getattr(self._policy.model.config, "sliding_window", None) or 0
-        longest = min(LONGEST_WARM_UP, window + 3 * QUERIES_PER_BLOCK)
-        for num_tokens in (1, QUERIES_PER_BLOCK // 2, longest):
+    def warm(self, max_tokens: int) -> None:
+        """Make all passes over rows of every kind of at most so many tokens, so that a GPU's
+        kernels are compiled before the first step. Drops the sums of gradients. Collective where
+        parameters are sharded."""
+        for row in rows_to_compile(self._policy.device, self._policy.window, max_tokens):
             for trains in (False, True):
-                self._pass_over(_chain(num_tokens), scores=True, trains=trains)
+                self._pass_over(row, scores=True, trains=trains)
         self._policy.parameters.discard()
 
-    def _pass_over(self, batch: PackedBatch, *, scores: bool, trains: bool) -> None:
-        row = row_of(batch, self._policy.device)
+    def _pass_over(self, row: DeviceRow, *, scores: bool, trains: bool) -> None:
         if scores and self._reference is not None:
             self._reference.score(row, self._temperature)
         if not trains:
@@ -215,18 +208,4 @@ def _costs(batch: PackedBatch) -> AccumulateReport:
         num_prompt_tokens_computed=batch.num_prompt_nodes,
         num_prompt_tokens_saved=num_prompt_tokens - batch.num_prompt_nodes,
         num_micro_batches=1,
-    )
-
-
-def _chain(num_tokens: int) -> PackedBatch:
-    """A row of one sequence of zeros, without a sample."""
-    nodes, zeros = np.arange(num_tokens), np.zeros(num_tokens, dtype=np.int64)
-    return PackedBatch(
-        tokens=zeros,
-        positions=nodes,
-        subtree_ends=np.full(num_tokens, num_tokens),
-        predictors=nodes,
-        targets=zeros,
-        samples=(),
-        num_prompt_nodes=num_tokens,
     )

@@ -40,7 +40,7 @@ class Decoder:
 
     def __init__(self, model: Any, parameters: Parameters) -> None:  # Any: a transformers model
         """`parameters` holds the model's parameters from now on."""
-        self.model = model
+        self.window: int | None = getattr(model.config, "sliding_window", None)
         self._backbone: nn.Module = model.base_model
         self.vocabulary_size = int(model.config.vocab_size)
         self.parameters, self.device = parameters, parameters.device

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tasks.cluster.ports import free_port, is_loopback
 
-ANSWERS_WITHIN_S = 60.0  # seconds in which every rank comes to a collective
+ANSWERS_WITHIN = timedelta(seconds=60)  # in which every rank comes to a collective
 _PIECE = 1 << 22  # elements of a message
 
 
@@ -95,35 +95,44 @@ class Ranks:
             )
         self.rank, self.world_size, self.device = rank, world_size, device
         self._joined = False
-        self._deadline = timedelta(seconds=ANSWERS_WITHIN_S)  # of a collective
+        self._joining = self._deadline = ANSWERS_WITHIN  # deadlines of joining, of a collective
         self._lost: str | None = None  # what broke the group
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
-        """Enter the group, within the deadline, which holds for every later collective, too, until
-        `answer_within` sets another. A process is in one group at a time: that of earlier ranks,
-        which lost their peers, is left here."""
+        """Enter the group, within the deadline. A process is in one group at a time: that of
+        earlier ranks, which lost their peers, is left here."""
         if self.world_size == 1:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        deadline = timedelta(seconds=deadline_s)
+        self._joining = timedelta(seconds=deadline_s)
         with self._together("join"):
             dist.init_process_group(
                 backend,
-                store=_store(meeting_point, self.rank, self.world_size, deadline),
+                store=_store(meeting_point, self.rank, self.world_size, self._joining),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=deadline,
+                timeout=self._joining,
             )
-        self._joined, self._deadline = True, deadline
+        self._joined = True
+        self._answer_within(min(ANSWERS_WITHIN, self._joining))
 
-    def answer_within(self, deadline_s: float) -> None:
-        """Set the deadline of every collective from now on: a rank that does not come to one counts
-        as lost. On a GPU it ends the processes of the others."""
-        self._deadline = timedelta(seconds=deadline_s)
-        if self._joined:
-            _set_pg_timeout(self._deadline)
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """In the block a collective has the deadline of joining, because other ranks may load a
+        model, or write a checkpoint, before they come to it. Elsewhere a rank that has not come
+        after ANSWERS_WITHIN counts as lost; on GPUs NCCL then ends the processes that waited."""
+        self._answer_within(self._joining)
+        try:
+            yield
+        finally:
+            self._answer_within(min(ANSWERS_WITHIN, self._joining))
+
+    def _answer_within(self, deadline: timedelta) -> None:
+        self._deadline = deadline
+        if self._joined and dist.is_initialized():
+            _set_pg_timeout(deadline)
 
     def check(self) -> None:
         """Raise PeerLost when the group is broken or was never entered. Does not wait."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ class LearnerActor:
         self._name, self._num_ranks = f"learner-{rank}", world_size
         self._version = 0
         self._update_report = b""
+        self._saving: Future[None] | None = None  # the shard that was begun last
         with self._memory_explained("loading the model"):
             self._rank = LearnerRank(config, model_path, rank, world_size, device, temperature)
 
@@ -146,9 +148,15 @@ class LearnerActor:
         with self._memory_explained("the weight check"):
             return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
 
-    async def save_checkpoint(self, path: str) -> None:
-        """Write this rank's shard of the checkpoint, beside whatever else the rank does."""
-        await asyncio.wrap_future(self._rank.begin_checkpoint(path, self._version))
+    async def begin_checkpoint(self, path: str) -> None:
+        """Begin to write this rank's shard as it is now, beside whatever else the rank does; later
+        updates wait for it."""
+        self._saving = self._rank.begin_checkpoint(path, self._version)
+
+    async def end_checkpoint(self) -> None:
+        """Wait until the shard that was begun last is written; raises what made it fail."""
+        assert self._saving is not None, "a checkpoint was begun"
+        await asyncio.wrap_future(self._saving)
 
     def load_checkpoint(self, path: str) -> int:
         """Restore this rank's shard bit by bit; returns its version."""
@@ -237,8 +245,11 @@ class RemoteLearner:
         version, fingerprints, logprobs = unpack(await self._call("attest", pack(probes)))
         return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=logprobs)
 
-    async def save_checkpoint(self, path: str) -> None:
-        await self._call("save_checkpoint", path)
+    async def begin_checkpoint(self, path: str) -> None:
+        await self._call("begin_checkpoint", path)
+
+    async def end_checkpoint(self) -> None:
+        await self._call("end_checkpoint")
 
     async def load_checkpoint(self, path: str) -> int:
         return int(await self._call("load_checkpoint", path))

@@ -24,7 +24,7 @@ from torch import Tensor
 from tasks.learner.head import Predictions, prediction_arrays
 from tasks.learner.packing import PackedBatch, SamplePaths, pack_paths
 from tasks.learner.token_loss import Lengths, TokenBatch
-from tasks.learner.tree_attention import TreePlan
+from tasks.learner.tree_attention import QUERIES_PER_BLOCK, TreePlan
 from tasks.learner.version_sums import version_places
 
 Array = NDArray[Any]  # Any: of integers or floats
@@ -96,6 +96,35 @@ def row_of(batch: PackedBatch, device: torch.device) -> DeviceRow:
         versions=versions,
         **there,
     )
+
+
+def idle_row(device: torch.device, num_tokens: int = 1) -> DeviceRow:
+    """A row of one sequence of zeros, without a sample: a pass over it adds nothing."""
+    nodes, zeros = np.arange(num_tokens), np.zeros(num_tokens, dtype=np.int64)
+    chain = PackedBatch(
+        tokens=zeros,
+        positions=nodes,
+        subtree_ends=np.full(num_tokens, num_tokens),
+        predictors=nodes,
+        targets=zeros,
+        samples=(),
+        num_prompt_nodes=num_tokens,
+    )
+    return row_of(chain, device)
+
+
+def rows_to_compile(
+    device: torch.device, window: int | None, max_tokens: int
+) -> Iterator[DeviceRow]:
+    """Yield idle rows of every kind for which a GPU's kernels are compiled: of one token, of one
+    block of queries, of several, and longer than the model's sliding window; none is longer than
+    `max_tokens`, but for that of one token."""
+    lengths = [1, QUERIES_PER_BLOCK // 2, 3 * QUERIES_PER_BLOCK]
+    if window is not None:
+        lengths.append(window + 3 * QUERIES_PER_BLOCK)
+    for length in lengths:
+        if length <= max(1, max_tokens):
+            yield idle_row(device, length)
 
 
 _COLUMNS = ("sampling_logp", "advantage", "reward", "weight", "num_tokens")

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ from tasks.learner.optimizer import Updater
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.parameters import flat_weights
 from tasks.learner.policy import load_policy, load_reference
-from tasks.learner.ranks import ANSWERS_WITHIN_S, Ranks
+from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.row_report import total
 from tasks.learner.rows import DeviceRow, prepared, row_of
@@ -69,7 +68,6 @@ class LearnerRank:
         self._transports: dict[TransportKind, WeightTransport] = {}
         self._transport: WeightTransport | None = None  # by which weights were offered last
         self._beside = ThreadPoolExecutor(1, "checkpoint")
-        self._joined_within_s = 0.0  # deadline of joining, and of collectives behind checkpoints
         self._saving: Future[None] | None = None  # the checkpoint that is being written
         if not config.ranks_in_step:
             self._load()
@@ -91,8 +89,6 @@ class LearnerRank:
         )
         self._updater = Updater(config.optimizer, self._policy.parameters, self._ranks)
         self._micro_step = MicroStep(config.objective, self._temperature, self._policy, reference)
-        if self._ranks.device.type == "cuda":
-            self._micro_step.warm()
         self._critic: Critic | None = None
         if config.has_critic:
             self._critic = Critic(
@@ -105,23 +101,25 @@ class LearnerRank:
         self._several = SeveralUpdates(
             config, self._ranks, self._micro_step, self._updater, self._critic
         )
+        if self._ranks.device.type == "cuda":
+            self._micro_step.warm(config.max_tokens_per_microbatch)
+            if self._critic is not None:
+                self._critic.warm(config.max_tokens_per_microbatch)
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group of all ranks; sharded parameters are loaded here, within the deadline.
-        Later collectives have ANSWERS_WITHIN_S. Collective. Raises ValueError if ranks start from
-        different weights."""
+        Collective. Raises ValueError if ranks start from different weights."""
         self._ranks.join(meeting_point, deadline_s)
-        if self._config.ranks_in_step:
-            self._load()
-        checksum = float(self._policy.parameters.checksum() % (1 << 40))
-        total, count = self._ranks.sum([checksum, 1.0])
+        with self._ranks.patient():
+            if self._config.ranks_in_step:
+                self._load()
+            checksum = float(self._policy.parameters.checksum() % (1 << 40))
+            total, count = self._ranks.sum([checksum, 1.0])
         if total != count * checksum:
             raise ValueError(
                 f"all {self._ranks.world_size} ranks must start from the same weights, they differ;"
                 " check model_path"
             )
-        self._joined_within_s = deadline_s
-        self._ranks.answer_within(ANSWERS_WITHIN_S)
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
         """Add the gradients, loss and normaliser of these groups or parts of groups (a packed
@@ -173,9 +171,12 @@ class LearnerRank:
         self._normaliser = self._loss_sum = 0.0
 
     def update(self, step: int) -> UpdateReport:
-        """Make the step's updates. Each one reduces over ranks, divides once, clips and makes an
-        AdamW step, unless `skip_reason` gives a reason not to. Collective."""
-        with self._behind_checkpoints():
+        """Make the step's updates, once this rank's checkpoint is written. Each one reduces over
+        ranks, divides once, clips and makes an AdamW step, unless `skip_reason` gives a reason not
+        to. Collective."""
+        if not self._wait_for_checkpoint():
+            return self._update(step)
+        with self._ranks.patient():  # with the others' checkpoints
             return self._update(step)
 
     def _update(self, step: int) -> UpdateReport:
@@ -265,9 +266,7 @@ class LearnerRank:
     def begin_checkpoint(self, path: str, step: int) -> Future[None]:
         """As `save_checkpoint`, in a thread beside passes over rows, which change nothing of a
         shard; updates wait for its end. May be called while another thread computes such passes."""
-        updated: torch.cuda.Event | None = (
-            None  # behind the update of this step, before later passes
-        )
+        updated: torch.cuda.Event | None = None  # behind this step's update, before later passes
         if self._ranks.device.type == "cuda":
             updated = torch.cuda.current_stream(self._ranks.device).record_event()
         self._saving = self._beside.submit(self._save, Path(path), step, updated)
@@ -285,27 +284,24 @@ class LearnerRank:
         if trim is not None:
             trim(0)
 
-    @contextmanager
-    def _behind_checkpoints(self) -> Iterator[None]:
-        """Wait until this rank's checkpoint is written, if it writes one; its failure is told to
-        whoever began it. In the block other ranks may take longer, because they write theirs."""
-        if self._saving is None:
-            yield
-            return
-        wait([self._saving])
-        self._saving = None
-        self._ranks.answer_within(self._joined_within_s)
-        yield
-        self._ranks.answer_within(ANSWERS_WITHIN_S)
+    def _wait_for_checkpoint(self) -> bool:
+        """Wait until the checkpoint is written; returns False if none was begun since the last
+        wait. Its failure is told to whoever began it."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return False
+        wait([saving])
+        return True
 
     def load_checkpoint(self, path: str) -> int:
         """Restore all bit by bit, and drop sums of gradients; returns the step. Collective."""
-        with self._behind_checkpoints():
-            self.discard()
+        self._wait_for_checkpoint()
+        self.discard()
+        with self._ranks.patient():
             step = load_shards(Path(path), self._updater)
             if self._critic is not None:
                 load_shards(Path(path) / FOLDER, self._critic.updater)
-            return step
+        return step
 
     def give_memory_back(self) -> None:
         """Free the GPU memory that torch keeps for later passes: an engine on the same GPU wakes up

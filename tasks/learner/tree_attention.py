@@ -208,6 +208,20 @@ def _compiled_flex() -> Any:  # Any: a compiled function
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
+def flex(query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scale: float) -> Tensor:
+    """(1, heads, T, D) likewise, by torch's flex_attention, compiled."""
+    out: Tensor = _compiled_flex()(
+        query,
+        key,
+        value,
+        block_mask=plan.block_mask,
+        scale=scale,
+        enable_gqa=True,
+        kernel_options={"BACKEND": "TRITON"},  # not its kernel for decoding, for short rows too
+    )
+    return out
+
+
 def tree_attention(
     module: nn.Module,
     query: Tensor,
@@ -227,17 +241,8 @@ def tree_attention(
             )
     plan = tree.within(kwargs.get("sliding_window"))
     attend: Any = _TreeBlocks.apply  # Any: torch has no type for it
-    out: Tensor
     if query.is_cuda:
-        out = _compiled_flex()(
-            query,
-            key,
-            value,
-            block_mask=plan.block_mask,
-            scale=scaling,
-            enable_gqa=True,
-            kernel_options={"BACKEND": "TRITON"},  # not its kernel for decoding, for short rows too
-        )
+        out = flex(query, key, value, plan, scaling)
     else:
         out = attend(query[0], key[0], value[0], plan, scaling)[None]
     return out.transpose(1, 2), None

@@ -219,11 +219,14 @@ def creation_waves(run: RunContext, names: Sequence[str]) -> list[list[str]]:
     """Names of actors in the waves in which they are created, those of a wave side by side.
 
     On GPUs engines come first, then judges: while vLLM starts it counts all memory that goes as its
-    own, the memory of another process on the same GPU too.
+    own, the memory of another process on the same GPU too. Learners on GPUs of their own start
+    beside the engines, and compile their kernels meanwhile.
     """
     kinds: list[Collection[str]] = []
     if any(device.startswith("cuda") for device in run.devices.values()):
-        kinds = [run.engines, run.judges]
+        served = {device for name in (*run.engines, *run.judges) for device in run.devices_of(name)}
+        apart = {name for name in run.learners if served.isdisjoint(run.devices_of(name))}
+        kinds = [{*run.engines, *apart}, run.judges]
     waves = [[name for name in names if name in kind] for kind in kinds]
     waves.append([name for name in names if not any(name in kind for kind in kinds)])
     return [wave for wave in waves if wave]

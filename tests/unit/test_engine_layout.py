@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -243,7 +244,7 @@ class OneStep(course.StepController):
         self.committed = (report.plan.attempt, checkpoint)
 
 
-async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
+async def test_a_worker_lost_at_the_last_checkpoint_repeats_the_step(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, fleet = open_run(
@@ -257,17 +258,20 @@ async def test_a_worker_lost_at_the_checkpoint_repeats_the_step(
         done.append(f"step, attempt {plan.attempt}, weights {plan.weights.version}")
         return make_report((), plan=plan)
 
-    async def save_checkpoint(context: RunContext, step: int, keep: int) -> str:
+    async def begin_checkpoint(context: RunContext, step: int, keep: int) -> asyncio.Task[str]:
+        return asyncio.create_task(save())
+
+    async def save() -> str:
         done.append("checkpoint")
         if len(done) == 2:
-            raise ActorLost("learner-1 was lost during save_checkpoint")
+            raise ActorLost("learner-1 was lost during end_checkpoint")
         return "checkpoints/00001"
 
     async def recover(run: OpenRun, fleet: object, committed: int) -> WeightsRef:
         done.append(f"recover to step {committed}")
         return replace(begin, version=1)  # the step had been updated
 
-    monkeypatch.setattr(course, "save_checkpoint", save_checkpoint)
+    monkeypatch.setattr(course, "begin_checkpoint", begin_checkpoint)
     monkeypatch.setattr(course, "recover", recover)
 
     async def evaluate(plan: StepPlan) -> None:

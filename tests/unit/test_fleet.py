@@ -230,3 +230,5 @@ def test_engines_start_alone_on_gpus_and_beside_all_others_on_cpus() -> None:
     assert creation_waves(on_cpus, names) == [names]
     assert creation_waves(on_gpus, names) == [names[1:3], ["judge-0"], ["buffer", "learner-0"]]
     assert creation_waves(on_gpus, ["learner-0"]) == [["learner-0"]]
+    apart = replace(on_gpus, devices={**on_gpus.devices, "learner-0": "cuda:1"})
+    assert creation_waves(apart, names) == [[*names[1:4]], ["judge-0"], ["buffer"]]

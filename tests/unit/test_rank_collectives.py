@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from rank_processes import run_processes
 
 from tasks.learner import ranks as ranks_module
 from tasks.learner.optimizer import squared_norm
-from tasks.learner.ranks import Ranks
+from tasks.learner.ranks import PeerLost, Ranks
 
 SLICE = 700  # elements of a rank
 PIECES = (100, 300, 1 << 22)  # of a message: seven of them, two and a rest, one
@@ -86,3 +88,36 @@ def test_the_squared_norm_of_a_sick_gradient_is_not_finite(sick: float) -> None:
 
 def test_the_squared_norm_of_huge_values_is_finite() -> None:
     assert squared_norm(torch.full((4,), 1e30)) == pytest.approx(4e60, rel=1e-6)
+
+
+ANSWER_S = 0.3  # here
+STILL_S = 1.8  # how long a rank that hangs lives on
+
+
+def _hang(rank: int, out: str) -> None:
+    """Rank 1 joins, and comes to one collective more."""
+    torch.set_num_threads(1)
+    ranks_module.ANSWERS_WITHIN = timedelta(seconds=ANSWER_S)
+    for what in ("sum", "most", "reduce_scatter", "all_gather"):
+        ranks = Ranks(rank, 2, torch.device("cpu"))
+        ranks.join(f"file://{out}/{what}", 60.0)
+        with ranks.patient():
+            time.sleep(2 * ANSWER_S * rank)  # as one whose shard takes longer to write
+            assert ranks.sum([1.0]) == [2.0]
+        if rank:
+            time.sleep(STILL_S)
+            continue
+        given = {"sum": [1.0], "most": 1}.get(what, torch.ones(4))
+        began_s = time.monotonic()
+        with pytest.raises(PeerLost, match="rank 0 lost another rank"):
+            getattr(ranks, what)(given)
+        assert ANSWER_S / 2 < time.monotonic() - began_s < STILL_S / 2
+        with pytest.raises(PeerLost):
+            ranks.check()
+        time.sleep(STILL_S - (time.monotonic() - began_s))
+
+
+def test_a_rank_that_hangs_is_lost_when_its_time_to_answer_is_over(tmp_path: Path) -> None:
+    """Of every collective, and not where ranks are patient."""
+    assert timedelta(seconds=60) == ranks_module.ANSWERS_WITHIN
+    run_processes(_hang, [(rank, str(tmp_path)) for rank in range(2)])
