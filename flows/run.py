@@ -35,7 +35,7 @@ from flows.resume import config_at_start, resumed_config
 from flows.run_record import links_of, record_beginning
 from tasks.cluster.cards import smallest_card_bytes
 from tasks.cluster.dask_cluster import wishes_of
-from tasks.cluster.devices import engine_members, worker_specs
+from tasks.cluster.devices import engine_members, learners_per_machine, worker_specs
 from tasks.cluster.ports import Wish, refusal
 from tasks.elastic.config import ElasticWeightsConfig
 from tasks.environments.processes.walls import check_seen
@@ -297,6 +297,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         engines=tuple(members),
         members=members,
         learners=tuple(spec.name for spec in specs if spec.role == "learner"),
+        learners_per_machine=learners_per_machine(config.cluster),
         judges=tuple(spec.name for spec in specs if spec.role == "judge"),
         environment_workers=tuple(spec.name for spec in specs if spec.role == "environment"),
         devices={spec.name: spec.device or "host" for spec in specs},

@@ -13,7 +13,12 @@ from artifacts.custom_part import CustomPart
 from artifacts.records import BECOMES_OF_RUNNING
 from flows.config.gpu_memory import cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
-from tasks.cluster.devices import device_map, engine_members, worker_specs
+from tasks.cluster.devices import (
+    device_map,
+    engine_members,
+    learners_per_machine,
+    worker_specs,
+)
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import ModelSize, bytes_per_parameter, model_size, whole_bytes
 from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
@@ -253,11 +258,12 @@ def _memory_rows(config: RunConfig, card: int | None) -> Iterator[tuple[str, str
     found = present_model(config.model, Path(config.keep.model_cache))
     size = None if found is None else model_size(found)
     learner, num_ranks = config.learner, len(device_map(config.cluster)["learner"])
-    yield "learner memory", _memory(learner, num_ranks, size)
+    per_machine = learners_per_machine(config.cluster)
+    yield "learner memory", _memory(learner, num_ranks, size, per_machine)
     if num_ranks > 1 and not learner.has_critic:
         other = "replicated" if learner.parameters == "sharded" else "sharded"
         changed = learner.model_copy(update={"parameters": other})
-        yield f"if it were {other}", _memory(changed, num_ranks, size)
+        yield f"if it were {other}", _memory(changed, num_ranks, size, per_machine)
     if size is not None and (card or config.cluster.device_kind != "cpu"):
         rested = with_sleep(config, size, card)
         fullest = fullest_card(rested, size, card)
@@ -269,10 +275,15 @@ def _memory_rows(config: RunConfig, card: int | None) -> Iterator[tuple[str, str
         yield f"memory of GPU {fullest.device}", told
 
 
-def _memory(learner: LearnerConfig, num_ranks: int, size: ModelSize | None) -> str:
-    each = bytes_per_parameter(learner, num_ranks)
+def _memory(
+    learner: LearnerConfig, num_ranks: int, size: ModelSize | None, per_machine: int
+) -> str:
+    each = bytes_per_parameter(learner, num_ranks, per_machine)
     room = f"10 GB hold {10 / each:.2g} billion"
-    rate = f"{learner.parameters} over {num_ranks}: {each:.3g} bytes a parameter on each, {room}"
+    over = f"{num_ranks}"
+    if learner.parameters == "sharded" and per_machine < num_ranks:
+        over = f"the {per_machine} of each machine"
+    rate = f"{learner.parameters} over {over}: {each:.3g} bytes a parameter on each, {room}"
     if size is None:
         return f"{rate}; activations come on top"
     whole = whole_bytes(learner, size)

@@ -20,7 +20,7 @@ from typing import Any
 from flows.config.consistency import transport_for
 from flows.config.parts import Parts
 from tasks.cluster.cards import GB
-from tasks.cluster.devices import device_map
+from tasks.cluster.devices import device_map, learners_per_machine
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.memory import (
     FP32,
@@ -102,7 +102,13 @@ def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemor
     needs = engine_needs(config.engine, size) if isinstance(config.engine, VllmEngineConfig) else 0
     judge = judge_engine_of(config.rewards)
     row_tokens = max(config.learner.max_tokens_per_microbatch, config.engine.max_model_len)
-    learner = learner_memory(config.learner, size, len(placed["learner"]), row_tokens)
+    learner = learner_memory(
+        config.learner,
+        size,
+        len(placed["learner"]),
+        row_tokens,
+        learners_per_machine(config.cluster),
+    )
     share = needs if card is None else int(config.engine.gpu_share * card)
     judge_share = int(judge.gpu_memory_utilization * card) if judge and card else 0
     kind = transport_for(config)

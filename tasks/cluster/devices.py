@@ -238,6 +238,15 @@ class WorkerSpec:
         return env
 
 
+def learners_per_machine(config: ClusterConfig) -> int:
+    """The learner devices of each machine, whose sharded parameters are whole there, if several
+    have equally many, two or more, machine after machine; else all learner devices."""
+    hosts = [device // config.devices_per_host for device in device_map(config)["learner"]]
+    each = len(hosts) // len(set(hosts))
+    is_even = hosts == [host for host in dict.fromkeys(hosts) for _ in range(each)]
+    return each if is_even and each > 1 else len(hosts)
+
+
 def device_map(config: ClusterConfig) -> dict[DeviceRole, tuple[int, ...]]:
     """Device numbers by role. Raises ValueError for a number beyond num_devices."""
     placed = parse_role_map(config.roles)

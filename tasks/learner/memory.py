@@ -111,12 +111,13 @@ def _widths(model: Any) -> dict[str, int]:  # Any: as above
     }
 
 
-def bytes_per_parameter(config: LearnerConfig, num_ranks: int) -> float:
-    """Bytes that a rank holds for each parameter after the gradients of a step."""
+def bytes_per_parameter(config: LearnerConfig, num_ranks: int, per_machine: int = 0) -> float:
+    """Bytes that a rank holds for each parameter after the gradients of a step. per_machine: as for
+    `Ranks`."""
     computed = COMPUTED[config.compute]
     reference = computed if config.kl_coefficient else 0
     if config.parameters == "sharded":
-        return (FP32 + FP32 + MOMENTS + reference) / num_ranks
+        return (FP32 + FP32 + reference) / (per_machine or num_ranks) + MOMENTS / num_ranks
     trained = computed + FP32 + (FP32 + MOMENTS) / num_ranks
     return (2 * trained if config.has_critic else trained) + reference
 
@@ -150,18 +151,23 @@ class LearnerMemory:
 
 
 def learner_memory(
-    config: LearnerConfig, size: ModelSize, num_ranks: int, row_tokens: int
+    config: LearnerConfig,
+    size: ModelSize,
+    num_ranks: int,
+    row_tokens: int,
+    per_machine: int = 0,
 ) -> LearnerMemory:
     """Predict the memory of a rank. row_tokens: computed tokens of the largest packed row, all of
-    them predicting."""
+    them predicting. per_machine: as for `Ranks`."""
     num, computed = size.num_parameters, COMPUTED[config.compute]
     is_sharded = config.parameters == "sharded"
-    whole = num // num_ranks if is_sharded else num
+    together = (per_machine or num_ranks) if is_sharded else num_ranks
+    whole = num // together if is_sharded else num
     models = 2 if config.has_critic else 1
     held = {
         "weights": 0 if is_sharded else models * computed * num,
         "gradients": models * FP32 * whole,
-        "masters": models * FP32 * num // num_ranks,
+        "masters": models * FP32 * num // together,
         "moments": models * MOMENTS * num // num_ranks,
         "reference": computed * whole if config.kl_coefficient else 0,
     }
@@ -173,8 +179,9 @@ def learner_memory(
         "backward": backward if logits < backward else 0,
         "whole layers": whole_bytes(config, size),
     }
-    # ranks of a group reduce into a slice of their own
-    update = FP32 * num // num_ranks if num_ranks > 1 and not is_sharded else 0
+    # ranks of a group reduce into a slice of their own; within a machine backward passes do so
+    is_reduced = is_sharded and together == num_ranks
+    update = FP32 * num // num_ranks if num_ranks > 1 and not is_reduced else 0
     return LearnerMemory(
         held={name: each for name, each in held.items() if each},
         row={name: each for name, each in row.items() if each},

@@ -30,44 +30,46 @@ ANSWERS_WITHIN = timedelta(seconds=60)  # in which every rank comes to a collect
 _PIECE = 1 << 22  # elements of a message
 
 
-def add_up(whole: Tensor, rank: int, world_size: int, deadline: timedelta) -> Tensor:
-    """Sum this rank's slice over all ranks, in place, and return it. The deadline is that of each
-    message. Collective."""
-    slices = whole.chunk(world_size)
+def add_up(whole: Tensor, group: dist.ProcessGroup, deadline: timedelta) -> Tensor:
+    """Sum this rank's slice over the group's ranks, in place, and return it. The deadline is that
+    of each message. Collective."""
+    slices = whole.chunk(group.size())
+    own = slices[group.rank()]
     sends = [
-        dist.isend(piece, peer, tag=index)
-        for peer in _others(rank, world_size)
+        dist.isend(piece, group=group, group_dst=peer, tag=index)
+        for peer in _others(group)
         for index, piece in enumerate(torch.split(slices[peer], _PIECE))
     ]
-    for peer in _others(rank, world_size):
-        _add_from(peer, slices[rank], deadline)
+    for peer in _others(group):
+        _add_from(peer, own, group, deadline)
     _wait(sends, deadline)
-    return slices[rank]
+    return own
 
 
-def spread(whole: Tensor, rank: int, world_size: int, deadline: timedelta) -> None:
+def spread(whole: Tensor, group: dist.ProcessGroup, deadline: timedelta) -> None:
     """Fill the other ranks' slices of `whole` with those ranks' values. Likewise. Collective."""
-    slices = whole.chunk(world_size)
-    messages = [dist.isend(slices[rank], peer) for peer in _others(rank, world_size)]
-    messages += [dist.irecv(slices[peer], peer) for peer in _others(rank, world_size)]
+    slices = whole.chunk(group.size())
+    own, others = slices[group.rank()], _others(group)
+    messages = [dist.isend(own, group=group, group_dst=peer) for peer in others]
+    messages += [dist.irecv(slices[peer], group=group, group_src=peer) for peer in others]
     _wait(messages, deadline)
 
 
-def _add_from(peer: int, own: Tensor, deadline: timedelta) -> None:
+def _add_from(peer: int, own: Tensor, group: dist.ProcessGroup, deadline: timedelta) -> None:
     """Receive the peer's pieces and add them; while one is added, the next is being received."""
     pieces = torch.split(own, _PIECE)
     buffers = [torch.empty_like(pieces[0]) for _ in range(min(2, len(pieces)))]
     arriving = [buffers[index % 2][: len(piece)] for index, piece in enumerate(pieces)]
-    message = dist.irecv(arriving[0], peer, tag=0)
+    message = dist.irecv(arriving[0], group=group, group_src=peer, tag=0)
     for index, piece in enumerate(pieces):
         _wait([message], deadline)
         if index + 1 < len(pieces):
-            message = dist.irecv(arriving[index + 1], peer, tag=index + 1)
+            message = dist.irecv(arriving[index + 1], group=group, group_src=peer, tag=index + 1)
         piece.add_(arriving[index])
 
 
-def _others(rank: int, world_size: int) -> list[int]:
-    return [peer for peer in range(world_size) if peer != rank]
+def _others(group: dist.ProcessGroup) -> list[int]:
+    return [peer for peer in range(group.size()) if peer != group.rank()]
 
 
 def _wait(messages: list[dist.Work | None], deadline: timedelta) -> None:
@@ -87,14 +89,23 @@ class PeerLost(RuntimeError):
 class Ranks:
     """This rank's view of the learner's ranks, and their collectives; nothing for one rank."""
 
-    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, world_size: int, device: torch.device, per_machine: int = 0
+    ) -> None:
+        """per_machine: consecutive ranks on each machine; 0 for all on one."""
         if not 0 <= rank < world_size:
             raise ValueError(
                 f"rank must lie in 0..{world_size - 1}, got {rank}; number the learner's devices"
                 " from 0"
             )
         self.rank, self.world_size, self.device = rank, world_size, device
-        self._joined = False
+        self._group: dist.ProcessGroup | None = None  # once joined
+        self._whole = self  # the ranks that these are a part of
+        self._per_machine = per_machine or world_size
+        # parts: the ranks of this machine, and those with this rank's place in every machine; what
+        # a part loses is lost for all
+        self.near = self
+        self.across = self if world_size == 1 else Ranks(0, 1, device)
         self._joining = self._deadline = ANSWERS_WITHIN  # deadlines of joining, of a collective
         self._lost: str | None = None  # what broke the group
 
@@ -115,8 +126,26 @@ class Ranks:
                 world_size=self.world_size,
                 timeout=self._joining,
             )
-        self._joined = True
+            self._group = dist.group.WORLD
+            if self._per_machine < self.world_size:
+                places = torch.arange(self.world_size).view(-1, self._per_machine)
+                self.near = self._part(places.tolist())
+                self.across = self._part(places.T.tolist())
         self._answer_within(min(ANSWERS_WITHIN, self._joining))
+
+    def _part(self, divided: list[list[int]]) -> Ranks:
+        (own,) = (each for each in divided if self.rank in each)
+        made = Ranks(own.index(self.rank), len(own), self.device)
+        groups = [dist.new_group(each, timeout=self._joining) for each in divided]
+        made._group, made._whole = groups[divided.index(own)], self
+        return made
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """torch's group of these ranks. Raises ValueError before they have joined."""
+        self._require_joined()
+        assert self._group is not None
+        return self._group
 
     @contextmanager
     def patient(self) -> Iterator[None]:
@@ -130,25 +159,26 @@ class Ranks:
             self._answer_within(min(ANSWERS_WITHIN, self._joining))
 
     def _answer_within(self, deadline: timedelta) -> None:
-        self._deadline = deadline
-        if self._joined and dist.is_initialized():
-            _set_pg_timeout(deadline)
+        for ranks in {self, self.near, self.across}:
+            ranks._deadline = deadline
+            if ranks._group is not None and dist.is_initialized():
+                _set_pg_timeout(deadline, ranks._group)
 
     def check(self) -> None:
         """Raise PeerLost when the group is broken or was never entered. Does not wait."""
         self._check_group()
-        if self.world_size > 1 and not self._joined:
+        if self.world_size > 1 and self._group is None:
             raise PeerLost(f"rank {self.rank} of {self.world_size} is in no group with the others")
 
     def _check_group(self) -> None:
-        if self._lost is not None:
-            raise PeerLost(self._lost)
+        if self._whole._lost is not None:
+            raise PeerLost(self._whole._lost)
 
     def close(self) -> None:
         """Leave the group."""
-        if self._joined and dist.is_initialized():
+        if self._group is not None and dist.is_initialized():
             dist.destroy_process_group()
-        self._joined = False
+        self._group = None
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Returns each value summed over the ranks, in fp64. Collective."""
@@ -157,7 +187,7 @@ class Ranks:
         total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         self._require_joined()
         with self._together("sum"):
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self._group)
             return list(total.tolist())
 
     def most(self, value: int) -> int:
@@ -167,7 +197,7 @@ class Ranks:
         largest = torch.tensor(value, dtype=torch.int64, device=self.device)
         self._require_joined()
         with self._together("most"):
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
             return int(largest)
 
     def reduce_scatter(self, whole: Tensor, queued: bool = False) -> Tensor:
@@ -178,9 +208,9 @@ class Ranks:
         self._require_joined()
         with self._together("reduce-scatter", queued):
             if self.device.type == "cpu":
-                return add_up(whole, self.rank, self.world_size, self._deadline)
+                return add_up(whole, self.group, self._deadline)
             own = torch.empty_like(whole.chunk(self.world_size)[self.rank])
-            dist.reduce_scatter_tensor(own, whole)
+            dist.reduce_scatter_tensor(own, whole, group=self._group)
             return own
 
     def all_gather(self, whole: Tensor, queued: bool = False) -> None:
@@ -191,9 +221,10 @@ class Ranks:
         self._require_joined()
         with self._together("all-gather", queued):
             if self.device.type == "cpu":
-                spread(whole, self.rank, self.world_size, self._deadline)
+                spread(whole, self.group, self._deadline)
             else:
-                dist.all_gather_into_tensor(whole, whole.chunk(self.world_size)[self.rank])
+                own = whole.chunk(self.world_size)[self.rank]
+                dist.all_gather_into_tensor(whole, own, group=self._group)
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -226,15 +257,16 @@ class Ranks:
             raise
         except failures as error:
             reason = str(error).partition("\n")[0]
-            self._lost = f"rank {self.rank} lost another rank during {what}: {reason}"
-            raise PeerLost(self._lost) from error
+            whole = self._whole
+            whole._lost = f"rank {whole.rank} lost another rank during {what}: {reason}"
+            raise PeerLost(whole._lost) from error
 
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def _require_joined(self) -> None:
-        if not self._joined:
+        if self._group is None:
             raise ValueError(
                 f"a learner of {self.world_size} ranks must be joined before it updates; call"
                 " join() on every rank"

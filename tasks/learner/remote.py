@@ -65,15 +65,19 @@ class LearnerActor:
         core_ids: tuple[int, ...],
         device: str,
         temperature: float = 1.0,
+        per_machine: int = 0,
     ) -> None:
         pin_process(core_ids)
         self._config, self._model = config, Path(model_path)
         self._name, self._num_ranks = f"learner-{rank}", world_size
+        self._per_machine = per_machine or world_size
         self._version = 0
         self._update_report = b""
         self._saving: Future[None] | None = None  # the shard that was begun last
         with self._memory_explained("loading the model"):
-            self._rank = LearnerRank(config, model_path, rank, world_size, device, temperature)
+            self._rank = LearnerRank(
+                config, model_path, rank, world_size, device, temperature, per_machine
+            )
 
     async def ping(self) -> None:
         """Return while the worker lives; raises PeerLost when its group has lost another rank."""
@@ -179,7 +183,9 @@ class LearnerActor:
                 raise
             row_tokens = self._config.max_tokens_per_microbatch
             size = model_size(self._model)
-            memory = learner_memory(self._config, size, self._num_ranks, row_tokens)
+            memory = learner_memory(
+                self._config, size, self._num_ranks, row_tokens, self._per_machine
+            )
             cure = "resume the run with a smaller engine.gpu_memory_utilization, or begin one with"
             if not self._config.recompute_layers:
                 cure += " learner.recompute_layers=true, or with"

@@ -4,6 +4,9 @@
     backward  the same backwards; whole gradients --reduce-scatter, in fp32--> sums of own shard
     update    the fp32 shards are the masters: nothing is gathered
 
+Of several machines each holds all shards (HSDP): rows cost messages within a machine alone. The
+update sums shards over machines, each of which updates a part of a shard and sends it to the rest.
+
 A unit is gathered as a whole: a decoder layer, the embedding, the head (both together, where they
 are tied), and the rest. The decoder gathers embedding and head through `whole` and reduces their
 gradients through `reduce`; for layers, torch's hooks do both. Every pass consists of collectives:
@@ -38,7 +41,8 @@ class ShardedParameters:
     ) -> None:  # Any: transformers models carry no types
         """The model must be whole, in host memory; the ranks must have joined. `kept`: the dtype of
         the shards, which are gathered in dtype `compute`."""
-        self._model, self._ranks, self.device = model, ranks, ranks.device
+        self._model, self.device = model, ranks.device
+        self._ranks, self._across = ranks.near, ranks.across
         self.compute = compute
         self.shapes: Mapping[str, torch.Size] = {
             name: parameter.shape for name, parameter in model.named_parameters()
@@ -50,7 +54,7 @@ class ShardedParameters:
         self._unit_of: dict[str, FSDPModule] = {}
         for modules, names in units:
             own = [name for name in names if name not in self._unit_of]
-            unit = _shard(modules, compute, ranks)
+            unit = _shard(modules, compute, self._ranks)
             self._names[unit] = own
             self._unit_of |= dict.fromkeys(own, unit)
         assert self._unit_of.keys() == self.shapes.keys(), "a parameter is in no unit"
@@ -120,20 +124,31 @@ class TrainedShards(ShardedParameters):
             parameter.grad = None
 
     def reduced(self) -> list[Tensor]:
-        """Return the sums; every backward pass has reduced its gradients already."""
+        """Return the sums of this rank's pieces; every backward pass has summed those of its shards
+        over this machine already. Collective over machines."""
         found: list[Tensor] = []
-        for piece in self.pieces:
-            gradient = self._model.get_parameter(piece.name).grad
-            if piece.name in self._reduced:
-                found.append(self._reduced[piece.name][: piece.masters.numel()])
+        for name, shard in self._shards():
+            gradient = self._model.get_parameter(name).grad
+            if name in self._reduced:
+                total = self._reduced[name][: shard.numel()]
             elif gradient is None:
-                found.append(torch.zeros_like(piece.masters))
+                total = torch.zeros_like(shard)
             else:
-                found.append(_local(gradient))
-        return found
+                total = _local(gradient)
+            own = self._across.reduce_scatter(self._padded(total))
+            found.append(own[: self._part_of(shard).numel()])
+        return [own for own in found if own.numel()]
 
     def publish(self) -> None:
-        """Do nothing: every pass gathers the current shards."""
+        """Send the updated pieces to the machines that repeat this shard; within a machine, every
+        pass gathers the current shards. Collective over machines."""
+        if self._across.world_size == 1:
+            return
+        with torch.no_grad():
+            for _, shard in self._shards():
+                whole = self._padded(shard)
+                self._across.all_gather(whole)
+                shard.copy_(whole[: shard.numel()])
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
         """Yield unit by unit, in the compute dtype. Collective, to be exhausted on all ranks."""
@@ -149,16 +164,30 @@ class TrainedShards(ShardedParameters):
         """Rows of a shard as torch cuts them; the last ranks may have fewer, or none."""
         return -(-self.shapes[name][0] // self._ranks.world_size)
 
+    def _shards(self) -> Iterator[tuple[str, Tensor]]:
+        """The fp32 shards of this rank that are not empty, flat, by name."""
+        for name in self.shapes:
+            shard = _local(self._model.get_parameter(name))
+            if shard.numel():
+                yield name, shard
+
+    def _padded(self, shard: Tensor) -> Tensor:
+        """A shard that can be cut evenly over machines: itself where there is one alone."""
+        short = -shard.numel() % self._across.world_size
+        return torch.cat([shard, shard.new_zeros(short)]) if self._across.world_size > 1 else shard
+
+    def _part_of(self, shard: Tensor) -> Tensor:
+        """The elements that this rank updates; none, if the shard has fewer than machines."""
+        length = -(-shard.numel() // self._across.world_size)
+        return shard[self._across.rank * length : (self._across.rank + 1) * length]
+
     def _owned(self) -> Iterator[Piece]:
-        for name, shape in self.shapes.items():
-            masters = _local(self._model.get_parameter(name))
-            if masters.numel():
-                yield Piece(
-                    name=name,
-                    start=self._ranks.rank * self._rows(name) * shape[1:].numel(),
-                    is_matrix=len(shape) > 1,
-                    masters=masters,
-                )
+        for name, shard in self._shards():
+            shape, own = self.shapes[name], self._part_of(shard)
+            start = self._ranks.rank * self._rows(name) * shape[1:].numel()
+            start += own.storage_offset() - shard.storage_offset()
+            if own.numel():
+                yield Piece(name=name, start=start, is_matrix=len(shape) > 1, masters=own)
 
 
 class _RanksCollective:
@@ -222,9 +251,7 @@ def _shard(modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks) -> 
     policy = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    world = dist.group.WORLD
-    assert world is not None, "shards need ranks that have joined"
-    mesh = DeviceMesh.from_group(world, ranks.device.type)
+    mesh = DeviceMesh.from_group(ranks.group, ranks.device.type)
     made = fully_shard(list(modules), mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     unit: FSDPModule = made[0]
     unit.set_custom_all_gather(_Gather(ranks))

@@ -59,11 +59,13 @@ class LearnerRank:
         world_size: int,
         device: str = "cpu",
         temperature: float = 1.0,
+        per_machine: int = 0,
     ) -> None:
-        """temperature: of sampling; the learner divides logits by it, too."""
+        """temperature: of sampling; the learner divides logits by it, too. per_machine: as for
+        `Ranks`."""
         self._config, self._model_path = config, model_path
         self._temperature = temperature
-        self._ranks = Ranks(rank, world_size, torch.device(device))
+        self._ranks = Ranks(rank, world_size, torch.device(device), per_machine)
         self._normaliser = self._loss_sum = 0.0
         self._transports: dict[TransportKind, WeightTransport] = {}
         self._transport: WeightTransport | None = None  # by which weights were offered last

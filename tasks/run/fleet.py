@@ -268,6 +268,7 @@ def recipe_of(
         cores,
         device,
         run.sampling.temperature,
+        run.learners_per_machine,
     )
 
 

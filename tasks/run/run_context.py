@@ -125,6 +125,7 @@ class RunContext:
     probes: tuple[tuple[int, ...], ...] = ()
     engines: tuple[str, ...]  # actor names of the rollout replicas
     learners: tuple[str, ...]  # actor names of the learner ranks, by rank
+    learners_per_machine: int = 0  # consecutive ranks on each; 0 for all on one
     judges: tuple[str, ...] = ()  # actor names of the judges; none without a judge reward
     transport: TransportKind = "file"  # how weights get to the engines
     # actor names of the workers of environments; without any, each engine has their processes
