@@ -99,6 +99,12 @@ class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class RankOfMany(Ranks):
     """The first of several ranks, without the others: collectives only allocate."""
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        world = dist.group.WORLD
+        assert world is not None, "`one_of_a_group` made it"
+        return world
+
     def reduce_scatter(self, whole: Tensor, queued: bool = False) -> Tensor:
         if self.world_size == 1:
             return whole
