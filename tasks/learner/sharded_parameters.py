@@ -185,7 +185,7 @@ class TrainedShards(ShardedParameters):
         for name, shard in self._shards():
             shape, own = self.shapes[name], self._part_of(shard)
             start = self._ranks.rank * self._rows(name) * shape[1:].numel()
-            start += own.storage_offset() - shard.storage_offset()
+            start += int(own.storage_offset() - shard.storage_offset())
             if own.numel():
                 yield Piece(name=name, start=start, is_matrix=len(shape) > 1, masters=own)
 
