@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from artifacts.custom_part import CustomPart
+from artifacts.models.size import ModelSize
 from artifacts.records import BECOMES_OF_RUNNING
 from flows.config.gpu_memory import cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
@@ -20,7 +21,7 @@ from tasks.cluster.devices import (
     worker_specs,
 )
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.memory import ModelSize, bytes_per_parameter, model_size, whole_bytes
+from tasks.learner.memory import bytes_per_parameter, model_size, whole_bytes
 from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
 from tasks.scheduling.batch import BatchAlgebra, times
 from tasks.tiny_models.models import present_model

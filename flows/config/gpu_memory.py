@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from artifacts.models.size import ModelSize
 from flows.config.consistency import transport_for
 from flows.config.parts import Parts
 from tasks.cluster.cards import GB
 from tasks.cluster.devices import device_map, learners_per_machine
-from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.learner.memory import (
-    FP32,
     LearnerMemory,
-    ModelSize,
     learner_memory,
     transfer_bytes,
 )
@@ -99,7 +97,7 @@ def _gb(size: int) -> str:
 def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemory]:
     """The memory of every GPU of the run. card: bytes of each GPU, if they are known."""
     placed = device_map(config.cluster)
-    needs = engine_needs(config.engine, size) if isinstance(config.engine, VllmEngineConfig) else 0
+    needs = config.engine.least_gpu_bytes(size)
     judge = judge_engine_of(config.rewards)
     row_tokens = max(config.learner.max_tokens_per_microbatch, config.engine.max_model_len)
     learner = learner_memory(
@@ -135,17 +133,6 @@ def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemor
 def fullest_card(config: Parts, size: ModelSize, card: int | None) -> CardMemory:
     """The GPU that needs the most memory, or one that does not fit."""
     return max(cards_of(config, size, card), key=lambda each: (not each.fits, each.total))
-
-
-def engine_needs(engine: VllmEngineConfig, size: ModelSize) -> int:
-    """The least bytes of a share with which vLLM starts: weights, the activations of a full step
-    and its logits in fp32 (three times, while it samples), and the KV cache of one response."""
-    width = {"bfloat16": 2, "float32": 4}[engine.dtype]
-    per_token = width * (2 * size.hidden + 3 * size.inner // engine.tensor_parallel_size)
-    logits = 3 * FP32 * engine.max_num_seqs * size.vocabulary
-    cache = 2 * width * size.num_layers * size.key_heads * size.head_width * engine.max_model_len
-    kept = width * size.num_parameters + cache
-    return kept // engine.tensor_parallel_size + engine.max_batched_tokens * per_token + logits
 
 
 def with_sleep(config: Parts, size: ModelSize, card: int | None) -> Parts:
@@ -218,7 +205,7 @@ def _sleeping(config: Parts) -> Iterator[tuple[str, Parts]]:
     placed = device_map(config.cluster)
     is_shared = bool(set(placed["rollout"]) & set(placed["learner"]))
     overlaps = config.scheduling.algebra(config.batch).overlaps
-    on_gpu = config.cluster.device_kind == "cuda" and isinstance(config.engine, VllmEngineConfig)
+    on_gpu = config.cluster.device_kind == "cuda" and config.engine.gpu_share > 0
     if (
         is_shared
         and on_gpu
@@ -231,9 +218,9 @@ def _sleeping(config: Parts) -> Iterator[tuple[str, Parts]]:
 
 def _smaller_share(config: Parts, size: ModelSize, card: int) -> Iterator[tuple[str, Parts]]:
     """The largest share with which all fits, or the least that the engine starts with."""
-    if not isinstance(config.engine, VllmEngineConfig):
+    if not config.engine.gpu_share:
         return
-    least = max(1, -(-100 * engine_needs(config.engine, size) // card))
+    least = max(1, -(-100 * config.engine.least_gpu_bytes(size) // card))
     for percent in range(round(100 * config.engine.gpu_share) - 1, least - 1, -1):
         changed = _with(config, "engine", gpu_memory_utilization=percent / 100)
         if percent == least or fullest_card(changed, size, card).fits:

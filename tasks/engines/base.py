@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pydantic import Field, field_validator
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.models.size import ModelSize
 from artifacts.new_tokens import News
 from artifacts.records import Request, Running, WeightsRef
 
@@ -144,6 +145,10 @@ class ReplicaConfig(FrozenConfig):
     def gpu_share(self) -> float:
         """Share of a GPU's memory that a replica takes."""
         return 0.0
+
+    def least_gpu_bytes(self, size: ModelSize) -> int:
+        """Bytes of each GPU's memory with which a replica of such a model starts, at least."""
+        return 0
 
     def explain_steps(self, on_cpu: bool) -> str:
         """How a replica runs its decode steps on such a device; empty if it has none."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import nn
 
+from artifacts.models.size import ModelSize
 from tasks.engines.transports.base import BUCKET_ELEMENTS, TransportKind
 from tasks.learner.architecture import empty_model, read_config
 from tasks.learner.head import ROWS_PER_CHUNK
@@ -32,29 +33,6 @@ from tasks.learner.sharded_parameters import units_of
 FP32, BF16 = 4, 2
 COMPUTED = {"bf16": BF16, "fp32": FP32}
 MOMENTS = 2 * FP32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
-    """The numbers of a model's parameters that its memory depends on."""
-
-    num_parameters: int  # tied ones once
-    largest_layer: int  # number of parameters in the largest layer
-    table: int  # number of parameters in the embedding
-    is_tied: bool  # whether the head is the embedding
-    num_layers: int
-    hidden: int  # width of the residual stream
-    inner: int  # width of a token's gated product in a layer, over all experts that it takes
-    heads: int
-    head_width: int
-    key_heads: int
-    normed: int  # widths of all norms in a layer together
-    largest_matrix: int  # number of parameters in the largest matrix of a layer
-
-    @property
-    def vocabulary(self) -> int:
-        """Rows of the embedding."""
-        return self.table // self.hidden
 
 
 def model_size(path: Path) -> ModelSize:

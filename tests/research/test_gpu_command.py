@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import research.gpu.__main__ as command
+from artifacts.models.size import ModelSize
 from flows.commands.command_line import assemble
 from flows.config.gpu_memory import check_gpu_memory
 from flows.config.run_config import RunConfig
@@ -27,7 +28,7 @@ from research.gpu.schedules import ON_TWO_DEVICES, SCHEDULES, SIZES, _settings
 from research.gpu.suites import ROOT, suites
 from research.gpu.tracked_memory import model_of
 from tasks.cluster.cards import GB
-from tasks.learner.memory import ModelSize, size_of
+from tasks.learner.memory import size_of
 from tasks.learner.tree_attention import register_attention
 
 STUB = """

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from artifacts.models.size import ModelSize
 from flows.commands.algebra_rows import algebra_rows
 from flows.config.gpu_memory import GB, cards_of, check_gpu_memory, cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
-from tasks.learner.memory import ModelSize
 
 CARD = 80 * GB
 

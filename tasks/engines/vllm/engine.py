@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from artifacts.fixed_fields import DerivedSeconds, Fixed
+from artifacts.models.size import ModelSize
 from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
@@ -94,6 +95,16 @@ class VllmEngineConfig(ReplicaConfig):
     @property
     def gpu_share(self) -> float:
         return self.gpu_memory_utilization
+
+    def least_gpu_bytes(self, size: ModelSize) -> int:
+        """The weights, the activations of a full step and its logits in fp32 (three times, while
+        vLLM samples), and the KV cache of one response."""
+        width = {"bfloat16": 2, "float32": 4}[self.dtype]
+        per_token = width * (2 * size.hidden + 3 * size.inner // self.tensor_parallel_size)
+        logits = 3 * 4 * self.max_num_seqs * size.vocabulary
+        cache = 2 * width * size.num_layers * size.key_heads * size.head_width * self.max_model_len
+        kept = width * size.num_parameters + cache
+        return kept // self.tensor_parallel_size + self.max_batched_tokens * per_token + logits
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as in the base
         """Raises ValueError if the model has fewer positions than max_model_len or, on CPUs,

@@ -1,0 +1,28 @@
+"""The numbers of a model on which memory depends, for engines and the learner alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """The numbers of a model's parameters that its memory depends on."""
+
+    num_parameters: int  # tied ones once
+    largest_layer: int  # number of parameters in the largest layer
+    table: int  # number of parameters in the embedding
+    is_tied: bool  # whether the head is the embedding
+    num_layers: int
+    hidden: int  # width of the residual stream
+    inner: int  # width of a token's gated product in a layer, over all experts that it takes
+    heads: int
+    head_width: int
+    key_heads: int
+    normed: int  # widths of all norms in a layer together
+    largest_matrix: int  # number of parameters in the largest matrix of a layer
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return self.table // self.hidden
