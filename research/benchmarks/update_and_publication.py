@@ -46,8 +46,8 @@ from tasks.engines.base import Attestation
 from tasks.engines.transports.base import TransferPlan, TransportKind
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
-from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.policy import Placement, load_reference
+from tasks.learner.learner_config import LearnerConfig, Placement
+from tasks.learner.policy import load_reference
 from tasks.learner.publication import publish_version
 from tasks.learner.ranks import Ranks
 from tasks.learner.remote import LearnerActor, RemoteLearner

@@ -37,12 +37,12 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 from research.gpu.long_tail import SHAPES, Shape
 from tasks.learner import head, sharded_parameters
 from tasks.learner.head import LossGradient
-from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig, Placement
 from tasks.learner.memory import FP32, learner_memory, size_of
-from tasks.learner.optimizer import AdamWConfig, ShardedAdamW
+from tasks.learner.optimizer import ShardedAdamW
 from tasks.learner.packing import PackedBatch
 from tasks.learner.parameters import ReplicatedParameters
-from tasks.learner.policy import DTYPES, Placement, PolicyModel, recompute
+from tasks.learner.policy import DTYPES, PolicyModel, recompute
 from tasks.learner.ranks import Ranks
 from tasks.learner.rows import row_of
 from tasks.learner.sharded_parameters import TrainedShards

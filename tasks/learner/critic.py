@@ -12,18 +12,16 @@ compute dtype.
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from artifacts.config_parts import FrozenConfig, with_defaults
-from tasks.learner.optimizer import AdamWConfig, Updater
+from tasks.learner.learner_config import ComputeDtype, CriticConfig
+from tasks.learner.optimizer import Updater
 from tasks.learner.parameters import ReplicatedParameters
 from tasks.learner.policy import (
     DTYPES,
-    ComputeDtype,
     load_decoder,
     predicting_states,
     recompute,
@@ -65,36 +63,6 @@ def load_value_model(model_path: str, device: torch.device, recompute_layers: bo
 
 
 FOLDER = "critic"  # its folder in a checkpoint
-LEARNING_RATE = 5e-5  # the default
-
-
-class CriticConfig(FrozenConfig):
-    """The critic for advantages of kind gae; other kinds use no critic."""
-
-    optimizer: Annotated[AdamWConfig, with_defaults({"learning_rate": LEARNING_RATE})] = Field(
-        default=AdamWConfig(learning_rate=LEARNING_RATE),
-        description="The critic's own AdamW, its warm-up and gradient clip.",
-    )
-    value_clip: float | None = Field(
-        default=0.5,
-        gt=0,
-        description=(
-            "How far a value may move within a step before it has no gradient in that direction;"
-            " None: any distance."
-        ),
-    )
-    warmup_steps: int = Field(
-        default=0, ge=0, description="First steps of a run in which the critic alone learns."
-    )
-
-    def explain(self) -> str:
-        """Describe in words what the critic is and when it learns."""
-        held = "" if self.value_clip is None else f", values held within {self.value_clip:g} a step"
-        first = f"; it alone learns in the first {self.warmup_steps}" if self.warmup_steps else ""
-        return (
-            "a second copy of the model with one output, on the learner's ranks; learning rate"
-            f" {self.optimizer.explain()}{held}{first}"
-        )
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float | None) -> Tensor:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
+
 
 LARGEST_LOG_RATIO = 88.0  # float32 ends between exp(88) and exp(89)
 LEAST_LOGP = -1e6  # in the place of -inf, of a token that a policy never samples
@@ -35,6 +36,8 @@ def floored(logp: Tensor) -> Tensor:
 
 def bounded_exp(exponent: Tensor) -> Tensor:
     """exp, bounded by LARGEST_LOG_RATIO without a gradient beyond; infinite for infinity."""
+    import torch
+
     bounded = torch.exp(exponent.clamp(max=LARGEST_LOG_RATIO))
     return bounded.masked_fill(exponent == math.inf, math.inf)
 
@@ -46,6 +49,8 @@ def ratio(logp: Tensor, other: Tensor) -> Tensor:
 
 def finite(values: Tensor, given: Tensor) -> Tensor:
     """Clamp values to their type's range where `given` is finite, without a gradient beyond."""
+    import torch
+
     largest = torch.finfo(values.dtype).max
     return torch.where(given.isfinite(), values.clamp(-largest, largest), values)
 
@@ -70,6 +75,8 @@ def k2(logp: Tensor, reference: Tensor) -> Tensor:
 
 def k3(logp: Tensor, reference: Tensor) -> Tensor:
     """Per token: exp(-d) + d - 1 with d = logp - reference, which is never negative."""
+    import torch
+
     difference = k1(reference, logp).clamp(max=LARGEST_LOG_RATIO)
     return torch.expm1(difference) - difference
 

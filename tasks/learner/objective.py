@@ -12,15 +12,16 @@ weight.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from artifacts.config_parts import FrozenConfig
 from tasks.learner.log_ratios import ESTIMATORS, LARGEST_PENALTY, Estimator, finite, floored, k1
 from tasks.learner.token_loss import Lengths, PolicyLoss, TokenBatch, means, spread, sums_to_go
+
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
 
 
 class NoSequenceMask(FrozenConfig):
@@ -36,6 +37,8 @@ class NoSequenceMask(FrozenConfig):
         self, logp: Tensor, sampling_logp: Tensor, advantage: Tensor, lengths: Lengths
     ) -> Tensor:
         """(responses,) bool on the host: False for every response."""
+        import torch
+
         return torch.zeros(len(lengths), dtype=torch.bool)
 
 
@@ -111,6 +114,8 @@ class Objective:
         numerics are not the reference's. A token is charged with its own penalty and those after
         it, as with every reward. As part of the reward, the penalty is that of the proximal policy,
         the same in all updates of a step."""
+        import torch
+
         if not self.needs_whole_responses:
             return batch
         logp, advantage = floored(logp.detach()), batch.advantage
@@ -144,6 +149,8 @@ class Objective:
 
     def by_logp(self, logp: Tensor, batch: TokenBatch) -> Tensor:
         """The derivative of the loss sum by each log-probability, (tokens,)."""
+        import torch
+
         with torch.enable_grad():
             leaf = logp.detach().requires_grad_()
             total = self.weighted_loss(leaf, batch).sum()

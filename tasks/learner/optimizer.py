@@ -10,82 +10,13 @@ import time
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from artifacts.config_parts import FrozenConfig
-from artifacts.fixed_fields import Fixed
+from tasks.learner.learner_config import AdamWConfig
 from tasks.learner.parameters import Piece, TrainedParameters
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import MadeUpdate, skip_reason
-
-
-class AdamWConfig(FrozenConfig):
-    """The settings of AdamW, its learning-rate schedule and the gradient clip."""
-
-    learning_rate: float = Field(default=2e-5, gt=0, description="Learning rate after the warm-up.")
-    warmup_steps: int = Field(
-        default=0, ge=0, description="Steps over which the learning rate rises linearly from zero."
-    )
-    decay_steps: int = Field(
-        default=0,
-        ge=0,
-        description="Step by which the learning rate has fallen linearly to its floor; 0: never.",
-    )
-    floor_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="Floor of a falling learning rate, as a share of the full one.",
-    )
-    beta1: float = Field(
-        default=0.9, ge=0, lt=1, description="Decay of the gradient's running mean."
-    )
-    beta2: float = Field(
-        default=0.95, ge=0, lt=1, description="Decay of the squared gradient's running mean."
-    )
-    epsilon: Fixed[float] = 1e-08  # added to the root of the second moment
-    weight_decay: float = Field(
-        default=0.0,
-        ge=0,
-        description="Decoupled weight decay of matrices; vectors are never decayed.",
-    )
-    max_grad_norm: float = Field(
-        default=1.0,
-        gt=0,
-        description="Bound on the global gradient norm, applied after the division.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> AdamWConfig:
-        if 0 < self.decay_steps <= self.warmup_steps:
-            raise ValueError(
-                f"optimizer.decay_steps must be 0 or beyond warmup_steps ({self.warmup_steps}), got"
-                f" {self.decay_steps}; set it to the run's num_steps, or to 0 for a constant rate"
-            )
-        return self
-
-    def explain(self) -> str:
-        """Describe the learning rate from the first step to the last in words."""
-        rise = f"{self.learning_rate:g}, "
-        if self.warmup_steps > 1:
-            rise = f"up to {self.learning_rate:g} over {self.warmup_steps} steps of warm-up, then "
-        if not self.decay_steps:
-            return f"{rise}constant"
-        floor = self.learning_rate * self.floor_fraction
-        return f"{rise}down to {floor:g} by step {self.decay_steps}"
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, from 1: up over the warm-up, down to the floor, constant."""
-        if step < self.warmup_steps:
-            return self.learning_rate * step / self.warmup_steps
-        fallen = (
-            min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
-            if self.decay_steps
-            else 0.0
-        )
-        return self.learning_rate * (1.0 - fallen * (1.0 - self.floor_fraction))
 
 
 class ShardedAdamW:

@@ -11,7 +11,7 @@ sums of products and gradients, masters and moments are fp32. A reference has on
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from artifacts.models.importing import building_model, importing_transformers
 from tasks.learner.architecture import check_packed
 from tasks.learner.fused_layers import fuse_layers
 from tasks.learner.head import HeadResult, LossGradient, add_rows, head_pass
+from tasks.learner.learner_config import ComputeDtype, Placement
 from tasks.learner.parameters import (
     FlatParameters,
     Parameters,
@@ -30,8 +31,6 @@ from tasks.learner.ranks import Ranks
 from tasks.learner.rows import DeviceRow
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
-ComputeDtype = Literal["bf16", "fp32"]
-Placement = Literal["replicated", "sharded"]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 

@@ -16,14 +16,16 @@ responses share the row. A response lies in one row (`packing`).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from artifacts.config_parts import FrozenConfig
 from tasks.learner.log_ratios import bounded_exp, ratio
+
+if TYPE_CHECKING:  # configurations are read without torch
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +98,29 @@ Lengths = tuple[int, ...]
 
 def means(values: Tensor, lengths: Lengths) -> Tensor:
     """(tokens,) -> (responses,): the mean of each response, fp64 on the host."""
+    import torch
+
     return torch.stack([part.mean() for part in _parts(values, lengths)])
 
 
 def sums_to_go(values: Tensor, lengths: Lengths) -> Tensor:
     """(tokens,) -> (tokens,): the sum of each token's value and those after it in its response."""
+    import torch
+
     sums = [part.flip(0).cumsum(0).flip(0) for part in _parts(values, lengths)]
     return torch.cat(sums).to(values)
 
 
 def spread(values: Tensor, lengths: Lengths, device: torch.device) -> Tensor:
     """(responses,) -> (tokens,): repeat each response's value on all of its tokens."""
+    import torch
+
     return values.repeat_interleave(torch.tensor(lengths)).to(device)
 
 
 def _parts(values: Tensor, lengths: Lengths) -> tuple[Tensor, ...]:
+    import torch
+
     return torch.split(values.detach().double().cpu(), list(lengths))
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from artifacts.records import VersionSpan
-from tasks.learner.head import add_rows
+
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
 
 MAX_LAG = 8  # tokens with a larger lag are counted at this one
 
@@ -89,6 +90,10 @@ def sums_by_version(
 ) -> Tensor:
     """(versions, NUM_SUMS) fp64 where the tokens are: the sums of a row's tokens, which the tensors
     (tokens,) describe, in the order of the fields of TokenSums."""
+    import torch
+
+    from tasks.learner.head import add_rows
+
     weights = importance.double()
     columns = [torch.ones_like(weights), is_cut, weights, weights.square(), mismatch_k3]
     sums = weights.new_zeros(num_versions, len(columns))

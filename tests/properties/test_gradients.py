@@ -18,8 +18,7 @@ from artifacts.records import Group, pack
 from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.learner.advantage import DrGrpoAdvantage, GrpoAdvantage
 from tasks.learner.dealing import GroupPart, balance
-from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.optimizer import AdamWConfig
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.samples import ConstantLength, SequenceMean, TokenMean
 from tasks.learner.split import Split, accumulate_split

@@ -24,8 +24,7 @@ from research.benchmarks.update_and_publication import (
     start_learner,
 )
 from tasks.engines.base import Attestation
-from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.policy import Placement
+from tasks.learner.learner_config import LearnerConfig, Placement
 
 VOCABULARY = 32000  # of the measurement's groups
 REPEATS = 2

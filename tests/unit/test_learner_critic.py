@@ -26,12 +26,11 @@ from torch import Tensor
 from artifacts.records import Group, pack
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import GaeAdvantage
-from tasks.learner.critic import Critic, CriticConfig, value_loss
+from tasks.learner.critic import Critic, value_loss
 from tasks.learner.dealing import mini_batches
 from tasks.learner.gae import spread_of, token_advantages, token_rewards, whitened
-from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.learner_config import AdamWConfig, CriticConfig, LearnerConfig
 from tasks.learner.memory import bytes_per_parameter
-from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.reports import Skipped, UpdateReport, update_figures
 from tasks.learner.samples import training_set
 from tasks.learner.trainer import LearnerRank

@@ -16,11 +16,10 @@ from torch import Tensor
 from artifacts.records import Group, pack
 from tasks.learner import head
 from tasks.learner.dealing import GroupPart
-from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.log_ratios import ESTIMATORS, Estimator
 from tasks.learner.losses.weighted import PolicyGradientLoss, ReinforceLoss
 from tasks.learner.objective import DriftMask, Objective
-from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.packing import Sample, micro_batches, pack_paths
 from tasks.learner.reports import AccumulateReport, token_means
 from tasks.learner.samples import training_set

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from tasks.learner.optimizer import AdamWConfig
+from tasks.learner.learner_config import AdamWConfig
 
 
 def test_the_rate_rises_over_the_warm_up_and_stays() -> None:

@@ -21,7 +21,8 @@ from turn_factories import VOCABULARY
 
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.critic import Critic, CriticConfig
+from tasks.learner.critic import Critic
+from tasks.learner.learner_config import CriticConfig
 from tasks.learner.log_ratios import k3
 from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep

@@ -34,12 +34,11 @@ from tasks.engines.transports.base import TransferPlan
 from tasks.engines.transports.registry import opened
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.dealing import balance
-from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.memory import bytes_per_parameter, model_size
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
-from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.policy import load_policy
 from tasks.learner.ranks import PeerLost, Ranks
 from tasks.learner.reports import Skipped

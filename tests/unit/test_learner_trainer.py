@@ -25,8 +25,7 @@ from artifacts.store import StoreError
 from artifacts.weights import fingerprints, read_weights
 from tasks.learner import shards
 from tasks.learner.dealing import GroupPart, balance
-from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.optimizer import AdamWConfig
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.packing import Sample
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.samples import SequenceMean

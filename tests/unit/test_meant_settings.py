@@ -10,7 +10,7 @@ from flows.commands.command_line import assemble
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
-from tasks.learner.optimizer import AdamWConfig
+from tasks.learner.learner_config import AdamWConfig
 
 WARM_UP = "learner.optimizer.warmup_steps"
 

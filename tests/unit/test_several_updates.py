@@ -28,11 +28,11 @@ from artifacts.records import Group, pack, unpack
 from flows.config.run_config import RunConfig
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.dealing import GroupPart, balance, mini_batches
-from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.losses.clipped import GspoLoss, PpoClipLoss
 from tasks.learner.losses.weighted import CispoLoss, PolicyGradientLoss, ReinforceLoss
 from tasks.learner.objective import DriftMask, Objective
-from tasks.learner.optimizer import AdamWConfig, ShardedAdamW
+from tasks.learner.optimizer import ShardedAdamW
 from tasks.learner.packing import Sample
 from tasks.learner.remote import LearnerActor
 from tasks.learner.reports import (

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from artifacts.records import Group, pack, unpack
 from flows.terminal import TerminalView
-from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.losses.clipped import PpoClipLoss
-from tasks.learner.optimizer import AdamWConfig
 from tasks.learner.remote import LearnerActor
 from tasks.learner.reports import (
     REASONS,

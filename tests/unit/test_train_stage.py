@@ -28,8 +28,7 @@ from tasks.engines.transports.base import TransportKind
 from tasks.engines.transports.registry import opened
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.collective import replay_gradients
-from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.policy import Placement
+from tasks.learner.learner_config import LearnerConfig, Placement
 from tasks.learner.publication import written
 from tasks.learner.remote import LearnerActor, RemoteLearner
 from tasks.learner.reports import GradientReport

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from artifacts.records import WeightsRef
-from artifacts.weights import read_weights
+
+if TYPE_CHECKING:  # configurations name a transport, and are read without torch
+    import torch
+    from torch import Tensor
 
 TransportKind = Literal["file", "ipc", "broadcast"]
 BUCKET_ELEMENTS = 1 << 27  # of a bucket, 256 MiB; more where one group of modules is larger
@@ -127,6 +127,8 @@ class WeightTransport(Protocol):
 
 def file_stream(path: str) -> WeightStream:
     """The tensors of a weight file, in one bucket. Raises ValueError for a damaged file."""
+    from artifacts.weights import read_weights  # torch with it
+
     tensors = dict(read_weights(path))
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     return WeightStream(shapes=shapes, buckets=iter([tensors]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from artifacts.records import WeightsRef
 from tasks.cluster.devices import ClusterConfig, device_map
@@ -17,8 +16,9 @@ from tasks.engines.transports.base import (
     WeightTransport,
     file_stream,
 )
-from tasks.engines.transports.broadcast import BroadcastTransport
-from tasks.engines.transports.shared_memory import SharedMemoryTransport
+
+if TYPE_CHECKING:
+    import torch
 
 
 def placed_transport(cluster: ClusterConfig) -> TransportKind:
@@ -37,9 +37,14 @@ def placed_transport(cluster: ClusterConfig) -> TransportKind:
 
 def transport_of(kind: TransportKind, deadline_s: float, host: str = "") -> WeightTransport:
     """Make one side of a transport that is not the file. host: as for `broadcast`."""
+    # imported when needed, torch with them: configurations read `placed_transport`
     if kind == "broadcast":
+        from tasks.engines.transports.broadcast import BroadcastTransport
+
         return BroadcastTransport(host, deadline_s)
     assert kind == "ipc", "a file has no sides"
+    from tasks.engines.transports.shared_memory import SharedMemoryTransport
+
     return SharedMemoryTransport(deadline_s)
 
 

@@ -3,14 +3,15 @@ GSPO)."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from tasks.learner.log_ratios import finite, floored, ratio
 from tasks.learner.token_loss import PolicyLoss, TokenBatch, TokenLoss, importance
+
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
 
 
 def clipped_surrogate(
@@ -18,6 +19,8 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Returns min(ratio A, clip(ratio, 1 - low, 1 + high) A) for each token, and a mask of the
     tokens where the clip decided, which have no gradient."""
+    import torch
+
     plain = finite(ratio * advantage, ratio)
     bounded = finite(ratio.clamp(1 - low, 1 + high) * advantage, ratio)
     return torch.minimum(plain, bounded), (bounded < plain).detach()
@@ -93,6 +96,8 @@ class PpoClipLoss(PolicyLoss):
         )
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
+        import torch
+
         proximal = floored(logp.detach() if batch.proximal is None else batch.proximal)
         old = proximal if self.old_policy == "learner" else batch.sampling_logp
         moved = ratio(logp, old)
@@ -143,6 +148,8 @@ class GspoLoss(PolicyLoss):
         return f"the ratio learner/engine of a response (geometric) is clipped to {bounds}"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
+        import torch
+
         bounded = floored(logp)
         own = torch.exp(bounded - bounded.detach())  # 1, with the gradient of the token
         whole = importance(logp, batch, "geometric") * own

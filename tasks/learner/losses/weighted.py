@@ -3,14 +3,15 @@ all. No token's gradient is clipped away, except that IcePop masks tokens."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from tasks.learner.log_ratios import weighted_logp
 from tasks.learner.token_loss import Level, PolicyLoss, TokenBatch, TokenLoss, importance
+
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
 
 
 def weighted_loss(
@@ -23,6 +24,8 @@ def weighted_loss(
 ) -> TokenLoss:
     """-weight A logp with a constant weight (tokens,), and the masks of the tokens whose weight was
     bounded, or whose gradient was removed; None for none."""
+    import torch
+
     none = torch.zeros_like(logp, dtype=torch.bool)
     return TokenLoss(
         loss=weighted_logp(weight * batch.advantage, logp),
@@ -44,6 +47,8 @@ class PolicyGradientLoss(PolicyLoss):
         return "no weights: tokens count as if the learner had sampled them"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
+        import torch
+
         return weighted_loss(torch.ones_like(logp), logp, batch)
 
 
@@ -145,6 +150,8 @@ class ToprLoss(PolicyLoss):
         )
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
+        import torch
+
         ratio = importance(logp, batch, self.level)
         is_good = batch.reward > 0
         tapered = self.negative_weight * ratio.clamp(max=1.0)
@@ -174,6 +181,8 @@ class IcePopLoss(PolicyLoss):
         return f"tokens whose weight learner/engine is not within {bounds} are masked"
 
     def token_loss(self, logp: Tensor, batch: TokenBatch) -> TokenLoss:
+        import torch
+
         ratio = importance(logp, batch, "token")
         is_masked = (ratio < self.mask_low) | (ratio > self.mask_high)
         weight = torch.where(is_masked, 0.0, ratio)
