@@ -12,6 +12,7 @@ from typing import Any
 from artifacts.commit import read_commits, read_manifest
 from artifacts.reports.figures import progress_text
 from artifacts.reports.tracking import flatten
+from artifacts.run_ids import find_run
 from artifacts.status import read_status
 from artifacts.store import Store
 from flows.config.keep import KeepConfig
@@ -55,6 +56,21 @@ ENDS_ANEW = (
 OF_THE_ATTEMPT = ("preset", "run_name", "resume")
 
 
+def effective_config(config: RunConfig) -> RunConfig:
+    """The given configuration; for a resume, that of the start with the given changes."""
+    if not config.resume:
+        return config
+    return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
+
+
+def meant_run(config: RunConfig) -> RunConfig:
+    """Write the whole id of the run that is resumed, of which a beginning or `last` was given."""
+    if not config.resume or "/" in config.resume:
+        return config
+    run_id = find_run(Store.open(config.keep.artifact_root), config.resume)
+    return config.model_copy(update={"resume": run_id})
+
+
 def config_at_start(artifact_root: str, run_id: str) -> Json:
     """Read the configuration in the run's manifest. Raises ValueError if there is none."""
     if "/" in run_id or run_id == "..":
@@ -72,13 +88,15 @@ def config_at_start(artifact_root: str, run_id: str) -> Json:
 def beside_resume(given: Json) -> Json:
     """Complete a user's values for RunConfig from the run that they resume, if they resume one:
     every changed part gets that run's `kind`, and a part with paths (PLACES) all of its values, so
-    that a change need not repeat them."""
+    that a change need not repeat them; and the whole id of the run."""
     run_id, keep = given.get("resume"), given.get("keep", {})
     if not (run_id and isinstance(run_id, str) and isinstance(keep, Mapping)):
         return given
     root = str(keep.get("artifact_root", KeepConfig().artifact_root))
+    if "/" not in run_id:
+        run_id = find_run(Store.open(root), run_id)
     started = config_at_start(root, run_id)
-    found = _with_kinds(given, started)
+    found = _with_kinds({**given, "resume": run_id}, started)
     parts = [part for part in PLACES if isinstance(found.get(part), Mapping) and part in started]
     return overlay({part: started[part] for part in parts}, found)
 

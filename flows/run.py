@@ -29,17 +29,17 @@ from flows.config.consistency import transport_for
 from flows.config.elastic_rules import weight_server_of
 from flows.config.gpu_memory import check_gpu_memory, with_sleep
 from flows.config.keep import KeepConfig
+from flows.config.misfits import misfits_of_places
+from flows.config.rows_needed import misfit_of_rows
 from flows.config.run_config import RunConfig, pinned
+from flows.config.sentence import Misfits
 from flows.output import print_line
-from flows.resume import config_at_start, resumed_config
+from flows.resume import effective_config
 from flows.run_record import links_of, record_beginning
 from tasks.cluster.cards import smallest_card_bytes
-from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.devices import engine_members, learners_per_machine, worker_specs
-from tasks.cluster.ports import Wish, refusal
+from tasks.cluster.ports import refusal
 from tasks.elastic.config import ElasticWeightsConfig
-from tasks.environments.processes.walls import check_seen
-from tasks.isolation.interpreter import own
 from tasks.learner.architecture import check_architecture, read_config
 from tasks.learner.memory import model_size
 from tasks.rewards.judges.reward import judge_engine_of
@@ -57,7 +57,6 @@ from tasks.run.prompts import (
 )
 from tasks.run.run_context import EVALUATION, RunContext
 from tasks.scheduling.batch import times
-from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, without_unfit
 from tasks.tiny_models.models import resolve_model
 
@@ -135,31 +134,16 @@ def evaluated_steps(store: Store) -> set[int]:
     return set(steps_of(store.child(EVALUATION).list(ROUNDS)))
 
 
-def effective_config(config: RunConfig) -> RunConfig:
-    """The given configuration; for a resume, that of the start with the given changes."""
-    if not config.resume:
-        return config
-    return resumed_config(config, config_at_start(config.keep.artifact_root, config.resume))
+def check_places(config: RunConfig) -> None:
+    """Raise Misfits with all files, folders, ports and rows that are not as the run needs them."""
+    if found := misfits_of_places(config):
+        raise Misfits(found)
 
 
-def check_ports(config: RunConfig) -> None:
-    """Raise ValueError for a port that the user set and that is taken on this machine."""
-    wishes = [] if config.cluster.scheduler_address else [*wishes_of(config.cluster)]
-    if server := weight_server_of(config.elastic, config.cluster):
-        is_named = "port" in config.elastic.weights.model_fields_set
-        what, cure = "the weight server", "in elastic.weights.port"
-        weights = Wish(what=what, port=server.port, is_named=is_named, cure=cure, host=server.host)
-        wishes.append(weights)
-    for wish in wishes:
-        wish.check()
-
-
-def check_environments(config: RunConfig) -> None:
-    """Raise ValueError if environments need files that their processes cannot read. A joined
-    cluster is not checked, because its workers may be on other machines."""
-    if config.environments and not config.cluster.scheduler_address:
-        sources = [settings.source for settings in config.environments.values()]
-        check_seen(config.episodes.hosts, own(), filter(None, sources))
+def check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
+    """Raise ValueError for a malformed row, or too few rows for a round or an evaluation."""
+    if told := misfit_of_rows(config, task_dataset(config.task, config.seed), unfit):
+        raise ValueError(told)
 
 
 def new_run_id(preset: str) -> str:
@@ -173,13 +157,12 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root = Store.open(given.keep.artifact_root)
     root.check_writable()
     config = pinned(effective_config(given))
-    check_ports(config)
     check_own_parts(config)
-    check_environments(config)
+    check_places(config)
     run_id = config.resume or config.run_name or new_run_id(config.preset)
     store = _store_of(config, root, run_id)
     await_end(store, print_line)
-    _check_rows(config)
+    check_rows(config)
     with handover_directory(Path(config.keep.weights_dir), run_id, store.url) as weights_dir:
         if leftovers := store.sweep(""):
             logger.info("swept=%d unfinished files of a killed attempt, run=%s", leftovers, run_id)
@@ -233,26 +216,6 @@ def _tracked(run: OpenRun) -> Iterator[None]:
     finally:
         if not run.tracker.end(status):
             print_line(run.untracked)
-
-
-def _check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
-    """Raise ValueError for a malformed row, or too few rows for a round or an evaluation."""
-    dataset, asked = task_dataset(config.task, config.seed), config.evaluation.num_prompts
-    if len(dataset.heldout) < asked:
-        raise ValueError(
-            "evaluation.num_prompts must be <= the task's held-out prompts"
-            f" ({len(dataset.heldout)}), got {asked}; lower it, or hold out more"
-        )
-    first = PlanningInputs(
-        state=QueueState(),
-        batch=config.batch,
-        step=1,
-        num_steps=config.num_steps,
-        domains=dataset.domains,
-        seed=dataset.order_seed(config.seed),
-        unfit=unfit,
-    )
-    config.scheduling.plan_round(first)
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
@@ -345,7 +308,7 @@ def _without_unfit(
             f"evaluation.num_prompts must be <= the held-out prompts that fit ({num_heldout}), got"
             f" {asked}; lower it{first}"
         )
-    _check_rows(config, examination.rows())
+    check_rows(config, examination.rows())
     return replace(context, unfit=examination.rows(), unfit_heldout=examination.heldout())
 
 

@@ -38,9 +38,9 @@ from flows.output import keep_log_in, print_line
 from flows.prefect_server import hide_refused_secrets, logged_in_prefect, prefect_loss_explained
 from flows.recovery import RECOVERABLE, recover, retry, start_at
 from flows.reporter import RunReporter
-from flows.resume import nothing_left
+from flows.resume import effective_config, meant_run, nothing_left
 from flows.rl_step import rl_step
-from flows.run import OpenRun, check_ports, effective_config, evaluated_steps, open_run
+from flows.run import OpenRun, evaluated_steps, open_run
 from flows.step_controller import (
     SAVED_WITHIN_S,
     EvaluationFlow,
@@ -78,6 +78,7 @@ SAME_MODEL = "put the model there under the same path, or set keep.model_cache t
 async def train(config: RunConfig) -> RunSummary | State[None]:
     """Post-train a model, on a local cluster or a named one. A finished run's resume ends at
     once."""
+    config = meant_run(config)
     if told := nothing_left(config):
         print_line(told)
         return Completed(message=told)
@@ -121,9 +122,8 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
 
 
 def prepare_workers(config: RunConfig) -> None:
-    """Begin importing the workers' modules. Raises ValueError if a port that was set is taken."""
+    """Begin importing the workers' modules."""
     effective = effective_config(config)
-    check_ports(effective)
     prepare_cluster(effective.cluster, (WORKER_IMPORTS,), effective.engine.imports)
 
 

@@ -168,7 +168,8 @@ def settings_of(part: str, name: str, assignments: Sequence[str]) -> Any:  # Any
     values: dict[str, Any] = (  # Any: parsed JSON
         {"kind": "custom", "path": name} if ":" in name else {"kind": name}
     )
-    assign(values, assignments)
+    if faults := assign(values, assignments):
+        raise ValueError("; ".join(faults))
     return adapter.validate_python(values)
 
 

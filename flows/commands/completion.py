@@ -14,6 +14,7 @@ from importlib import import_module
 
 from flows.commands.options import command
 from flows.commands.rollflow import COMMANDS
+from flows.config.presets import PRESETS
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -44,6 +45,9 @@ def whole_parser() -> ArgumentParser:
     commands = whole.add_subparsers()
     for each in COMMANDS:
         options = import_module(f"flows.commands.{each.name}").parser()
+        for action in options._actions:  # a shell offers them; the command checks them itself
+            if action.dest == "preset":
+                action.choices = tuple(PRESETS)
         commands.add_parser(
             each.name, parents=[options], conflict_handler="resolve", help=each.purpose
         )

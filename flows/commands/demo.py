@@ -1,7 +1,7 @@
 """rollflow demo: train from nothing to a report in one command, as `make demo` does.
 
-Prefect server up    -> rollflow train (progress in this terminal) -> Prefect server down
-its imports meanwhile -'"""
+all is checked -> Prefect server up     -> rollflow train (progress in this terminal) -> server down
+                  its imports meanwhile -'"""
 
 from __future__ import annotations
 
@@ -65,10 +65,19 @@ def main(options: Namespace) -> int:
     stop_on_signals()
     began_s = time.time()
     where = "" if options.root == ROOT else f" --root {shlex.quote(str(options.root))}"
+    from flows.commands.command_line import checked_configuration
+    from flows.resume import nothing_left
+
+    wish = wish_of("prefect", options.prefect_port)
     try:
+        config = checked_configuration(options, str(options.root), [wish])
+        options.resume = config.resume  # the whole id
+        if told := nothing_left(config):
+            print(told)
+            return 0
         options.root.mkdir(parents=True, exist_ok=True)
         with (
-            held_port(wish_of("prefect", options.prefect_port), partial(print, flush=True)) as port,
+            held_port(wish, partial(print, flush=True)) as port,
             starting_prefect_server(options.root, port) as server,
         ):
             print("starting the Prefect server", flush=True)

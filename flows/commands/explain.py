@@ -8,6 +8,7 @@ once. A `*` in a path is a key of a mapping or an index of a list.
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
@@ -22,8 +23,11 @@ from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import configuration_of
 from flows.commands.options import add_configuration, command
 from flows.config.device_choice import told
+from flows.config.misfits import misfits_of_places
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
+from flows.config.sentence import Misfits, listed
+from flows.config.trials import misfits_of_trials
 from tasks.cluster.cards import GB, smallest_card_bytes
 from tasks.cluster.devices import worker_specs
 
@@ -177,7 +181,9 @@ def main(options: Namespace) -> int:
     config = configuration_of(options)
     if options.json:
         print(json.dumps(config.model_dump(mode="json"), indent=2))
-    else:
-        card = int(options.gpu_gb * GB) if options.gpu_gb else smallest_card_bytes()
-        show(config, console, card)
-    return 0
+        return 0
+    card = int(options.gpu_gb * GB) if options.gpu_gb else smallest_card_bytes()
+    show(config, console, card)
+    if found := misfits_of_places(config) or misfits_of_trials(config):
+        print(f"\nNot ready to start: {listed(Misfits(found))}", file=sys.stderr)
+    return 1 if found else 0

@@ -9,11 +9,12 @@ from functools import wraps
 from pathlib import Path
 
 from artifacts import layout
+from artifacts.run_ids import find_run
 from artifacts.store import Store
 from artifacts.urls import secret_in
-from flows.config.presets import PRESETS
 
 PRESET = "smollm2"  # the default
+RUN_HELP = "a run under the root: its name, a beginning of it, or last; or a path or URL"
 INTERRUPTED = 130  # exit status, as shells have it: 128 and the number of the signal
 
 
@@ -35,9 +36,9 @@ def command(
             except KeyboardInterrupt:
                 return INTERRUPTED
             except errors as error:
-                from flows.config.sentence import sentence
+                from flows.config.sentence import listed
 
-                print(f"error: {sentence(error)}", file=sys.stderr)
+                print(f"error: {listed(error)}", file=sys.stderr)
                 return 2
 
         return main
@@ -56,18 +57,12 @@ def folder(text: str) -> Path:
 
 
 def run_store(run: str, root: str) -> Store:
-    """Open a run by name under the root, or by path or URL. ValueError, with some names, for
-    none."""
+    """Open a run by name under the root (`find_run`: a beginning or `last`, too), or by path or
+    URL. ValueError, with some names, for none."""
     if "/" in run or run == ".." or Path(run, layout.MANIFEST).is_file():
         return Store.open(run.rstrip("/"))
     opened_root = Store.open(root)
-    store = opened_root.child(run)
-    if not store.exists(layout.MANIFEST):
-        known = [name for name in opened_root.list("") if not name.startswith(".")]
-        known = [name for name in known if opened_root.exists(f"{name}/{layout.MANIFEST}")]
-        there = f"some of those there: {', '.join(known[-5:])}" if known else "there is none"
-        raise ValueError(f"RUN must be a run under {opened_root.url}, got {run!r}; {there}")
-    return store
+    return opened_root.child(find_run(opened_root, run))
 
 
 def add_configuration(parser: ArgumentParser) -> None:
@@ -75,7 +70,6 @@ def add_configuration(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         default="",
-        choices=tuple(PRESETS),
         metavar="NAME",
         help=f"named configuration (default: {PRESET}); 'rollflow explain --list' has them all",
     )
@@ -98,10 +92,10 @@ def add_configuration(parser: ArgumentParser) -> None:
 
 def add_run(parser: ArgumentParser) -> None:
     """Add RUN and --root, the arguments of `run_store`."""
-    parser.add_argument("run", metavar="RUN", help="name of a run under the root, its path or URL")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--root", default="runs", help="artifact root (default: %(default)s)")
 
 
 def add_resume(parser: ArgumentParser) -> None:
-    what = "resume a run that was interrupted"
+    what = "go on with a run that was interrupted: its id, a beginning of it, or last"
     parser.add_argument("--resume", default="", metavar="RUN_ID", help=what)

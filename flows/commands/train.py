@@ -86,12 +86,14 @@ def stop_when_hung_up() -> None:
 @private_files()
 def run_training(options: Namespace, output: Output) -> int:
     """Run the flow; exit status 2, with one sentence, for an error that the user can correct."""
-    from flows.commands.command_line import assemble
+    from flows.commands.command_line import assemble, checked_configuration
     from flows.config.run_config import RunConfig
-    from flows.config.sentence import sentence
+    from flows.config.sentence import listed
     from flows.resume import beside_resume, nothing_left
 
     try:
+        if not options.server_starts:  # 'rollflow demo' has checked
+            checked_configuration(options)
         given = assemble(options.preset, options.resume, options.set, options.settings)
         config = RunConfig.model_validate(beside_resume(given))
         if told := nothing_left(config):
@@ -108,7 +110,7 @@ def run_training(options: Namespace, output: Output) -> int:
         with prefect_loss_explained():  # the state that the flow ends in is told to it, too
             asyncio.run(train(config))
     except (ValueError, OSError, RuntimeError, TimeoutError) as error:
-        output.print_error(sentence(error))
+        output.print_error(listed(error))
         return 2
     return 0
 

@@ -22,30 +22,22 @@ from tasks.learner.overlong import SoftPunishment
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.programs.code_tests import CodeTestsConfig
 
+ROOM = 256  # tokens that an advised context leaves for a prompt
 
-def check_parts(config: Parts) -> None:
-    """Check all rules; raises ValueError for the first one that is broken."""
+
+def broken_rules(config: Parts) -> list[str]:
+    """Check all rules; returns a sentence for each that is broken."""
+    found: dict[str, None] = {}
+    for rule in RULES:
+        try:
+            rule(config)
+        except ValueError as error:
+            found[str(error)] = None
+    return list(found)
+
+
+def _check_members(config: Parts) -> None:
     engine_members(config.cluster, config.engine.tensor_parallel_size)
-    _check_held_out(config)
-    _check_warm_ups(config)
-    _check_lengths(config)
-    _check_distribution(config)
-    _check_sleep(config)
-    _check_stream_trainer(config)
-    _check_updates(config)
-    _check_shards(config)
-    transport_for(config)
-    _check_timeouts(config)
-    _check_judge(config)
-    check_environment_workers(config)
-    _check_planner(config)
-    _check_loss(config)
-    _check_overlap(config)
-    check_player(config)
-    check_episode_rewards(config)
-    check_episode_bounds(config)
-    check_elastic_workers(config)
-    _check_seeding(config)
 
 
 def _check_held_out(config: Parts) -> None:
@@ -77,14 +69,15 @@ def _check_warm_ups(config: Parts) -> None:
         if learner.critic.warmup_steps >= last:
             raise ValueError(
                 f"learner.critic.warmup_steps must be less than num_steps ({last}), got"
-                f" {learner.critic.warmup_steps}: the policy would never learn; lower it"
+                f" {learner.critic.warmup_steps}: the policy would never learn; --set"
+                f" learner.critic.warmup_steps={last - 1}"
             )
     kept = preset_values(config.preset)["learner"]["optimizer"].get("warmup_steps")
     for name, steps in warm_ups.items():
         if steps > last and steps != kept:
             raise ValueError(
                 f"{name} must be at most num_steps ({last}), got {steps}: the learning rate would"
-                " never be reached; lower it, or raise num_steps"
+                f" never be reached; --set {name}={last}, or raise num_steps"
             )
 
 
@@ -93,30 +86,32 @@ def _check_lengths(config: Parts) -> None:
     if longest >= config.engine.max_model_len:
         raise ValueError(
             "sampling.max_response_tokens must leave room for a prompt in engine.max_model_len"
-            f" ({config.engine.max_model_len}), got {longest}; lower it or raise"
-            " engine.max_model_len"
+            f" ({config.engine.max_model_len}), got {longest}; lower it, or --set"
+            f" engine.max_model_len={longest + ROOM}"
         )
     overlong = config.learner.overlong
     if isinstance(overlong, SoftPunishment) and overlong.max_tokens > longest:
         raise ValueError(
             "learner.overlong.max_tokens must be at most sampling.max_response_tokens"
             f" ({longest}), got {overlong.max_tokens}: no response would ever lose the whole"
-            " penalty; lower it"
+            f" penalty; --set learner.overlong.max_tokens={longest}"
+        )
+
+
+def _check_temperature(config: Parts) -> None:
+    if config.sampling.temperature == 0:
+        raise ValueError(
+            "sampling.temperature must be above 0, got 0: the responses of a prompt would all be"
+            " the same, and the learner divides its logits by it; --set sampling.temperature=1"
         )
 
 
 def _check_distribution(config: Parts) -> None:
-    temperature, top_p = config.sampling.temperature, config.sampling.top_p
-    if temperature == 0:
-        raise ValueError(
-            "sampling.temperature must be above 0, got 0: the responses of a prompt would all be"
-            " the same, and the learner divides its logits by it; raise it"
-        )
-    if top_p != 1:
+    if (top_p := config.sampling.top_p) != 1:
         raise ValueError(
             f"sampling.top_p must be 1, got {top_p:g}: the learner scores the whole"
             " distribution, so that its ratios to tokens of a cut one would be wrong, by up to"
-            " 1 / top_p each; leave it out, and sharpen with sampling.temperature"
+            " 1 / top_p each; --set sampling.top_p=1, and sharpen with sampling.temperature"
         )
 
 
@@ -126,7 +121,8 @@ def _check_sleep(config: Parts) -> None:
     if config.engine.sleeps and not (kind == "cuda" and is_shared):
         raise ValueError(
             "engine.sleep_mode needs GPUs that rollout and learner share, "
-            f"got device_kind {kind!r} with roles {config.cluster.roles!r}; leave it out"
+            f"got device_kind {kind!r} with roles {config.cluster.roles!r}; --set"
+            " engine.sleep_mode=false"
         )
 
 
@@ -198,8 +194,8 @@ def _check_updates(config: Parts) -> None:
     if 1 < config.learner.mini_batches > fewest:
         raise ValueError(
             f"learner.mini_batches must be at most the groups that a step trains ({fewest}), got"
-            f" {config.learner.mini_batches}: groups are not cut; lower it, or raise"
-            " batch.prompts_per_step"
+            f" {config.learner.mini_batches}: groups are not cut; --set"
+            f" learner.mini_batches={fewest}, or raise batch.prompts_per_step"
         )
 
 
@@ -329,3 +325,29 @@ def _check_judge(config: Parts) -> None:
             "engine and judge on one GPU must together have a gpu_memory_utilization of at"
             f" most 1, got {shares:g}; lower one, or give the judge a device of its own"
         )
+
+
+RULES = (
+    _check_members,
+    _check_held_out,
+    _check_warm_ups,
+    _check_lengths,
+    _check_temperature,
+    _check_distribution,
+    _check_sleep,
+    _check_stream_trainer,
+    _check_updates,
+    _check_shards,
+    transport_for,
+    _check_timeouts,
+    _check_judge,
+    check_environment_workers,
+    _check_planner,
+    _check_loss,
+    _check_overlap,
+    check_player,
+    check_episode_rewards,
+    check_episode_bounds,
+    check_elastic_workers,
+    _check_seeding,
+)

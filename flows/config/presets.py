@@ -7,12 +7,15 @@ those in which it differs from another preset. Its docstring is its line in `exp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import wraps
 from typing import Any
 
 Values = dict[str, Any]  # Any: JSON values, checked by RunConfig
 Preset = Callable[[], Values]
 PRESETS: dict[str, Preset] = {}  # in the order of `explain --list`
+# placeholders of presets that need a user's own
+YOUR_MODEL, YOUR_QUESTIONS = "models/your-model", "data/your-questions.jsonl"
 
 SHARED = "rollout: 0-1, learner: 0-1"  # roles: both cores do both
 # half of the groups have equal rewards: dynamic sampling asks other prompts for some of them
@@ -43,11 +46,15 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def preset_values(name: str) -> Values:
     """The values of a preset. Raises ValueError, which lists all presets, for an unknown name."""
     if name not in PRESETS:
-        raise ValueError(
-            f"preset must be one of {', '.join(PRESETS)}, got {name!r}; choose one, or change one"
-            " with --set FIELD=VALUE"
-        )
+        raise ValueError(preset_fault(name))
     return PRESETS[name]()
+
+
+def preset_fault(name: str) -> str:
+    """A sentence on an unknown preset, with the nearest one."""
+    near = get_close_matches(name, PRESETS, n=1)
+    cure = f"did you mean --preset {near[0]}?" if near else "choose one"
+    return f"preset must be one of {', '.join(PRESETS)}, got {name!r}; {cure}"
 
 
 def preset(over: str = "") -> Callable[[Preset], Preset]:
@@ -329,8 +336,8 @@ def one_gpu() -> Values:
     your questions."""
     return {
         "num_steps": 200,
-        "model": {"kind": "path", "path": "models/your-model"},
-        "task": {"kind": "files", "path": "data/your-questions.jsonl"},
+        "model": {"kind": "path", "path": YOUR_MODEL},
+        "task": {"kind": "files", "path": YOUR_QUESTIONS},
         "rewards": {"*": {"kind": "math_answer"}},
         "batch": {"prompts_per_step": 32, "responses_per_prompt": 8},
         "scheduling": {"kind": "tail_batching"},

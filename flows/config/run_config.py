@@ -17,6 +17,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -27,12 +28,13 @@ from artifacts.fixed_fields import reading_settings
 from artifacts.models.registry import HubModelConfig
 from artifacts.reports.mlflow_client import sqlite_uri
 from artifacts.urls import hidden, without_secrets
-from flows.config.consistency import check_parts
+from flows.config.consistency import broken_rules
 from flows.config.device_choice import AUTO, with_devices
 from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
 from flows.config.parts import Parts
 from flows.config.presets import overlay, preset_values
+from flows.config.sentence import Misfits
 from tasks.learner.learner_config import LearnerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
@@ -76,11 +78,17 @@ class RunConfig(Parts):
         return reference
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def _parts_fit(self, info: ValidationInfo) -> Self:
+        """Check the rules between parts. A list as context collects what is broken instead of an
+        error, so that further checks find a configuration."""
         _check_finite(self.model_dump())
         fill_in_limits(self)
-        if not self.resume:  # a resume's values must fit the run's kept ones, not known here
-            check_parts(self)
+        # a resume's values must fit the run's kept ones, not known here
+        broken = [] if self.resume else broken_rules(self)
+        if isinstance(info.context, list):
+            info.context.extend(broken)
+        elif broken:
+            raise Misfits(broken)
         return self
 
     def local_root(self) -> Path | None:

@@ -21,10 +21,16 @@ from artifacts.layout import CERTIFICATE
 from artifacts.private_files import keep_private
 from artifacts.proxies import bypass_proxies, own_hosts
 from tasks.cluster.certificate import TlsFiles, make_certificate, tls_settings
-from tasks.cluster.devices import COORDINATORS, ClusterConfig, WorkerSpec, worker_specs
+from tasks.cluster.devices import (
+    COORDINATORS,
+    ClusterConfig,
+    WorkerSpec,
+    wishes_of,
+    worker_specs,
+)
 from tasks.cluster.fork_server import METHOD, fork_fork_server, start_fork_server, start_method
 from tasks.cluster.nanny import KILLED_WITHIN_S, given_up, nanny_of
-from tasks.cluster.ports import LOOPBACK, Wish, held_port
+from tasks.cluster.ports import LOOPBACK, held_port
 from tasks.cluster.process_environment import SAFE_PATH, first_environment, python_path
 
 logger = logging.getLogger(__name__)
@@ -209,24 +215,6 @@ def _joined(config: ClusterConfig) -> Iterator[Client]:
 def _environment_of(spec: WorkerSpec) -> dict[str, str]:
     """All environment variables that the process of this worker must start with."""
     return first_environment() | spec.environment | python_path()
-
-
-def wishes_of(config: ClusterConfig) -> tuple[Wish, Wish]:
-    """The configured ports of a scheduler that is started here and of its dashboard."""
-    scheduler, dashboard = (
-        Wish(
-            what=what,
-            port=getattr(config, field),
-            is_named=field in config.model_fields_set,
-            cure=f"in cluster.{field}",
-            host=host,
-        )
-        for what, field, host in (
-            ("the Dask scheduler", "scheduler_port", config.scheduler_host),
-            ("the Dask dashboard", "dashboard_port", LOOPBACK),
-        )
-    )
-    return scheduler, dashboard
 
 
 def wait_for_workers(client: Client, config: ClusterConfig) -> None:

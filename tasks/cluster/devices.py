@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import Location, NetworkAddress
+from tasks.cluster.ports import LOOPBACK, Wish
 from tasks.cluster.process_environment import NO_BARS, threads
 from tasks.scheduling.parallelism import device_groups
 
@@ -309,3 +310,21 @@ def _device_worker(config: ClusterConfig, role: DeviceRole, index: int, device: 
         resources=((role, 1.0),),
         library_threads=max(1, len(os.sched_getaffinity(0)) // num_workers),
     )
+
+
+def wishes_of(config: ClusterConfig) -> tuple[Wish, Wish]:
+    """The configured ports of a scheduler that is started here and of its dashboard."""
+    scheduler, dashboard = (
+        Wish(
+            what=what,
+            port=getattr(config, field),
+            is_named=field in config.model_fields_set,
+            cure=f"in cluster.{field}",
+            host=host,
+        )
+        for what, field, host in (
+            ("the Dask scheduler", "scheduler_port", config.scheduler_host),
+            ("the Dask dashboard", "dashboard_port", LOOPBACK),
+        )
+    )
+    return scheduler, dashboard

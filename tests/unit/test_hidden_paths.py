@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.config.misfits import misfits_of_code
 from flows.config.run_config import RunConfig
-from flows.run import check_environments
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.processes.walls import _is_hidden, check_seen, hidden_path
 from tasks.isolation.interpreter import own
@@ -84,13 +84,12 @@ def test_a_users_environment_below_tmp_is_refused_when_the_run_begins(
     game = {"kind": "custom", "path": path}
     values = {"preset": "tiny-agent", "environments": {"guess": game}}
     config = RunConfig.model_validate(values)
-    with pytest.raises(ValueError, match=rf"{below}/their_game.py is below /tmp; move it"):
-        check_environments(config)
-    check_environments(
-        RunConfig.model_validate(values | {"episodes": {"hosts": {"isolation": "landlock"}}})
-    )
+    [told] = misfits_of_code(config)
+    assert f"{below}/their_game.py is below /tmp; move it" in told
+    weaker = {"episodes": {"hosts": {"isolation": "landlock"}}}
+    assert not [*misfits_of_code(RunConfig.model_validate(values | weaker))]
 
 
 def test_a_run_without_environments_may_lie_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pydantic.__file__", "/tmp/venv/pydantic/__init__.py")
-    check_environments(RunConfig.model_validate({"preset": "tiny"}))
+    assert not [*misfits_of_code(RunConfig.model_validate({"preset": "tiny"}))]

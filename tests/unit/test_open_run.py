@@ -16,8 +16,8 @@ from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store, StoreError
 from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
-from flows.resume import beside_resume
-from flows.run import OpenRun, effective_config, new_run_id
+from flows.resume import beside_resume, effective_config
+from flows.run import OpenRun, new_run_id
 from flows.run_record import record_beginning
 from flows.train import evaluations_until
 from tasks.learner.split import read_split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from artifacts.commit import RunManifest, write_manifest
 from artifacts.store import Store
 from flows.commands import demo, ui
 from flows.commands.local_stack import SERVERS, wish_of
+from flows.config.misfits import misfits_of_ports
 from flows.config.run_config import RunConfig
-from flows.run import _weight_server, check_ports, effective_config
+from flows.resume import effective_config
+from flows.run import _weight_server
 from tasks.cluster.dask_cluster import wishes_of
 from tasks.cluster.ports import LOOPBACK, Wish, free_port, held_port, refusal
 
@@ -152,9 +155,9 @@ def given(field: str, port: int, others: dict[str, Any]) -> dict[str, Any]:  # A
 def test_a_port_of_a_run_that_a_user_named_is_checked_first(
     taken: int, field: str, others: dict[str, Any]
 ) -> None:
-    check_ports(RunConfig.model_validate(given(field, free_port(), others)))
-    with pytest.raises(ValueError, match=rf":{taken} is not .* in {field} \(0 takes a free one\)"):
-        check_ports(RunConfig.model_validate(given(field, taken, others)))
+    assert not [*misfits_of_ports(RunConfig.model_validate(given(field, free_port(), others)))]
+    [told] = misfits_of_ports(RunConfig.model_validate(given(field, taken, others)))
+    assert re.search(rf":{taken} is not .* in {field} \(0 takes a free one\)", told)
 
 
 @pytest.mark.parametrize(("field", "others"), FIELDS.items())
@@ -173,10 +176,11 @@ def test_a_resumed_run_goes_on_with_free_ports_but_for_one_that_is_named_beside(
     )
     write_manifest(Store.open(str(tmp_path)).child("run"), manifest)
     resume = {"resume": "run", "keep": {"artifact_root": str(tmp_path)}}
-    check_ports(effective_config(RunConfig.model_validate({"preset": "tiny"} | resume)))
+    kept_on = effective_config(RunConfig.model_validate({"preset": "tiny"} | resume))
+    assert not [*misfits_of_ports(kept_on)]
     named = RunConfig.model_validate(given(field, taken, {}) | resume)
-    with pytest.raises(ValueError, match=rf"in {field} \(0 takes a free one\)"):
-        check_ports(effective_config(named))
+    [told] = misfits_of_ports(effective_config(named))
+    assert f"in {field} (0 takes a free one)" in told
 
 
 def test_the_weight_server_of_a_resumed_run_takes_any_port_where_its_own_is_taken(

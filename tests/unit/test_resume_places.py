@@ -22,8 +22,7 @@ from flows import reporter
 from flows.config.run_config import RunConfig
 from flows.reporter import RunReporter
 from flows.results import RunResults
-from flows.resume import beside_resume, nothing_left
-from flows.run import effective_config
+from flows.resume import beside_resume, effective_config, nothing_left
 from flows.run_record import record_beginning
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.run import prompts

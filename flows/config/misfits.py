@@ -1,0 +1,263 @@
+"""Finds everything that keeps a run from starting at once: a sentence each, with the flag that
+cures it. Nothing is started, fetched or written, and no torch, vLLM or Prefect is imported.
+
+    given values ─▶ misfits_of_settings  fields, kinds, rules between parts
+    RunConfig    ─▶ misfits_of_places    files, folders, ports, rows
+    RunConfig    ─▶ flows.config.trials  rewards are called, heads are rendered: takes longer
+
+A wrong value is replaced by what was probably meant, or else by the preset's, so that what else is
+wrong is found, too. Leaves out what only a hub or another machine knows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from artifacts import layout
+from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.hub_rows import HubRowsConfig
+from artifacts.datasets.registry import CurriculumConfig, MixtureConfig
+from artifacts.models.registry import PathConfig, check_model
+from flows.config.elastic_rules import weight_server_of
+from flows.config.presets import PRESETS, YOUR_MODEL, YOUR_QUESTIONS, preset_fault
+from flows.config.rows_needed import misfit_of_rows
+from flows.config.run_config import RunConfig
+from flows.config.sentence import QUOTED, flag, nearest, nearest_field, path_of, sentences
+from tasks.cluster.devices import wishes_of
+from tasks.cluster.ports import Wish
+from tasks.environments.processes.walls import check_seen
+from tasks.isolation.interpreter import own
+from tasks.rewards.judges.reward import judge_engine_of
+from tasks.run.prompts import task_dataset
+
+MOST_REPAIRS = 30  # rounds of repairs: each changes a value or is the last
+LARGEST_READ = 1 << 26  # bytes of rows that are read before a run starts: more take their time
+Json = dict[str, Any]  # Any: parsed JSON
+
+
+class Settings(NamedTuple):
+    """What is wrong with given values, and the configuration that they come to with repairs."""
+
+    misfits: list[str]
+    config: RunConfig | None  # None if they cannot be repaired
+    replaced: frozenset[str]  # parts of which the preset's stand in for given ones
+
+
+def misfits_of_settings(given: Mapping[str, Any]) -> Settings:  # Any: parsed JSON
+    """Find all unknown fields, wrong values and broken rules of a user's values."""
+    found: list[str] = []
+    values, replaced = deepcopy(dict(given)), set[str]()
+    preset = values.get("preset")
+    if preset and preset not in PRESETS:
+        found.append(preset_fault(str(preset)))
+        values["preset"] = nearest(str(preset), PRESETS)
+        replaced |= set() if values["preset"] else set(RunConfig.model_fields)
+    for _ in range(MOST_REPAIRS):
+        broken: list[str] = []
+        try:
+            config = RunConfig.model_validate(values, context=broken)
+        except ValidationError as error:
+            found += sentences(error)
+            before = deepcopy(values)
+            for fault in error.errors():
+                replaced |= _repair(values, fault)
+            if values == before:
+                break
+        else:
+            return Settings(_each_once([*found, *broken]), config, frozenset(replaced))
+    return Settings(_each_once(found), None, frozenset(RunConfig.model_fields))
+
+
+def _each_once(found: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(found))
+
+
+def _repair(values: Json, fault: ErrorDetails) -> set[str]:
+    """Replace or drop the value that is at fault; returns its part where the whole part goes."""
+    place = path_of(fault["loc"])
+    parents, above = _parents(values, place), place[:-1]
+    if not place or parents is None:
+        return set()
+    if fault["type"] == "union_tag_invalid":
+        asked, _, *known = QUOTED.findall(fault["msg"])
+        chosen = parents.get(place[-1])
+        if (kind := nearest(asked, known)) and isinstance(chosen, dict):
+            chosen["kind"] = kind
+            return set()
+    value = parents.pop(place[-1], None)
+    if fault["type"] == "extra_forbidden":
+        near = nearest_field(fault["loc"]).split(".")
+        if near[:-1] == above:
+            parents.setdefault(near[-1], value)
+        return set()
+    return {place[0]} if isinstance(value, dict) else set()
+
+
+def _parents(values: Json, place: list[str]) -> Json | None:
+    """The mapping that holds the value at a place; None if the user has given none there."""
+    below: Any = values  # Any: parsed JSON
+    for name in place[:-1]:
+        below = below.get(name) if isinstance(below, dict) else None
+    return below if isinstance(below, dict) and place and place[-1] in below else None
+
+
+def misfits_of_places(
+    config: RunConfig, wishes: Iterable[Wish] = (), replaced: frozenset[str] = frozenset()
+) -> list[str]:
+    """Find all files, folders, ports and rows that are not as the configuration needs them. wishes:
+    ports beyond the run's own. replaced: parts that are not the user's, and not looked at."""
+    checks: list[Iterator[str]] = [misfits_of_ports(config, wishes), _misfits_of_folders(config)]
+    if "model" not in replaced:
+        checks.append(_misfits_of_models(config))
+    if not {"rewards", "environments", "episodes"} & replaced:
+        checks.append(misfits_of_code(config))
+    if not {"task", "batch", "scheduling", "evaluation"} & replaced:
+        checks.append(_misfits_of_rows(config))
+    return _each_once([*_placeholders(config), *(told for check in checks for told in check)])
+
+
+def _placeholders(config: RunConfig) -> Iterator[str]:
+    needed = []
+    if _is_placeholder(getattr(config.model, "path", ""), YOUR_MODEL):
+        needed.append("--set model.path=DIRECTORY (or --set model.kind=hub and a repository)")
+    if _is_placeholder(getattr(config.task, "path", ""), YOUR_QUESTIONS):
+        needed.append("--set task.path=FILE")
+    if needed:
+        yield f"the preset {config.preset} needs {' and '.join(needed)}: it has none of its own"
+
+
+def _is_placeholder(path: str, placeholder: str) -> bool:
+    return path == placeholder and not Path(path).exists()
+
+
+def _misfits_of_models(config: RunConfig) -> Iterator[str]:
+    judge = judge_engine_of(config.rewards)
+    for model in filter(None, (config.model, judge and judge.model)):
+        if isinstance(model, PathConfig) and not _is_placeholder(model.path, YOUR_MODEL):
+            try:
+                check_model(Path(model.path).expanduser())
+            except ValueError as error:
+                yield str(error)
+
+
+def misfits_of_code(config: RunConfig) -> Iterator[str]:
+    """Files of rewards and environments that are not there, or that processes could not read. A
+    joined cluster's workers may be on other machines."""
+    parts = {f"rewards.{domain}": reward for domain, reward in config.rewards.items()}
+    parts |= {f"environments.{domain}": game for domain, game in config.environments.items()}
+    sound = []
+    for field, part in parts.items():
+        file, _, name = str(getattr(part, "path", "")).rpartition(":")
+        if file.endswith(".py") and not Path(file).is_file():
+            yield (
+                f"{field}.path must name a function or class in a file, there is no file {file};"
+                f" {flag(f'{field}.path', f'FILE.py:{name}')}"
+            )
+        else:
+            sound.append(field)
+    games = [
+        game for domain, game in config.environments.items() if f"environments.{domain}" in sound
+    ]
+    if games and not config.cluster.scheduler_address:
+        try:
+            check_seen(config.episodes.hosts, own(), filter(None, (game.source for game in games)))
+        except ValueError as error:
+            yield str(error)
+
+
+def misfits_of_ports(config: RunConfig, wishes: Iterable[Wish] = ()) -> Iterator[str]:
+    """Ports that the user has named and that are taken on this machine."""
+    own_wishes = [] if config.cluster.scheduler_address else [*wishes_of(config.cluster)]
+    server = None
+    with suppress(ValueError):  # told among the rules
+        server = weight_server_of(config.elastic, config.cluster)
+    if server:
+        is_named = "port" in config.elastic.weights.model_fields_set
+        what, cure = "the weight server", "in elastic.weights.port"
+        weights = Wish(what=what, port=server.port, is_named=is_named, cure=cure, host=server.host)
+        own_wishes.append(weights)
+    for wish in (*wishes, *own_wishes):
+        try:
+            wish.check()
+        except ValueError as error:
+            yield str(error)
+
+
+def _misfits_of_folders(config: RunConfig) -> Iterator[str]:
+    root = config.local_root()
+    folders = {"keep.artifact_root": root, "keep.weights_dir": Path(config.keep.weights_dir)}
+    folders["keep.model_cache"] = Path(config.keep.model_cache)
+    for field, folder in folders.items():
+        if folder is None:
+            continue
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            reason = "is not yours to write to" if there.is_dir() else "is a file"
+            yield (
+                f"{field} must be a folder that can be written, {there} {reason}; --set"
+                f" {field}=FOLDER"
+            )
+    named = "" if config.resume else config.run_name
+    if root and named and (root / named / layout.MANIFEST).exists():
+        yield (
+            f"run_name must be new under {root}, {named!r} is there; --set run_name=NAME, or go on"
+            f" with it: --resume {named}"
+        )
+    if root is None and not config.keep.tracking_uri:
+        try:
+            config.tracking_uri()
+        except ValueError as error:
+            yield str(error)
+
+
+def _misfits_of_rows(config: RunConfig) -> Iterator[str]:
+    if _is_placeholder(getattr(config.task, "path", ""), YOUR_QUESTIONS) or not is_at_hand(
+        config.task
+    ):
+        return
+    try:
+        dataset = task_dataset(config.task, config.seed)
+    except ValueError as error:
+        yield str(error)
+        return
+    if told := misfit_of_rows(config, dataset):
+        yield told
+    known = {*config.rewards, *config.environments}
+    for row in {row.domain: row for row in dataset.heldout}.values():
+        if "*" not in known and row.domain not in config.rewards:
+            yield (
+                f"every domain needs a reward, {row.domain!r} has none beside"
+                f" {', '.join(sorted(config.rewards))}; --set 'rewards.*.kind=math_answer'"
+            )
+        if not row.messages and row.domain not in config.environments:
+            yield (
+                f"a row that asks nothing must be of a domain with an environment, {row.domain!r}"
+                f" has none; --set environments.{row.domain}.kind=KIND"
+            )
+
+
+def is_at_hand(task: BaseModel) -> bool:
+    """True if the rows of a task are made here, or lie here in files that are read in a moment."""
+    match task:
+        case MixtureConfig():
+            return all(is_at_hand(part.task) for part in task.parts)
+        case CurriculumConfig():
+            return all(map(is_at_hand, (task.task, *(stage.task for stage in task.stages))))
+        case HubRowsConfig():
+            return False
+        case FilesConfig():
+            files = [Path(path) for path in (task.path, task.heldout_path) if path]
+            is_here = not any("://" in str(path) for path in (task.path, task.heldout_path))
+            return (
+                is_here
+                and sum(each.stat().st_size for each in files if each.is_file()) < LARGEST_READ
+            )
+    return True

@@ -1,0 +1,139 @@
+"""Tries what only an attempt shows, before anything of a run is started: the user's reward is
+called once on the first question, the heads of environments are measured by the model's tokenizer,
+and the memory of GPUs is predicted. Takes as long as the user's imports and the tokenizer's do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from artifacts.datasets.rows import Dataset
+from artifacts.models.registry import TinyLlamaConfig, TinyPlayerConfig
+from artifacts.records import Generated, Outcome, Prompt, VersionSpan
+from flows.config.misfits import is_at_hand
+from flows.config.run_config import RunConfig
+from tasks.cluster.cards import smallest_card_bytes
+from tasks.environments.episodes.bridge import bridge_of, make_bridge
+from tasks.rewards.base import Reward
+from tasks.rewards.custom import CustomConfig
+from tasks.rewards.registry import config_of
+from tasks.run.prompts import task_dataset
+from tasks.tiny_models.models import present_model
+
+
+def misfits_of_trials(config: RunConfig) -> list[str]:
+    """What the attempts find, a sentence each; `misfits_of_places` must have found nothing."""
+    checks = (_misfits_of_rewards, _misfits_of_heads, _misfits_of_memory)
+    return list(dict.fromkeys(told for check in checks for told in check(config)))
+
+
+def _misfits_of_rewards(config: RunConfig) -> Iterator[str]:
+    if not is_at_hand(config.task):
+        return
+    dataset = task_dataset(config.task, config.seed)
+    for domain, settings in config.rewards.items():
+        if not isinstance(settings, CustomConfig):
+            continue
+        try:
+            reward = settings.build_reward()
+        except ValueError as error:
+            yield f"rewards.{domain}: {error}"
+            continue
+        try:
+            yield from tried(reward, f"rewards.{domain}", _first_of(config, settings, dataset))
+        finally:
+            reward.close()
+
+
+def _first_of(config: RunConfig, settings: CustomConfig, dataset: Dataset) -> Prompt | None:
+    """The first question that the reward judges, not tokenised; None if it judges none."""
+    for number, row in enumerate(dataset.rows):
+        with suppress(ValueError):  # of a domain without a reward
+            if config_of(config.rewards, row.domain) is settings:
+                return Prompt(
+                    prompt_id=f"0/{number}",
+                    domain=row.domain,
+                    token_ids=(0,),
+                    gold=row.gold,
+                    text=row.conversation,
+                )
+    return None
+
+
+def tried(reward: Reward, field: str, prompt: Prompt | None) -> Iterator[str]:
+    """A sentence if the reward gives no number for the right answer to this question."""
+    if prompt is None:
+        return
+    now_s = time.time()
+    answer = Generated(
+        prompt_id=prompt.prompt_id,
+        index=0,
+        token_ids=(0,),
+        logprobs=(0.0,),
+        versions=(VersionSpan(version=0, num_tokens=1),),
+        finish_reason="stop",
+        text=prompt.gold,
+        engine="none",
+        submitted_s=now_s,
+        first_token_s=now_s,
+        finished_s=now_s,
+    )
+    score = reward.score(prompt, answer)
+    if score.outcome is Outcome.INFRA:
+        yield (
+            f"{field} must give a number, called once with the first question"
+            f" ({prompt.text[:60]!r}), its answer as the response and as the gold"
+            f" ({prompt.gold[:60]!r}) it gave none: {score.detail}; mend it there"
+        )
+
+
+def _misfits_of_heads(config: RunConfig) -> Iterator[str]:
+    """Heads of environments that leave no room for an episode in the engines' context."""
+    most = config.engine.max_model_len - config.sampling.max_response_tokens
+    for domain in config.environments:
+        try:
+            length = _head_length(config, domain)
+        except ValueError as error:
+            yield f"environments.{domain}: {error}"
+            continue
+        if length is not None and length > most:
+            longest = config.sampling.max_response_tokens
+            yield (
+                f"the head of environments.{domain}, its rules and examples, must fit in {most}"
+                f" tokens (engine.max_model_len less sampling.max_response_tokens), it has"
+                f" {length}; --set engine.max_model_len={length + longest}"
+            )
+
+
+def _head_length(config: RunConfig, domain: str) -> int | None:
+    """Tokens of the head of a domain's environment; None if the model's tokenizer is not here."""
+    head = config.environments[domain].head()
+    if isinstance(config.model, TinyLlamaConfig | TinyPlayerConfig):
+        # imported when needed, transformers with it
+        from artifacts.models.character_tokenizer import character_tokenizer
+
+        tokenizer = character_tokenizer()
+        stop = (int(tokenizer.eos_token_id),)
+        return len(make_bridge(tokenizer, stop, head, "the tiny model").head)
+    found = present_model(config.model, Path(config.keep.model_cache))
+    return None if found is None else len(bridge_of(str(found), head).head)
+
+
+def _misfits_of_memory(config: RunConfig) -> Iterator[str]:
+    """GPUs of this machine that cannot hold what the configuration puts on them."""
+    if config.cluster.device_kind != "cuda" or config.cluster.scheduler_address:
+        return
+    found = present_model(config.model, Path(config.keep.model_cache))
+    if found is None:
+        return
+    # imported when needed, torch with them
+    from flows.config.gpu_memory import check_gpu_memory
+    from tasks.learner.memory import model_size
+
+    try:
+        check_gpu_memory(config, model_size(found), smallest_card_bytes())
+    except ValueError as error:
+        yield str(error)
