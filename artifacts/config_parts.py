@@ -1,11 +1,11 @@
-"""Parts that several configurations share: their base, where a service's token is stored, and
-defaults of a part that differ from those of its class."""
+"""Parts that several configurations share: their base, their errors, where a service's token is
+stored, and defaults of a part that differ from those of its class."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +18,14 @@ class FrozenConfig(BaseModel):
     """A part of the configuration: it never changes, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Misfits(ValueError):
+    """Several errors of a configuration at once, a sentence each."""
+
+    def __init__(self, found: Sequence[str]) -> None:
+        super().__init__("; ".join(found))
+        self.found = tuple(found)
 
 
 class TokenPlace(BaseModel):

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from artifacts.commit import StepCommit, digest_of_manifest, read_commits, read_manifest
+from artifacts.config_parts import Misfits
 from artifacts.custom_part import check_own_parts
 from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.handover import handover_directory
@@ -32,7 +33,6 @@ from flows.config.keep import KeepConfig
 from flows.config.misfits import misfits_of_places
 from flows.config.rows_needed import misfit_of_rows
 from flows.config.run_config import RunConfig, pinned
-from flows.config.sentence import Misfits
 from flows.output import print_line
 from flows.resume import effective_config
 from flows.run_record import links_of, record_beginning

@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
 
+from artifacts.config_parts import Misfits
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.command_line import configuration_of
 from flows.commands.options import add_configuration, command
@@ -26,7 +27,7 @@ from flows.config.device_choice import told
 from flows.config.misfits import misfits_of_places
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
-from flows.config.sentence import Misfits, listed
+from flows.config.sentence import listed
 from flows.config.trials import misfits_of_trials
 from tasks.cluster.cards import GB, smallest_card_bytes
 from tasks.cluster.devices import worker_specs

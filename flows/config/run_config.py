@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from artifacts.config_parts import Misfits
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.fixed_fields import reading_settings
 from artifacts.models.registry import HubModelConfig
@@ -34,7 +35,6 @@ from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
 from flows.config.parts import Parts
 from flows.config.presets import overlay, preset_values
-from flows.config.sentence import Misfits
 from tasks.learner.learner_config import LearnerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from artifacts.config_parts import Misfits
 from artifacts.urls import hidden, without_secrets
 
 Node = dict[str, Any]  # Any: JSON schema
@@ -25,14 +26,6 @@ Place = Sequence[int | str]  # of an error, as Pydantic has it
 NEAR = 0.6  # least similarity, by difflib, of names of which one may be meant by the other
 SAME = 0.8  # beyond which they are a slip of the pen apart
 QUOTED = re.compile(r"'([^']*)'")
-
-
-class Misfits(ValueError):
-    """Several errors of a configuration at once, a sentence each."""
-
-    def __init__(self, found: Sequence[str]) -> None:
-        super().__init__("; ".join(found))
-        self.found = tuple(found)
 
 
 def sentence(error: object) -> str:
