@@ -168,7 +168,7 @@ def test_a_part_of_another_kind_gets_nothing_of_the_runs_own(tmp_path: Path, tas
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must hold a run"):
+    with pytest.raises(ValueError, match="RUN must be a run under"):
         beside_resume({"resume": "run", "keep": {"artifact_root": str(tmp_path)}})
 
 
