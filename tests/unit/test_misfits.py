@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,3 +185,12 @@ def test_a_shell_still_completes_presets_which_the_parser_leaves_to_the_check() 
     assert isinstance(commands.choices, dict)
     [preset] = [each for each in commands.choices["demo"]._actions if each.dest == "preset"]
     assert list(preset.choices or ()) == list(PRESETS)
+
+
+def test_the_quick_checks_import_nothing_heavy() -> None:
+    heavy = ("torch", "vllm", "prefect", "transformers", "mlflow", "dask")
+    program = f"import flows.commands.command_line, sys; print(*sys.modules.keys() & set({heavy}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []

@@ -3,10 +3,9 @@ to any loss (`objective`), the weights of tokens (`samples`) and the division (`
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from artifacts.custom_part import CustomPart
 from tasks.learner.losses.clipped import GspoLoss, PpoClipLoss
@@ -18,6 +17,9 @@ from tasks.learner.losses.weighted import (
     ToprLoss,
 )
 from tasks.learner.token_loss import PolicyLoss, TokenBatch, TokenLoss
+
+if TYPE_CHECKING:  # configurations are read without torch
+    from torch import Tensor
 
 
 class CustomLoss(CustomPart, PolicyLoss):
