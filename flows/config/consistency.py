@@ -5,6 +5,8 @@ Every rule is a function that raises ValueError with the rule, the value and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from artifacts.datasets.registry import CurriculumConfig, TaskConfig
 from flows.config.elastic_rules import check_elastic_workers
 from flows.config.episode_rules import (
@@ -327,7 +329,7 @@ def _check_judge(config: Parts) -> None:
         )
 
 
-RULES = (
+RULES: tuple[Callable[[Parts], object], ...] = (
     _check_members,
     _check_held_out,
     _check_warm_ups,

@@ -151,8 +151,10 @@ def _misfits_of_models(config: RunConfig) -> Iterator[str]:
 def misfits_of_code(config: RunConfig) -> Iterator[str]:
     """Files of rewards and environments that are not there, or that processes could not read. A
     joined cluster's workers may be on other machines."""
-    parts = {f"rewards.{domain}": reward for domain, reward in config.rewards.items()}
-    parts |= {f"environments.{domain}": game for domain, game in config.environments.items()}
+    parts: dict[str, BaseModel] = {
+        **{f"rewards.{domain}": reward for domain, reward in config.rewards.items()},
+        **{f"environments.{domain}": game for domain, game in config.environments.items()},
+    }
     sound = []
     for field, part in parts.items():
         file, _, name = str(getattr(part, "path", "")).rpartition(":")
