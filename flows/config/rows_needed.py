@@ -92,9 +92,10 @@ def _fitting(config: Parts, dataset: Dataset, rows: int) -> Iterator[str]:
 
 def _rows_needed(config: Parts) -> int:
     """The least number of distinct questions with which nothing else need change; 0 if unknown."""
-    fraction = getattr(config.task, "heldout_fraction", 0)
+    fraction: float = getattr(config.task, "heldout_fraction", 0.0)
     asked, launched = config.evaluation.num_prompts, _launched(config)
-    if not fraction or getattr(config.task, "heldout_path", ""):
+    heldout_path: str = getattr(config.task, "heldout_path", "")
+    if not fraction or heldout_path:
         return 0
     first = max(asked + launched, int(asked / fraction) - 1)
     fits = (

@@ -23,8 +23,7 @@ from research.benchmarks.update_and_publication import updates_and_publications
 from research.gpu.decode_throughput import measured
 from research.gpu.figures import Figure, not_measured
 from research.gpu.long_tail import SHAPES, make_model
-from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.policy import Placement
+from tasks.learner.learner_config import LearnerConfig, Placement
 
 CARDS = (0, 1)
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
