@@ -16,7 +16,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
@@ -316,7 +316,8 @@ Value = TypeVar("Value")
 
 def of_sampled(generated: Generated, values: Sequence[Value]) -> tuple[Value, ...]:
     """Select the values of the sampled tokens from `values`, which has one value per token."""
-    return tuple(values[place] for places in generated.sampled for place in places)
+    parts = (values[places.start : places.stop] for places in generated.sampled)
+    return tuple(chain.from_iterable(parts))
 
 
 def sampled_versions(generated: Generated) -> tuple[VersionSpan, ...]:

@@ -142,12 +142,12 @@ class PaddedLoop:
         )
 
     def _micro_batch(self, samples: tuple[Sample, ...]) -> float:
-        longest = max(len(sample.prompt + sample.response) for sample in samples)
+        longest = max(len(sample.tokens) for sample in samples)
         ids = torch.zeros(len(samples), longest, dtype=torch.int64)
         seen, predicts = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
         for row, sample in enumerate(samples):
-            tokens = sample.prompt + sample.response
-            ids[row, : len(tokens)] = torch.tensor(tokens)
+            tokens = sample.tokens
+            ids[row, : len(tokens)] = torch.from_numpy(tokens)
             seen[row, : len(tokens)] = 1
             predicts[row, [len(sample.prompt) - 1 + place for place in sample.places]] = True
         ids, seen, predicts = (tensor.to(self.device) for tensor in (ids, seen, predicts))

@@ -13,9 +13,9 @@ docs/architecture.md) are read, never predicted; nothing is computed from the la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,14 @@ from artifacts.records import VersionSpan
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
     """One response as training sees it."""
 
-    prompt: tuple[int, ...]  # token ids of the prompt, at least one
-    response: tuple[int, ...]  # token ids after the prompt, observations between turns included
+    prompt: Ints  # token ids of the prompt, at least one
+    response: Ints  # token ids after the prompt, observations between turns included
     sampled: tuple[range, ...]  # where in `response` the sampled tokens lie, at least one
-    sampling_logp: tuple[float, ...]  # the engine's log-probability of each sampled token
+    sampling_logp: NDArray[np.float32]  # the engine's log-probability of each sampled token
     advantages: tuple[float, ...]  # one for the tokens of each range of `sampled`
     reward: float  # after overlong shaping
     weight: float  # weight of each of its token losses in the sum
@@ -40,6 +40,14 @@ class Sample:
     # places of the response that the model read right behind the prompt, because its chat template
     # had written the history anew
     restarts: tuple[int, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sample) and _all_fields(self) == _all_fields(other)
+
+    @property
+    def tokens(self) -> Ints:
+        """The token ids of prompt and response."""
+        return np.concatenate([self.prompt, self.response])
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -63,7 +71,7 @@ class Path:
     """A token sequence that the model computes, from the prompt to the last predicting token."""
 
     computed: Ints  # token ids, from the prompt's first to the last that predicts
-    predictors: Ints  # places in `computed` that predict a sampled token
+    predictors: tuple[slice, ...]  # where in `computed` the tokens predict a sampled one
     key: bytes  # `computed` as bytes, which sort and compare as the token ids do
 
 
@@ -74,7 +82,6 @@ class SamplePaths:
 
     sample: Sample
     paths: tuple[Path, ...]
-    targets: Ints  # the sampled tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,95 +98,125 @@ class PackedBatch:
     num_prompt_nodes: int  # nodes that belong to a prompt
 
 
-def paths_of(sample: Sample) -> SamplePaths:
-    """Read off the sequences that the model computes for a sample."""
-    num_prompt = len(sample.prompt)
-    tokens = np.array(sample.prompt + sample.response, dtype=np.int64)
-    places = np.concatenate([np.arange(each.start, each.stop) for each in sample.sampled])
-    ends = (*sample.restarts, len(sample.response))
-    found: list[Path] = []
-    for begin, end in zip((0, *sample.restarts), ends, strict=True):
-        own = places[(begin <= places) & (places < end)]
-        if not len(own):
-            continue
-        stop = num_prompt + own[-1]
-        computed = tokens[:stop]
-        if begin:
-            computed = np.concatenate([tokens[:num_prompt], tokens[num_prompt + begin : stop]])
-        key = computed.astype(_KEY).tobytes()
-        found.append(Path(computed=computed, predictors=own + (num_prompt - 1 - begin), key=key))
-    return SamplePaths(sample=sample, paths=tuple(found), targets=tokens[num_prompt + places])
+def paths_of(samples: Sequence[Sample]) -> list[SamplePaths]:
+    """Read off the sequences that the model computes for each sample."""
+    parts = chain.from_iterable((sample.prompt, sample.response) for sample in samples)
+    tokens = np.concatenate([_NOTHING, *parts])
+    keys = tokens.astype(_KEY).tobytes()
+    found: list[SamplePaths] = []
+    start = 0  # of the sample's prompt in `tokens`
+    for sample in samples:
+        num_prompt = len(sample.prompt)
+        paths: list[Path] = []
+        for begin, end in pairwise((0, *sample.restarts, len(sample.response))):
+            own = [
+                slice(num_prompt - 1 + places.start - begin, num_prompt - 1 + places.stop - begin)
+                for places in sample.sampled
+                if begin <= places.start < places.stop <= end
+            ]
+            if not own:
+                continue
+            stop = start + begin + own[-1].stop
+            computed = tokens[start:stop]
+            key = keys[start * _KEY.itemsize : stop * _KEY.itemsize]
+            if begin:
+                after = start + num_prompt
+                computed = np.concatenate([tokens[start:after], tokens[after + begin : stop]])
+                key = computed.astype(_KEY).tobytes()
+            paths.append(Path(computed=computed, predictors=tuple(own), key=key))
+        found.append(SamplePaths(sample=sample, paths=tuple(paths)))
+        start += num_prompt + len(sample.response)
+    return found
 
 
+_NOTHING = np.empty(0, dtype=np.int64)
 _KEY = np.dtype(">i8")  # the first byte decides first
 
 
 def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
     """Merge the samples' sequences into one prefix tree, its nodes in preorder."""
-    return pack_paths([paths_of(sample) for sample in samples])
+    return pack_paths(paths_of(samples))
 
 
 def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
     """As `pack_samples`, from sequences that were read off before."""
     paths = [(path, len(each.sample.prompt)) for each in given for path in each.paths]
-    most_nodes = sum(len(path.computed) for path, _ in paths)
-    tokens, positions, ends = (np.empty(most_nodes, dtype=np.int64) for _ in range(3))
-    is_prompt = np.zeros(most_nodes, dtype=np.bool_)
-    predictors = [_NOTHING] * len(paths)
-    nodes, previous, size = _NOTHING, b"", 0  # the nodes of the previous path, and its key
-    for index in sorted(range(len(paths)), key=lambda place: paths[place][0].key):
-        path, num_prompt = paths[index]
-        shared = _num_shared(previous, path.key)
-        end = size + len(path.computed) - shared
-        ends[nodes[shared:]] = size
-        nodes = np.concatenate([nodes[:shared], np.arange(size, end)])
-        tokens[size:end] = path.computed[shared:]
-        positions[size:end] = np.arange(shared, len(path.computed))
-        is_prompt[nodes[:num_prompt]] = True
-        predictors[index] = nodes[path.predictors]
-        previous, size = path.key, end
-    ends[nodes] = size
+    order = sorted(range(len(paths)), key=lambda place: paths[place][0].key)
+    ordered = [paths[place][0].computed for place in order]
+    shared = num_shared(ordered)
+    new = np.array([*map(len, ordered)], dtype=np.int64) - shared
+    starts = np.cumsum(new) - new  # the first new node of each path
+    size = int(new.sum())
+    ends = np.full(size, size, dtype=np.int64)
+    is_prompt = np.zeros(size, dtype=np.bool_)
+    nodes = np.empty(max(map(len, ordered), default=0), dtype=np.int64)  # of the path at hand
+    predictors: list[list[Ints]] = [[]] * len(paths)
+    length = marked = 0  # nodes of the path before, and those that are marked as a prompt's
+    for place, begin, start in zip(order, shared.tolist(), starts.tolist(), strict=True):
+        path, num_prompt = paths[place]
+        ends[nodes[begin:length]] = start
+        length = len(path.computed)
+        nodes[begin:length] = np.arange(start, start + length - begin)
+        marked = min(marked, begin)
+        if marked < num_prompt:
+            is_prompt[nodes[marked:num_prompt]] = True
+            marked = num_prompt
+        predictors[place] = [nodes[own].copy() for own in path.predictors]
+    texts = [(each.sample.response, each.sample.sampled) for each in given]
+    targets = (tokens[own.start : own.stop] for tokens, sampled in texts for own in sampled)
+    kept = zip(ordered, shared.tolist(), strict=True)
     return PackedBatch(
-        tokens=tokens[:size],
-        positions=positions[:size],
-        subtree_ends=ends[:size],
-        predictors=np.concatenate([_NOTHING, *predictors]),
-        targets=np.concatenate([_NOTHING, *(each.targets for each in given)]),
+        tokens=np.concatenate([_NOTHING, *(computed[begin:] for computed, begin in kept)]),
+        positions=np.arange(size) - np.repeat(starts - shared, new),
+        subtree_ends=ends,
+        predictors=np.concatenate([_NOTHING, *chain.from_iterable(predictors)]),
+        targets=np.concatenate([_NOTHING, *targets]),
         samples=tuple(each.sample for each in given),
         num_prompt_nodes=int(is_prompt.sum()),
     )
-
-
-_NOTHING = np.empty(0, dtype=np.int64)
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[SamplePaths]]:
     """Deal the samples to rows of at most `max_tokens` computed tokens, to be packed, in whatever
     order they are given: sorted, those that share prefixes come together. A longer sequence gets a
     row of its own."""
-    given = [paths_of(sample) for sample in samples]
-    given.sort(key=lambda each: (tuple(path.key for path in each.paths), _all_fields(each.sample)))
+    given = _in_order(paths_of(samples))
+    paths = [path.computed for each in given for path in each.paths]
+    left = iter(zip(paths, num_shared(paths).tolist(), strict=True))
     rows: list[list[SamplePaths]] = []
     filled = max_tokens + 1
-    previous = b""
     for each in given:
-        added = _num_added(previous, each.paths)
+        # upper bounds on the nodes that each path adds behind the one before
+        own = [(len(path), shared) for _, (path, shared) in zip(each.paths, left, strict=False)]
+        added = sum(length - shared for length, shared in own)
         if added and filled + added > max_tokens:
             rows.append([])
-            filled, added = 0, _num_added(b"", each.paths)
+            filled, added = 0, added + own[0][1]
         rows[-1].append(each)
         filled += added
-        previous = each.paths[-1].key
     return rows
+
+
+def _in_order(given: Iterable[SamplePaths]) -> list[SamplePaths]:
+    """Sort by all token ids that are computed, then by all fields."""
+    ordered: list[SamplePaths] = []
+    for _, alike in groupby(sorted(given, key=_keys), _keys):
+        same = list(alike)
+        ordered += sorted(same, key=lambda each: _all_fields(each.sample)) if same[1:] else same
+    return ordered
+
+
+def _keys(given: SamplePaths) -> list[bytes]:
+    return [path.key for path in given.paths]
 
 
 def _all_fields(sample: Sample) -> tuple[object, ...]:
     """All fields of a sample as a sort key, so that only equal samples keep their given order."""
     return (
-        sample.prompt,
-        sample.response,
+        sample.prompt.tolist(),
+        sample.response.tolist(),
         tuple((places.start, places.stop) for places in sample.sampled),
-        sample.sampling_logp,
+        sample.sampling_logp.tolist(),
         sample.advantages,
         sample.reward,
         sample.weight,
@@ -188,18 +225,18 @@ def _all_fields(sample: Sample) -> tuple[object, ...]:
     )
 
 
-def _num_added(previous: bytes, paths: Sequence[Path]) -> int:
-    """An upper bound on the nodes that these paths add to a row whose last path has this key."""
-    num_added = 0
-    for path in paths:
-        num_added += len(path.computed) - _num_shared(previous, path.key)
-        previous = path.key
-    return num_added
-
-
-def _num_shared(left: bytes, right: bytes) -> int:
-    """The number of tokens in the longest common prefix of two keys."""
-    return shared_prefix(left, right) // _KEY.itemsize
+def num_shared(sequences: Sequence[Ints]) -> Ints:
+    """(sequences,): the tokens of the longest common prefix of each sequence and the one before."""
+    lengths = np.array([*map(len, sequences)], dtype=np.int64)
+    compared = np.minimum(lengths, np.append(0, lengths)[:-1])
+    ends = np.cumsum(compared)
+    sizes = compared.tolist()
+    before = [one[:size] for one, size in zip(sequences, sizes[1:], strict=False)]
+    after = [one[:size] for one, size in zip(sequences, sizes, strict=True)]
+    differ = np.concatenate([_NOTHING, *before]) != np.concatenate([_NOTHING, *after])
+    places = np.append(np.flatnonzero(differ), ends[-1:])
+    starts = ends - compared
+    return np.minimum(places[np.searchsorted(places[:-1], starts)] - starts, compared)
 
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:

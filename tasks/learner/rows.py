@@ -69,12 +69,10 @@ def row_of(batch: PackedBatch, device: torch.device) -> DeviceRow:
             "subtree_ends": batch.subtree_ends,
             "nodes": nodes,
             "version_places": places,
-            "sampling_logp": _joined([_fp32(sample.sampling_logp) for sample in samples]),
-            "advantage": _joined(
-                [
-                    np.repeat(_fp32(sample.advantages), [len(places) for places in sample.sampled])
-                    for sample in samples
-                ]
+            "sampling_logp": np.concatenate([_fp32([]), *(each.sampling_logp for each in samples)]),
+            "advantage": np.repeat(
+                _fp32([own for sample in samples for own in sample.advantages]),
+                [len(places) for sample in samples for places in sample.sampled],
             ),
             "reward": np.repeat(_fp32([sample.reward for sample in samples]), lengths),
             "weight": np.repeat(_fp32([sample.weight for sample in samples]), lengths),
@@ -165,7 +163,3 @@ _DTYPES = {np.dtype(np.int64).char: torch.int64, np.dtype(np.float32).char: torc
 
 def _fp32(values: Sequence[float]) -> Array:
     return np.array(values, dtype=np.float32)
-
-
-def _joined(arrays: Sequence[Array]) -> Array:
-    return np.concatenate([np.empty(0, dtype=np.float32), *arrays])

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
-from artifacts.records import Generated, Group, Prompt, Score, of_sampled, sampled_versions
+from artifacts.records import Generated, Group, Score, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.overlong import AS_SCORED, Overlong
-from tasks.learner.packing import Sample
+from tasks.learner.packing import Ints, Sample
 from tasks.rewards.base import checked_reward
 
 
@@ -95,19 +96,21 @@ def training_set(
         group = part.group
         rewards = _rewards(group, overlong)
         advantages = turn_advantages(group, rewards, advantage, part.moments)
+        prompt = np.array(group.prompt.token_ids, dtype=np.int64)
         num_flat += part.is_first and not any(map(any, filter(None, advantages)))
         for place in part.places:
             generated = group.responses[place].generated
             of_turns, reward = advantages[place], rewards[place]
-            if of_turns is None or reward is None or not generated.num_sampled:
+            num_sampled = generated.num_sampled
+            if of_turns is None or reward is None or not num_sampled:
                 num_excluded += 1
                 continue
             if overlong.is_masked(generated):
                 num_masked += 1
                 continue
-            weight, addition = normalisation.of(generated.num_sampled)
+            weight, addition = normalisation.of(num_sampled)
             normaliser += addition
-            samples.append(_sample(group.prompt, generated, of_turns, reward, weight))
+            samples.append(_sample(prompt, generated, of_turns, reward, weight))
     return TrainingSet(
         samples=tuple(samples),
         normaliser=normaliser,
@@ -119,19 +122,21 @@ def training_set(
 
 
 def _sample(
-    prompt: Prompt,
+    prompt: Ints,
     generated: Generated,
     advantages: tuple[float, ...],
     reward: float,
     weight: float,
 ) -> Sample:
     """Make the training sample of one response."""
+    sampled, num_tokens = generated.sampled, len(generated.token_ids)
+    logprobs = np.fromiter(generated.logprobs, np.float32, num_tokens)
     return Sample(
-        prompt=prompt.token_ids,
-        response=generated.token_ids,
-        sampled=generated.sampled,
+        prompt=prompt,
+        response=np.fromiter(generated.token_ids, np.int64, num_tokens),
+        sampled=sampled,
         restarts=generated.restarts,
-        sampling_logp=of_sampled(generated, generated.logprobs),
+        sampling_logp=np.concatenate([logprobs[each.start : each.stop] for each in sampled]),
         advantages=advantages,
         reward=reward,
         weight=weight,

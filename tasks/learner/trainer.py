@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from artifacts.records import Group, WeightsRef, unpack
@@ -242,10 +243,10 @@ class LearnerRank:
         """For each probe, the log-probability of each token after its first, at temperature 1."""
         samples = [
             Sample(
-                prompt=ids[:1],
-                response=ids[1:],
+                prompt=np.array(ids[:1]),
+                response=np.array(ids[1:]),
                 sampled=(range(len(ids) - 1),),
-                sampling_logp=(),
+                sampling_logp=np.empty(0, dtype=np.float32),
                 advantages=(0.0,),
                 reward=0.0,
                 weight=0.0,

@@ -143,7 +143,7 @@ def naive_logp(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each sampled token by an ordinary forward pass over the
     sequence."""
-    ids = torch.tensor([sample.prompt + sample.response])
+    ids = torch.from_numpy(sample.tokens)[None]
     at = [len(sample.prompt) + place for places in sample.sampled for place in places]
     logits = model(input_ids=ids, use_cache=False).logits[0, [place - 1 for place in at]]
     logs = (logits / temperature).log_softmax(-1)

@@ -40,7 +40,7 @@ def test_packed_training_computes_what_the_architecture_does(
     losses = []
     for sample in samples:
         logp, _ = naive_logp(model, sample, temperature=0.8)
-        correction = (logp.detach() - torch.tensor(sample.sampling_logp)).exp().clamp(max=2.0)
+        correction = (logp.detach() - torch.from_numpy(sample.sampling_logp)).exp().clamp(max=2.0)
         losses.append(sample.weight * (-correction * sample.advantages[0] * logp).sum())
     expected = torch.stack(losses).sum()
     expected.backward()

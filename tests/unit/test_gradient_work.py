@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from record_factories import make_generated
 
@@ -29,10 +30,10 @@ EXAMPLES = (7, 8, 9, 7)  # above every question
 def sample(sequence: tuple[int, ...]) -> Sample:
     """One whose computed tokens are these: the last of a response predicts nothing."""
     return Sample(
-        prompt=sequence[:1],
-        response=(*sequence[1:], 0),
+        prompt=np.array(sequence[:1]),
+        response=np.array([*sequence[1:], 0]),
         sampled=(range(len(sequence)),),
-        sampling_logp=(),
+        sampling_logp=np.empty(0, dtype=np.float32),
         advantages=(1.0,),
         reward=1.0,
         weight=1.0,

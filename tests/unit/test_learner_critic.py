@@ -145,7 +145,7 @@ def test_values_and_gradients_are_those_of_an_ordinary_forward_pass(model_path: 
     naive = naive_model(model_path)
     expected = []
     for sample in samples:
-        ids = torch.tensor([sample.prompt + sample.response])
+        ids = torch.from_numpy(sample.tokens)[None]
         hidden = naive.model(input_ids=ids, use_cache=False).last_hidden_state[0]
         before = [len(sample.prompt) - 1 + place for place in sample.places]
         expected.append(head(hidden[before])[:, 0])
@@ -179,7 +179,7 @@ def test_a_new_critic_gives_the_policy_the_discounted_reward_whitened(model_path
     for sample, own in zip(data.samples, raw, strict=True):
         advantages = (own - everything.mean()) / everything.std()
         logp = naive_logp(model, sample)[0]
-        weight = torch.exp(logp.detach() - torch.tensor(sample.sampling_logp)).clamp(max=2.0)
+        weight = torch.exp(logp.detach() - torch.from_numpy(sample.sampling_logp)).clamp(max=2.0)
         terms.append(-(weight * advantages * logp).sum())
     (torch.stack(terms).sum() / data.normaliser).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -201,7 +201,7 @@ def naive_total(
     total, num_dropped = torch.zeros(()), 0
     for sample in data.samples:
         logp, entropy = naive_logp(model, sample, TEMPERATURE)
-        now, before = logp.detach(), torch.tensor(sample.sampling_logp)
+        now, before = logp.detach(), torch.from_numpy(sample.sampling_logp)
         advantage = torch.full_like(now, sample.advantages[0])
         if config.kl_coefficient:
             with torch.no_grad():
@@ -367,7 +367,7 @@ def test_the_report_has_the_squares_of_the_weights(model_path: str) -> None:
         if sample.advantages[0]:
             with torch.no_grad():
                 logp, _ = naive_logp(naive_model(model_path), sample)
-            weights.append((logp - torch.tensor(sample.sampling_logp)).exp())
+            weights.append((logp - torch.from_numpy(sample.sampling_logp)).exp())
     every = torch.cat(weights).double()
     assert report.importance_square_sum == pytest.approx(float(every.square().sum()), rel=1e-3)
     expected = float(every.sum() ** 2 / (every.numel() * every.square().sum()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,10 +26,10 @@ def sample(
     """Of sampled tokens alone, unless it says which they are."""
     sampled = sampled or (range(len(response)),)
     return Sample(
-        prompt=prompt,
-        response=response,
+        prompt=np.array(prompt),
+        response=np.array(response),
         sampled=sampled,
-        sampling_logp=(-1.0,) * sum(map(len, sampled)),
+        sampling_logp=np.full(sum(map(len, sampled)), -1.0, dtype=np.float32),
         advantages=(1.0,) * len(sampled),
         reward=1.0,
         weight=1.0,
@@ -91,8 +92,8 @@ def test_every_predictor_sees_exactly_its_own_sequence(samples: list[Sample]) ->
         for place in item.places:
             path = torch.nonzero(sees[next(predictors)]).flatten().tolist()
             begin = max((begin for begin in item.restarts if begin <= place), default=0)
-            read = item.prompt + item.response[begin:place]
-            assert tuple(batch.tokens[node] for node in path) == read
+            read = [*item.prompt, *item.response[begin:place]]
+            assert batch.tokens[path].tolist() == read
             assert [batch.positions[node] for node in path] == list(range(len(read)))
 
 

@@ -58,7 +58,7 @@ def test_packed_gradients_equal_naive_gradients(
     expected = torch.zeros(())
     for sample in samples(3):
         logp, _ = naive_logp(model, sample, temperature=0.8)
-        correction = (logp.detach() - torch.tensor(sample.sampling_logp)).exp().clamp(max=2.0)
+        correction = (logp.detach() - torch.from_numpy(sample.sampling_logp)).exp().clamp(max=2.0)
         loss = -correction * sample.advantages[0] * logp + 0.1 * k3(logp, logp.detach())
         expected = expected + sample.weight * loss.sum()
     expected.backward()

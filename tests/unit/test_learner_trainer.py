@@ -6,6 +6,7 @@ import errno
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from learner_factories import (
@@ -228,10 +229,10 @@ def test_probes_are_ordinary_log_probabilities(model_path: str) -> None:
     assert [len(values) for values in got] == [3, 2, 0]
     for ids, values in zip(probes[:2], got, strict=False):
         sample = Sample(
-            prompt=ids[:1],
-            response=ids[1:],
+            prompt=np.array(ids[:1]),
+            response=np.array(ids[1:]),
             sampled=(range(len(ids) - 1),),
-            sampling_logp=(),
+            sampling_logp=np.empty(0, dtype=np.float32),
             advantages=(0.0,),
             reward=0.0,
             weight=0.0,

@@ -178,7 +178,7 @@ def plain_ppo(logp: Tensor, proximal: Tensor, sample: Sample) -> Tensor:
     ratio = torch.exp(logp - proximal)
     clipped = ratio.clamp(0.8, 1.28)
     kept = torch.minimum(ratio * sample.advantages[0], clipped * sample.advantages[0])
-    weight = torch.exp(proximal - torch.tensor(sample.sampling_logp)).clamp(max=2.0)
+    weight = torch.exp(proximal - torch.from_numpy(sample.sampling_logp)).clamp(max=2.0)
     return -sample.weight * weight * kept
 
 
@@ -268,7 +268,7 @@ def test_every_objective_goes_on_from_one_update_to_the_next(
         with torch.no_grad():
             reference = naive_logp(start, sample)[0] if config.kl_coefficient else None
         batch = TokenBatch(
-            sampling_logp=torch.tensor(sample.sampling_logp),
+            sampling_logp=torch.from_numpy(sample.sampling_logp),
             advantage=torch.full((size,), sample.advantages[0]),
             reward=torch.full((size,), sample.reward),
             weight=torch.full((size,), sample.weight),
