@@ -2,10 +2,14 @@
 
     python -m research.benchmarks.learner_host_time --json out.json
 
-first      once a call, shared by its rows: groups to samples, samples to rows
+sent       in the process of the flow, once a call: groups to samples, samples to bytes
+first      once a call, shared by its rows: bytes to samples, samples to rows
 beside     in a thread while the row before computes: packing, arrays, one copy to the device
 row        between the passes: the loss's columns, its derivative, the statistics
 read       once a call, shared by its rows: the statistics of all rows
+
+launches   of these, what is left of `row` where a row has a few tokens alone: on a CPU the rest
+           is arithmetic, which a GPU does
 
 The device waits for `first`, `row` and `read`; a model of no size takes the place of the passes
 over layers and vocabulary, so that what is left is the host's. Leaves out the launches of the
@@ -15,6 +19,7 @@ passes' own kernels, which a GPU works off behind the host.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -31,9 +36,10 @@ from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import SamplePaths, micro_batches, pack_paths
 from tasks.learner.row_report import total
 from tasks.learner.rows import DeviceRow, row_of
-from tasks.learner.samples import training_set
+from tasks.learner.samples import TrainingSet
 
 REPEATS = 5  # of each measurement; the median counts
+FEW_TOKENS = 128  # of the row whose arithmetic takes no time
 
 
 class NoModel:
@@ -54,21 +60,30 @@ class NoModel:
 def host_times(groups: tuple[Group, ...], max_tokens: int, device: str) -> dict[str, float]:
     """Milliseconds a row of each stage, by its name, with the number of rows and their tokens."""
     config = LearnerConfig(max_tokens_per_microbatch=max_tokens)
-    payload, where = pack(groups), torch.device(device)
+    where = torch.device(device)
     step = MicroStep(config.objective, 1.0, NoModel(where), None)  # type: ignore[arg-type]
 
+    def sent() -> bytes:
+        return pack(config.training_set(groups))
+
+    payload = sent()
+
     def first() -> list[list[SamplePaths]]:
-        data = training_set(unpack(payload), config.advantage, config.aggregation)
+        data: TrainingSet = unpack(payload)
         return micro_batches(data.samples, max_tokens)
 
     dealt = first()
     rows = [row_of(pack_paths(parts), where) for parts in dealt]
     pending = [step.run(row) for row in rows]
     total(pending)
+    few = micro_batches(config.training_set(row_groups(FEW_TOKENS, 1)).samples, max_tokens)
+    short = [row_of(pack_paths(parts), where) for parts in few]
     stages: dict[str, Callable[[], object]] = {
+        "sent": sent,
         "first": first,
         "beside": lambda: [row_of(pack_paths(parts), where) for parts in dealt],
         "row": lambda: [step.run(row) for row in rows],
+        "launches": lambda: [step.run(row) for row in short * len(rows)],
         "read": lambda: total(pending),
     }
     found = {name: _median_ms(stage, where) / len(rows) for name, stage in stages.items()}
@@ -104,6 +119,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    gc.freeze()  # as a run's workers do after their imports
     found = {
         name: host_times(groups, arguments.row_tokens, arguments.device)
         for name, groups in shapes(arguments.row_tokens).items()

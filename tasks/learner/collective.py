@@ -52,7 +52,7 @@ async def accumulate_round(
     its recorded split. Else makes the split as the groups come, or from all groups at the end where
     advantages span the step or the step scores first. versions: weight versions whose tokens may be
     trained. num_groups: groups that the round will accept."""
-    ranks = await _fresh_ranks(learners, step)
+    ranks = await _fresh_ranks(learners, step, config)
     checked = _checked(stream, step, versions)
     split = read_split(store, step)
     if split is not None or config.advantage.spans_step or config.scores_first:
@@ -110,7 +110,7 @@ async def replay_gradients(
     config: LearnerConfig,
 ) -> None:
     """Accumulate a recorded step's gradients again, bit by bit, by the same calls."""
-    ranks = await _fresh_ranks(learners, step)
+    ranks = await _fresh_ranks(learners, step, config)
     split = read_split(store, step) or _split_of(groups, len(ranks), step, config)
     moments = baseline_moments(groups, store, step, config)
     await accumulate_split(ranks, groups, split, moments)
@@ -123,10 +123,12 @@ def _split_of(groups: Sequence[Group], num_ranks: int, step: int, config: Learne
     return in_mini_batches(groups, step, config.mini_batches, num_ranks, config.flat_groups_cost)
 
 
-async def _fresh_ranks(learners: Sequence[RemoteLearner], step: int) -> list[GradientRank]:
+async def _fresh_ranks(
+    learners: Sequence[RemoteLearner], step: int, config: LearnerConfig
+) -> list[GradientRank]:
     """The ranks at this step, with their accumulated sums dropped."""
     await asyncio.gather(*(learner.discard() for learner in learners))
-    return [LearnerAtStep(learner, step) for learner in learners]
+    return [LearnerAtStep(learner, step, config) for learner in learners]
 
 
 async def update_all(learners: Sequence[RemoteLearner], step: int) -> list[UpdateReport]:

@@ -1,8 +1,8 @@
 """Deals groups to learner ranks by predicted cost: whole where that is fair, cut where one group
 outweighs the rest. Also deals a step's groups to its mini-batches.
 
-A rank that trains a part of a group gets all of it and computes the same advantages as the others;
-sums of gradients add up however groups are cut (invariants 4 and 5, docs/architecture.md).
+The parts of a group have the advantages of the whole group; sums of gradients add up however
+groups are cut (invariants 4 and 5, docs/architecture.md).
 """
 
 from __future__ import annotations

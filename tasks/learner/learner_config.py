@@ -5,21 +5,24 @@ Leaves out the work of a rank (`trainer`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from artifacts.config_parts import FrozenConfig, with_defaults
 from artifacts.fixed_fields import Fixed
+from artifacts.records import Group
 from tasks.engines.transports.base import TransportKind
 from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
 from tasks.learner.credit import CreditConfig
+from tasks.learner.dealing import GroupPart
 from tasks.learner.log_ratios import Estimator
 from tasks.learner.losses.clipped import PpoClipLoss
 from tasks.learner.losses.registry import LossConfig
 from tasks.learner.objective import NO_MASK, KlPlace, Objective, SequenceMaskConfig
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
-from tasks.learner.samples import AggregationConfig, TokenMean
+from tasks.learner.samples import AggregationConfig, TokenMean, TrainingSet, training_set
 
 ComputeDtype = Literal["bf16", "fp32"]
 Placement = Literal["replicated", "sharded"]
@@ -285,6 +288,10 @@ class LearnerConfig(FrozenConfig):
             kl_place=self.kl_place,
             entropy_coefficient=self.entropy_coefficient,
         )
+
+    def training_set(self, groups: Sequence[Group | GroupPart]) -> TrainingSet:
+        """The samples of groups or parts of groups with their advantages, ready for a rank."""
+        return training_set(groups, self.advantage, self.aggregation, self.overlong)
 
     @property
     def ranks_in_step(self) -> bool:

@@ -22,7 +22,7 @@ from tasks.learner.policy import Decoder, PolicyModel
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import PendingReport
 from tasks.learner.rows import DeviceRow, idle_row, rows_to_compile
-from tasks.learner.token_loss import TokenBatch, spread
+from tasks.learner.token_loss import TokenBatch, TokenLoss, spread
 from tasks.learner.version_sums import sums_by_version
 
 
@@ -79,7 +79,7 @@ class MicroStep:
             completed = self._objective.completed(logp, scored.tokens, row.lengths)
             explained = self._objective.loss.token_loss(logp, completed)
             sums = {
-                "loss_sum": self._loss_sum(completed, result),
+                "loss_sum": self._loss_sum(completed, result, explained),
                 "num_tokens_clipped": explained.clipped.sum(),
                 "num_tokens_nonfinite": (~logp.isfinite()).sum(),
                 "proximal_k3_sum": k3(proximal, logp).double().sum(),
@@ -152,7 +152,7 @@ class MicroStep:
         clipped = explained.clipped & can_clip
         cut = clipped
         sums = {
-            "loss_sum": self._loss_sum(completed, result),
+            "loss_sum": self._loss_sum(completed, result, explained),
             "importance_sum": importance.double().sum(),
             "importance_square_sum": importance.double().square().sum(),
             "importance_max": importance.max(),
@@ -192,8 +192,8 @@ class MicroStep:
             by_version=by_version,
         )
 
-    def _loss_sum(self, completed: TokenBatch, result: HeadResult) -> Tensor:
-        total = self._objective.weighted_loss(result.logp, completed).double().sum()
+    def _loss_sum(self, completed: TokenBatch, result: HeadResult, own: TokenLoss) -> Tensor:
+        total = self._objective.weighted_loss(result.logp, completed, own).double().sum()
         by_entropy = self._objective.by_entropy(completed)
         if by_entropy is None:
             return total

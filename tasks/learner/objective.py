@@ -18,7 +18,15 @@ from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
 from tasks.learner.log_ratios import ESTIMATORS, LARGEST_PENALTY, Estimator, finite, floored, k1
-from tasks.learner.token_loss import Lengths, PolicyLoss, TokenBatch, means, spread, sums_to_go
+from tasks.learner.token_loss import (
+    Lengths,
+    PolicyLoss,
+    TokenBatch,
+    TokenLoss,
+    means,
+    spread,
+    sums_to_go,
+)
 
 if TYPE_CHECKING:  # configurations are read without torch
     from torch import Tensor
@@ -139,9 +147,12 @@ class Objective:
         """(responses,) bool on the host: the responses of a row that the sequence mask drops."""
         return self.sequence_mask.dropped(logp, batch.sampling_logp, batch.advantage, lengths)
 
-    def weighted_loss(self, logp: Tensor, batch: TokenBatch) -> Tensor:
-        """(tokens,): each token's loss times its weight, without the entropy bonus."""
-        loss = self.loss.token_loss(logp, batch).loss
+    def weighted_loss(
+        self, logp: Tensor, batch: TokenBatch, own: TokenLoss | None = None
+    ) -> Tensor:
+        """(tokens,): each token's loss times its weight, without the entropy bonus. own: the loss
+        of the kind, if it is known already."""
+        loss = (own or self.loss.token_loss(logp, batch)).loss
         if batch.reference is not None and self._penalises("loss"):
             divergence = ESTIMATORS[self.kl_estimator](logp, batch.reference)
             loss = finite(loss + finite(self.kl_coefficient * divergence, divergence), loss)

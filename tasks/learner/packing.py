@@ -71,7 +71,8 @@ class Path:
     """A token sequence that the model computes, from the prompt to the last predicting token."""
 
     computed: Ints  # token ids, from the prompt's first to the last that predicts
-    predictors: tuple[slice, ...]  # where in `computed` the tokens predict a sampled one
+    begin: int  # the place in the response whose token it has behind the prompt
+    end: int  # the place in the response before which it ends
     key: bytes  # `computed` as bytes, which sort and compare as the token ids do
 
 
@@ -106,31 +107,26 @@ def paths_of(samples: Sequence[Sample]) -> list[SamplePaths]:
     found: list[SamplePaths] = []
     start = 0  # of the sample's prompt in `tokens`
     for sample in samples:
-        num_prompt = len(sample.prompt)
+        after = start + len(sample.prompt)
         paths: list[Path] = []
-        for begin, end in pairwise((0, *sample.restarts, len(sample.response))):
-            own = [
-                slice(num_prompt - 1 + places.start - begin, num_prompt - 1 + places.stop - begin)
-                for places in sample.sampled
-                if begin <= places.start < places.stop <= end
-            ]
-            if not own:
+        for begin, limit in pairwise((0, *sample.restarts, len(sample.response))):
+            ends = [own.stop for own in sample.sampled if begin <= own.start < own.stop <= limit]
+            if not ends:
                 continue
-            stop = start + begin + own[-1].stop
+            stop = after + ends[-1] - 1  # the last token is predicted, and predicts nothing
             computed = tokens[start:stop]
             key = keys[start * _KEY.itemsize : stop * _KEY.itemsize]
             if begin:
-                after = start + num_prompt
-                computed = np.concatenate([tokens[start:after], tokens[after + begin : stop]])
+                computed = np.concatenate([sample.prompt, tokens[after + begin : stop]])
                 key = computed.astype(_KEY).tobytes()
-            paths.append(Path(computed=computed, predictors=tuple(own), key=key))
+            paths.append(Path(computed=computed, begin=begin, end=ends[-1], key=key))
         found.append(SamplePaths(sample=sample, paths=tuple(paths)))
-        start += num_prompt + len(sample.response)
+        start = after + len(sample.response)
     return found
 
 
 _NOTHING = np.empty(0, dtype=np.int64)
-_KEY = np.dtype(">i8")  # the first byte decides first
+_KEY = np.dtype(">u4")  # the first byte decides first
 
 
 def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
@@ -140,7 +136,7 @@ def pack_samples(samples: Sequence[Sample]) -> PackedBatch:
 
 def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
     """As `pack_samples`, from sequences that were read off before."""
-    paths = [(path, len(each.sample.prompt)) for each in given for path in each.paths]
+    paths = [(path, each.sample) for each in given for path in each.paths]
     order = sorted(range(len(paths)), key=lambda place: paths[place][0].key)
     ordered = [paths[place][0].computed for place in order]
     shared = num_shared(ordered)
@@ -153,7 +149,8 @@ def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
     predictors: list[list[Ints]] = [[]] * len(paths)
     length = marked = 0  # nodes of the path before, and those that are marked as a prompt's
     for place, begin, start in zip(order, shared.tolist(), starts.tolist(), strict=True):
-        path, num_prompt = paths[place]
+        path, sample = paths[place]
+        num_prompt = len(sample.prompt)
         ends[nodes[begin:length]] = start
         length = len(path.computed)
         nodes[begin:length] = np.arange(start, start + length - begin)
@@ -161,7 +158,12 @@ def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
         if marked < num_prompt:
             is_prompt[nodes[marked:num_prompt]] = True
             marked = num_prompt
-        predictors[place] = [nodes[own].copy() for own in path.predictors]
+        moved = num_prompt - 1 - path.begin  # from places in the response to those that predict
+        predictors[place] = [
+            nodes[moved + own.start : moved + own.stop].copy()
+            for own in sample.sampled
+            if path.begin <= own.start < own.stop <= path.end
+        ]
     texts = [(each.sample.response, each.sample.sampled) for each in given]
     targets = (tokens[own.start : own.stop] for tokens, sampled in texts for own in sampled)
     kept = zip(ordered, shared.tolist(), strict=True)
@@ -182,18 +184,20 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[Sampl
     row of its own."""
     given = _in_order(paths_of(samples))
     paths = [path.computed for each in given for path in each.paths]
-    left = iter(zip(paths, num_shared(paths).tolist(), strict=True))
+    shared = num_shared(paths)
+    # upper bounds on the nodes that each path adds behind the one before
+    adds = (np.array([*map(len, paths)], dtype=np.int64) - shared).tolist()
+    num_paths = 0  # of the samples before
     rows: list[list[SamplePaths]] = []
     filled = max_tokens + 1
     for each in given:
-        # upper bounds on the nodes that each path adds behind the one before
-        own = [(len(path), shared) for _, (path, shared) in zip(each.paths, left, strict=False)]
-        added = sum(length - shared for length, shared in own)
+        added = sum(adds[num_paths : num_paths + len(each.paths)])
         if added and filled + added > max_tokens:
             rows.append([])
-            filled, added = 0, added + own[0][1]
+            filled, added = 0, added + int(shared[num_paths])
         rows[-1].append(each)
         filled += added
+        num_paths += len(each.paths)
     return rows
 
 

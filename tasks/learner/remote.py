@@ -33,6 +33,7 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.memory import learner_memory, model_size
 from tasks.learner.ranks import meeting_point
 from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.samples import TrainingSet
 from tasks.learner.trainer import LearnerRank
 
 RENDEZVOUS_S = 30.0  # deadline of `rendezvous`, which finds a free port on an idle rank
@@ -222,9 +223,9 @@ class RemoteLearner:
     async def discard(self) -> None:
         await self._call("discard")
 
-    async def accumulate(self, step: int, parts: tuple[GroupPart, ...]) -> AccumulateReport:
+    async def accumulate(self, step: int, data: TrainingSet) -> AccumulateReport:
         """The report is all zero if the step has been updated already."""
-        answer: bytes = await self._call("accumulate", step, pack(parts))
+        answer: bytes = await self._call("accumulate", step, pack(data))
         return unpack(answer) if answer else AccumulateReport()
 
     async def update(self, step: int) -> UpdateReport:
@@ -270,6 +271,9 @@ class LearnerAtStep:
 
     learner: RemoteLearner
     step: int
+    config: LearnerConfig
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
-        return await self.learner.accumulate(self.step, parts)
+        """Send the samples of these parts alone: the other responses of their groups only count
+        for the advantages, which are computed here."""
+        return await self.learner.accumulate(self.step, self.config.training_set(parts))

@@ -7,15 +7,16 @@ out the division (`trainer`), packing and tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
-from artifacts.records import Generated, Group, Score, sampled_versions
+from artifacts.records import Generated, Group, Score, VersionSpan, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
@@ -77,6 +78,62 @@ class TrainingSet:
     num_groups_flat: int  # groups whose advantages are all zero
     num_responses_excluded: int  # responses without a verdict or without a sampled token
     num_responses_masked: int  # truncated responses that `overlong` leaves out
+
+    def __reduce__(self) -> tuple[Any, ...]:  # Any: the types of the values
+        """Pickle as columns: the arrays of all samples joined, every prompt once, the rest by
+        sample as tuples of numbers."""
+        samples = self.samples
+        prompts = {id(sample.prompt): sample.prompt for sample in samples}
+        places = {name: place for place, name in enumerate(prompts)}
+        responses = np.concatenate([_NO_TOKENS, *(sample.response for sample in samples)])
+        logprobs = np.concatenate([_NO_LOGP, *(sample.sampling_logp for sample in samples)])
+        numbers = [
+            (
+                places[id(sample.prompt)],
+                len(sample.response),
+                tuple((own.start, own.stop) for own in sample.sampled),
+                sample.advantages,
+                sample.reward,
+                sample.weight,
+                tuple((span.version, span.num_tokens) for span in sample.versions),
+                sample.restarts,
+            )
+            for sample in samples
+        ]
+        counts = [getattr(self, each.name) for each in fields(self)[1:]]
+        return _from_columns, (counts, [*prompts.values()], responses, logprobs, numbers)
+
+
+def _from_columns(
+    counts: Sequence[Any],  # Any: as below
+    prompts: Sequence[Ints],
+    responses: Ints,
+    logprobs: NDArray[np.float32],
+    numbers: Iterable[tuple[Any, ...]],  # Any: what `__reduce__` puts there
+) -> TrainingSet:
+    samples: list[Sample] = []
+    begin = first = 0  # of the sample's tokens, and of those among them that were sampled
+    for place, length, pairs, advantages, reward, weight, versions, restarts in numbers:
+        end, sampled = begin + length, tuple(range(*pair) for pair in pairs)
+        last = first + sum(map(len, sampled))
+        made = Sample(
+            prompt=prompts[place],
+            response=responses[begin:end],
+            sampled=sampled,
+            sampling_logp=logprobs[first:last],
+            advantages=advantages,
+            reward=reward,
+            weight=weight,
+            versions=tuple(VersionSpan(version=own, num_tokens=num) for own, num in versions),
+            restarts=restarts,
+        )
+        samples.append(made)
+        begin, first = end, last
+    names = [each.name for each in fields(TrainingSet)[1:]]
+    return TrainingSet(samples=tuple(samples), **dict(zip(names, counts, strict=True)))
+
+
+_NO_TOKENS, _NO_LOGP = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
 
 
 def training_set(

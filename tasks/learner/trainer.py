@@ -44,7 +44,7 @@ from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.row_report import total
 from tasks.learner.rows import DeviceRow, prepared, row_of
-from tasks.learner.samples import training_set
+from tasks.learner.samples import TrainingSet
 from tasks.learner.several_updates import SeveralUpdates
 from tasks.learner.shards import load_shards, save_shard
 
@@ -125,13 +125,11 @@ class LearnerRank:
             )
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
-        """Add the gradients, loss and normaliser of these groups or parts of groups (a packed
-        tuple), or take them as the next mini-batch. Where ranks work in step this is collective,
-        and the tuple may be empty."""
-        groups: tuple[Group | GroupPart, ...] = unpack(payload)
-        data = training_set(
-            groups, self._config.advantage, self._config.aggregation, self._config.overlong
-        )
+        """Add the gradients, loss and normaliser of groups or parts of groups (packed: a tuple, or
+        the TrainingSet of them), or take them as the next mini-batch. Where ranks work in step this
+        is collective, and the tuple may be empty."""
+        given: TrainingSet | tuple[Group | GroupPart, ...] = unpack(payload)
+        data = given if isinstance(given, TrainingSet) else self._config.training_set(given)
         wanted = [
             sample for sample in data.samples if any(sample.advantages) or self._config.trains_all
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
-from tasks.learner.packing import Sample, micro_batches, pack_samples, shared_prefix
+from tasks.learner.packing import Sample, micro_batches, num_shared, pack_samples, shared_prefix
 from tasks.learner.tree_attention import TreePlan, is_ancestor
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple)
@@ -63,6 +64,31 @@ def test_a_groups_prompt_is_computed_once() -> None:
     assert batch.predictors.tolist() == [2, 3, 2, 4, 5, 6]
     assert batch.targets.tolist() == [7, 8, 9, 4, 5, 7]
     assert batch.num_prompt_nodes == 4
+
+
+@given(SAMPLES)
+def test_nodes_are_those_of_a_trie_in_preorder(samples: list[Sample]) -> None:
+    """Of all sequences that end in a predicted token; an insertion for each token."""
+    trie: dict[int, Any] = {}  # Any: the same below each token
+    for item in samples:
+        for place in item.places:
+            node = trie
+            begin = max((begin for begin in item.restarts if begin <= place), default=0)
+            for token in (*item.prompt.tolist(), *item.response[begin:place].tolist()):
+                node = node.setdefault(token, {})
+    nodes: list[list[int]] = []  # token, depth, end of each
+
+    def walk(below: dict[int, Any], depth: int) -> None:
+        for token in sorted(below):
+            nodes.append([token, depth, 0])
+            place = len(nodes) - 1
+            walk(below[token], depth + 1)
+            nodes[place][2] = len(nodes)
+
+    walk(trie, 0)
+    batch = pack_samples(samples)
+    found = np.stack([batch.tokens, batch.positions, batch.subtree_ends], 1)
+    assert found.tolist() == nodes
 
 
 def test_siblings_share_the_first_observation_and_nothing_after_the_last_action_is_a_node() -> None:
@@ -178,6 +204,15 @@ def test_micro_batches_depend_on_the_set_of_samples_only(
 def in_rows(samples: list[Sample], max_tokens: int) -> list[list[Sample]]:
     """The samples of each row."""
     return [[each.sample for each in row] for row in micro_batches(samples, max_tokens)]
+
+
+@given(st.lists(TOKENS, max_size=6))
+def test_shared_prefixes_of_neighbours_are_the_longest_common_ones(
+    sequences: list[tuple[int, ...]],
+) -> None:
+    found = num_shared([np.array(each) for each in sequences]).tolist()
+    pairs = zip(((), *sequences), sequences, strict=False)
+    assert found == [shared_prefix(before, each) for before, each in pairs]
 
 
 @given(TOKENS, TOKENS)

@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from learner_factories import ALONE, make_model, one_row, random_groups, with_episodes
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from artifacts.records import pack
+from artifacts.records import pack, unpack
 from research.benchmarks.learner_host_time import NoModel
 from tasks.learner import rows as rows_module
 from tasks.learner import shards, trainer
+from tasks.learner.dealing import GroupPart
 from tasks.learner.head import LossGradient, head_pass
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
@@ -29,7 +32,7 @@ from tasks.learner.parameters import ReplicatedParameters
 from tasks.learner.policy import load_decoder
 from tasks.learner.row_report import total
 from tasks.learner.rows import moved, prepared, row_of
-from tasks.learner.samples import training_set
+from tasks.learner.samples import TrainingSet, training_set
 from tasks.learner.trainer import LearnerRank
 from tasks.learner.tree_attention import TreePlan
 
@@ -77,6 +80,18 @@ def test_what_makes_a_row_fail_is_raised_where_the_row_is_taken() -> None:
     dealt = [*micro_batches(samples(), 30), []]
     with pytest.raises(ValueError, match="zero-size array"):
         list(prepared(dealt, CPU))
+
+
+@given(st.integers(0, 200))
+def test_a_training_set_is_the_same_in_another_process(seed: int) -> None:
+    groups = with_episodes(random_groups(seed), seed)
+    whole = CONFIG.training_set(groups)
+    found: TrainingSet = unpack(pack(whole))
+    assert found == whole
+    assert {each.response.dtype for each in found.samples} <= {np.dtype(np.int64)}
+    assert {each.sampling_logp.dtype for each in found.samples} <= {np.dtype(np.float32)}
+    alone = CONFIG.training_set([GroupPart(group=group, places=(0,)) for group in groups])
+    assert all(each in whole.samples for each in alone.samples)
 
 
 def test_arrays_are_the_same_after_the_copy() -> None:
