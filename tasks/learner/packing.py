@@ -240,7 +240,8 @@ def num_shared(sequences: Sequence[Ints]) -> Ints:
     differ = np.concatenate([_NOTHING, *before]) != np.concatenate([_NOTHING, *after])
     places = np.append(np.flatnonzero(differ), ends[-1:])
     starts = ends - compared
-    return np.minimum(places[np.searchsorted(places[:-1], starts)] - starts, compared)
+    found: Ints = np.minimum(places[np.searchsorted(places[:-1], starts)] - starts, compared)
+    return found
 
 
 def shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
