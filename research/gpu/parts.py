@@ -71,4 +71,10 @@ PARTS = (
         module="research.gpu.schedules",
         weight=4.0,
     ),
+    Part(
+        name="leak",
+        about="memory of GPUs and processes over 200 tiny steps, once they have settled",
+        module="research.benchmarks.leak",
+        weight=2.0,
+    ),
 )
