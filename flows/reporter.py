@@ -1,10 +1,16 @@
 """Reports a run, with its environment processes and elastic workers, to MLflow, Prefect artifacts,
 the terminal and the report folder. A run does not depend on these reports: all are made from the
-commits, the recorded rounds and the evaluations."""
+commits, the recorded rounds and the evaluations.
+
+    commit ─▶ report_step: at once the list of commits ─▶ the rest, beside the next round
+                 └─ waits for the step before's          └─ ends within `caught_up`
+
+Every end of a run, by success, failure or cancellation, waits for the reports that have begun."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -49,6 +55,8 @@ from tasks.metrics.step_cost import own_dollars_per_h
 from tasks.progress import artifact_key, progress_key
 from tasks.rounds.round_progress import RoundProgress
 from tasks.run.partial_responses import drop_partial
+
+logger = logging.getLogger(__name__)
 
 TABLE_COLUMNS = (
     "reward/mean",
@@ -130,6 +138,7 @@ class RunReporter:
         self._commits = list(run.commits)
         self._key = artifact_key(run.context.run_id)
         self._client = get_client()
+        self._reporting: asyncio.Task[None] | None = None  # of the last committed step
         self._participants = Participants(run, history, self._client)
         self._view = TerminalView(
             run.context.run_id,
@@ -159,9 +168,22 @@ class RunReporter:
             else acreate_markdown_artifact(text, key=key, description=about)
         )
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._view.__aexit__(*error)
-        await self._folder.wait_until_drawn()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.caught_up()
+        except Exception as failure:
+            if error is None:
+                raise
+            logger.warning("the last step is not reported: %s", failure)
+        finally:
+            await self._view.__aexit__(kind, error, trace)
+            await self._folder.wait_until_drawn()
+
+    async def caught_up(self) -> None:
+        """Wait until the last committed step is reported. Raises what its report raised, once."""
+        reporting, self._reporting = self._reporting, None
+        if reporting is not None:
+            await asyncio.shield(reporting)
 
     @property
     def figures(self) -> tuple[Mapping[str, float], ...]:
@@ -173,10 +195,11 @@ class RunReporter:
         """The commit of the last step; None before the first."""
         return self._commits[-1] if self._commits else None
 
-    def report_evaluation(self, step: int, report: EvaluationReport) -> None:
+    async def report_evaluation(self, step: int, report: EvaluationReport) -> None:
         """Log and show the held-out scores after a step; a repeated call does nothing."""
         if step in self._evaluations:
             return
+        await self.caught_up()
         self._evaluations[step] = report
         self._run.tracker.log_metrics(step, report.metrics)
         asked = f"({len(report.scores)} prompts)"
@@ -186,19 +209,17 @@ class RunReporter:
         write_figures(self._run.store, self._figures_now())
 
     async def report_step(self, report: StepReport, commit: StepCommit) -> None:
-        """Store the spans of a committed step, log its metrics, and show its row and warnings."""
+        """Begin to report a committed step, once the step before is reported: to store its spans,
+        log its metrics, and show its row and warnings."""
+        await self.caught_up()
         self._commits.append(commit)
-        self._run.store.keep(
-            layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
-        )
-        self._journal.drop_parts(commit.step)
-        drop_partial(report.plan)
-        self._run.tracker.log_step(commit.step, commit.metrics)
-        write_figures(self._run.store, self._figures_now())
+        self._reporting = asyncio.create_task(self._report(report, commit))
+
+    async def _report(self, report: StepReport, commit: StepCommit) -> None:
+        await asyncio.to_thread(self._record, report, commit)
         self._add_row(commit)
         await self._participants.record(self.figures)
         if commit.checkpoint is not None:
-            self._run.tracker.log_state(commit.step, self._figures_now().columns)
             await self._folder.redraw(tuple(self._commits), dict(self._evaluations))
         get_run_logger().info(
             "step=%d round=%s %s",
@@ -215,6 +236,19 @@ class RunReporter:
         await publish_artifact(
             acreate_table_artifact(table=list(self._rows), key=key, description=about)
         )
+
+    def _record(self, report: StepReport, commit: StepCommit) -> None:
+        """Write what lies in the run's folder and in MLflow, in a thread."""
+        self._run.store.keep(
+            layout.table_file("spans", commit.step), spans_to_parquet(commit.step, report.spans)
+        )
+        self._journal.drop_parts(commit.step)
+        drop_partial(report.plan)
+        figures = self._figures_now()
+        self._run.tracker.log_step(commit.step, commit.metrics)
+        if commit.checkpoint is not None:
+            self._run.tracker.log_state(commit.step, figures.columns)
+        write_figures(self._run.store, figures)
 
     def _warn(self, commit: StepCommit) -> None:
         """Show and log this step's warnings, and tag the MLflow run with all of the run."""
@@ -245,6 +279,7 @@ class RunReporter:
 
     async def finish(self, model: str) -> RunSummary:
         """Write and print the final report. `model`: where the weights were exported."""
+        await self.caught_up()
         commits = read_commits(self._run.store)
         await self._participants.record(self.figures)
         answers = await asyncio.to_thread(read_answers, self._run.store, self._evaluations)

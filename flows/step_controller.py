@@ -143,7 +143,7 @@ class StepController:
 
     async def evaluate(self, plan: StepPlan) -> None:
         report = await self.evaluation_flow(replace(plan, run=self.fleet.run))
-        self.reporter.report_evaluation(plan.step, report)
+        await self.reporter.report_evaluation(plan.step, report)
 
     async def open(self, plan: StepPlan, beside: Sequence[StepPlan]) -> None:
         """Bring the engines into the round's layout and open the round."""

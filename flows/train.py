@@ -50,7 +50,7 @@ from flows.step_controller import (
 )
 from flows.steps import Steps
 from flows.stopping import stoppable
-from flows.task_runner import ClusterTaskRunner, on_cluster
+from flows.task_runner import on_cluster
 from tasks.checkpointing import export_model
 from tasks.cluster.dask_cluster import open_cluster, prepare_cluster
 from tasks.cluster.devices import worker_specs
@@ -115,8 +115,7 @@ async def train(config: RunConfig) -> RunSummary | State[None]:
             line = worker_line(client.scheduler.address, run.context.elastic, handed)
             print_line(f"elastic workers: {line}")
         try:
-            runner = ClusterTaskRunner(address=client.scheduler.address)
-            return await train_steps(run, fleet, layouts, runner)
+            return await train_steps(run, fleet, layouts, client)
         except RECOVERABLE as error:
             raise fleet.account(error) from error
 
@@ -128,19 +127,20 @@ def prepare_workers(config: RunConfig) -> None:
 
 
 async def train_steps(
-    run: OpenRun, fleet: Fleet, layouts: EngineLayouts, task_runner: ClusterTaskRunner
+    run: OpenRun, fleet: Fleet, layouts: EngineLayouts, client: Client
 ) -> RunSummary:
     """Play all remaining steps and evaluations, export the model, and report."""
-    step_flow = on_cluster(rl_step, task_runner)
-    evaluation_flow = on_cluster(evaluate, task_runner)
     step = len(run.commits)
     weights = await start_at(run, fleet, step)
     records = StepCommitter(run, fleet.elastic.history)
-    async with RunReporter(run, fleet.elastic.history) as reporter:
+    async with (
+        on_cluster(client, rl_step, evaluate) as (step_flow, evaluation_flow),
+        RunReporter(run, fleet.elastic.history) as reporter,
+    ):
 
         async def evaluate_and_report(step: int, weights: WeightsRef) -> None:
             scores = await evaluate_after(evaluation_flow, run, fleet, step, weights)
-            reporter.report_evaluation(step, scores)
+            await reporter.report_evaluation(step, scores)
 
         for past in evaluations_until(run, step):
             await evaluate_and_report(past, weights)

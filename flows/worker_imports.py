@@ -8,6 +8,7 @@ import gc
 from anyio._backends import _asyncio  # the first client of Prefect would, in every worker
 
 from artifacts.models.importing import importing_transformers
+from flows import evaluate, rl_step
 from tasks import checkpointing as durable
 from tasks import reward, rollout, train
 from tasks.run import fleet
@@ -21,8 +22,10 @@ __all__ = [
     "PreTrainedTokenizerFast",
     "_asyncio",
     "durable",
+    "evaluate",
     "fleet",
     "reward",
+    "rl_step",
     "rollout",
     "train",
 ]

@@ -44,6 +44,7 @@ from tasks.run.stream_workers import workers_of_round
 from tasks.scheduling.seeding import SeedingWindow
 from tasks.scheduling.stream_training import (
     HISTORY_ROUNDS,
+    AllAccepted,
     DeviceGroup,
     FreesDevices,
     ScaleDown,
@@ -92,8 +93,9 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
             result = await drive_round(replace(inputs, on_new_tokens=write))
     if not (plan.is_evaluation or plan.overlaps):
         await sleep_engines(run, run.engines)
-    if is_streamed(plan):  # generation is over, and writing the records takes a moment
-        await stream.put(GROUPED, [ScaleDown(engines=run.engines, learners=run.learners)])
+    if not plan.is_evaluation:  # writing the records takes a moment
+        every = ScaleDown(engines=run.engines, learners=run.learners)
+        await stream.put(GROUPED, [every, AllAccepted()] if is_streamed(plan) else [AllAccepted()])
     devices = {**{name: run.devices_of(name) for name in run.engines}, **result.joined}
     readings = await asyncio.gather(*(_reading(plan, name) for name in run.engines))
     report = round_report(

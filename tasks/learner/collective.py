@@ -22,7 +22,7 @@ from artifacts.store import Store
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.remote import LearnerAtStep, RemoteLearner
-from tasks.learner.reports import GradientReport, UpdateReport
+from tasks.learner.reports import AccumulateReport, GradientReport, UpdateReport
 from tasks.learner.samples import moments_of
 from tasks.learner.split import (
     GradientRank,
@@ -34,12 +34,12 @@ from tasks.learner.split import (
     write_split,
 )
 from tasks.learner.streaming import StreamedAccumulation
-from tasks.scheduling.stream_training import ScaleDown
+from tasks.scheduling.stream_training import AllAccepted, ScaleDown
 
 
 async def accumulate_round(
     learners: Sequence[RemoteLearner],
-    stream: AsyncIterator[Group | ScaleDown],
+    stream: AsyncIterator[Group | ScaleDown | AllAccepted],
     store: Store,
     config: LearnerConfig,
     *,
@@ -47,11 +47,12 @@ async def accumulate_round(
     versions: range,
     num_groups: int,
 ) -> GradientReport:
-    """Accumulate the gradients of a round's accepted groups until their stream ends; ranks that a
-    ScaleDown frees begin while the round still runs. Drops the sums of a lost attempt, and follows
-    its recorded split. Else makes the split as the groups come, or from all groups at the end where
-    advantages span the step or the step scores first. versions: weight versions whose tokens may be
-    trained. num_groups: groups that the round will accept."""
+    """Accumulate the gradients of a round's accepted groups until their stream ends, when the round
+    is recorded; ranks that a ScaleDown frees begin while the round still runs, all of them with
+    AllAccepted. Drops the sums of a lost attempt, and follows its recorded split. Else makes the
+    split as the groups come, or from all groups at the end where advantages span the step or the
+    step scores first; records it after the round, and before it returns. versions: weight versions
+    whose tokens may be trained. num_groups: groups that the round will accept."""
     ranks = await _fresh_ranks(learners, step, config)
     checked = _checked(stream, step, versions)
     split = read_split(store, step)
@@ -64,26 +65,33 @@ async def accumulate_round(
         return GradientReport(ranks=await accumulate_split(ranks, groups, split, moments))
     places = {learner.name: rank for rank, learner in enumerate(learners)}
 
+    is_recorded = asyncio.Event()  # the round, which its split must not precede
+
     async def record(made: Split) -> None:
+        await is_recorded.wait()
         await asyncio.to_thread(write_split, store, step, made)
 
     async with asyncio.TaskGroup() as tasks:
         accumulation = StreamedAccumulation(
             ranks, tasks, num_groups, config.max_tokens_per_microbatch, config.flat_groups_cost
         )
+        finishing: asyncio.Task[tuple[AccumulateReport, ...]] | None = None
         async for item in checked:
             if isinstance(item, ScaleDown):
                 for name in item.learners:
                     accumulation.free(places[name])
+            elif isinstance(item, AllAccepted):
+                finishing = tasks.create_task(accumulation.finish(record))
             else:
                 await accumulation.offer([item])
-        reports = await accumulation.finish(record)
+        is_recorded.set()
+        reports = await (finishing or accumulation.finish(record))
     return GradientReport(ranks=reports, num_groups_streamed=accumulation.num_streamed)
 
 
 async def _checked(
-    stream: AsyncIterator[Group | ScaleDown], step: int, versions: range
-) -> AsyncIterator[Group | ScaleDown]:
+    stream: AsyncIterator[Group | ScaleDown | AllAccepted], step: int, versions: range
+) -> AsyncIterator[Group | ScaleDown | AllAccepted]:
     """The stream with its groups checked; only a replay goes around this check. Raises ValueError
     for a token of a weight version that the round does not allow."""
     async for item in stream:

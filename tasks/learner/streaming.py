@@ -76,9 +76,9 @@ class StreamedAccumulation:
         self, record: Callable[[Split], Awaitable[None]]
     ) -> tuple[AccumulateReport, ...]:
         """Deal the remaining groups to all ranks, considering their unfinished calls. Returns each
-        rank's report, by rank. The split is final, and recorded, before the last calls are made. A
-        rank that was never freed gets one call, even if an empty one, because ranks in step must
-        all take part (`trainer`)."""
+        rank's report, by rank. The split is final before the last calls are made, and recorded
+        beside them. A rank that was never freed gets one call, even if an empty one, because ranks
+        in step must all take part (`trainer`)."""
         self._is_closed = True
         self.num_streamed = len({name for share in self._calls for name, _ in share.parts})
         left = balance(
@@ -87,7 +87,7 @@ class StreamedAccumulation:
             flat_costs=self._flat_costs,
             loads=self._loads,
         )
-        await record((*self._calls, *shares_of(left)))
+        split = (*self._calls, *shares_of(left))
         await self._wake()
 
         async def end(rank: int, parts: tuple[GroupPart, ...]) -> None:
@@ -96,7 +96,9 @@ class StreamedAccumulation:
             if parts or rank not in self._workers:
                 await self._accumulate(rank, parts)
 
-        await asyncio.gather(*(end(rank, parts) for rank, parts in enumerate(left)))
+        ends = [self._tasks.create_task(end(rank, parts)) for rank, parts in enumerate(left)]
+        await record(split)
+        await asyncio.gather(*ends)
         return tuple(self._reports)
 
     async def _work(self, rank: int) -> None:

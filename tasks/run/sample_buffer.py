@@ -21,7 +21,7 @@ from typing import Any, Generic, NewType, TypeVar
 
 from artifacts.records import Generated, Group, Score
 from tasks.rounds.elastic_engines import WorkerNotice
-from tasks.scheduling.stream_training import ScaleDown
+from tasks.scheduling.stream_training import AllAccepted, ScaleDown
 
 Record = TypeVar("Record")
 RoundKey = NewType("RoundKey", int)
@@ -36,7 +36,8 @@ class Stage(Generic[Record]):
 
 GENERATED: Stage[Generated] = Stage("generated")  # finished responses, for the reward
 SCORED: Stage[Score] = Stage("scored")  # verdicts, for the round's scheduler
-GROUPED: Stage[Group | ScaleDown] = Stage("grouped")  # groups to train, learners that may begin
+# groups to train, learners that may begin; closed when the round is recorded
+GROUPED: Stage[Group | ScaleDown | AllAccepted] = Stage("grouped")
 PUBLISHED: Stage[int] = Stage("published")  # weight versions that every engine has
 ELASTIC_WORKERS: Stage[WorkerNotice] = Stage("elastic")  # engines that come and go in mid-round
 # Any: of any record

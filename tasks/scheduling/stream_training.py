@@ -230,6 +230,11 @@ class ScaleDown:
     learners: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AllAccepted:
+    """Notice: no group of the round follows; its tables are still to be written."""
+
+
 class FreesDevices(Protocol):
     """Decides which devices of one round stop generating, and when. Call `start` once, then
     `handle` whenever `is_due`."""

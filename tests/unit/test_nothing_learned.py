@@ -189,6 +189,7 @@ async def test_it_is_told_in_terminal_log_and_tag_with_two_answers(
     with caplog.at_level(logging.WARNING):
         for commit in flat_commits():
             await teller.report_step(make_report(()), commit)
+        await teller.caught_up()
     logged = [record.getMessage() for record in caplog.records if record.name == log.name]
     alarms = [line for line in logged if "alarm" in line]
     assert len(alarms) == 1

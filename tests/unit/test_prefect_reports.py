@@ -43,6 +43,7 @@ async def test_a_table_that_prefect_does_not_take_ends_no_run(
 
     teller = teller_of("no-prefect", monkeypatch, refuse)
     await teller.report_step(make_report(()), make_commit(1))
+    await teller.caught_up()
     assert "not shown in Prefect: ConnectError: All connection" in caplog.text
 
 
@@ -56,6 +57,7 @@ async def test_tables_of_steps_do_not_grow_with_the_run(monkeypatch: pytest.Monk
     teller = teller_of("tables", monkeypatch, keep)
     for step in range(1, TABLE_STEPS + 3):
         await teller.report_step(make_report(()), make_commit(step))
+    await teller.caught_up()
     assert [row["step"] for row in tables[1]] == [1, 2]
     assert [row["step"] for row in tables[-1]] == list(range(3, TABLE_STEPS + 3))
 

@@ -65,6 +65,7 @@ async def test_the_step_that_raises_it_tells_it_once(
             if step == 3:
                 assert not tags.tags
             await teller.report_step(make_report(()), commit_of(step, effective))
+            await teller.caught_up()
     told = [record.getMessage() for record in caplog.records if record.name == LOG.name]
     assert len(told) == 1
     assert told[0].startswith(f"step=3 alarm: {ALARM}: ")

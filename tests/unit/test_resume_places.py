@@ -250,7 +250,7 @@ class NoMlflow(RunTracker):
         return True
 
 
-def test_an_evaluation_is_told_once(
+async def test_an_evaluation_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last one of an earlier attempt is met again at the end of a run with nothing to do."""
@@ -259,5 +259,5 @@ def test_an_evaluation_is_told_once(
     run = replace(make_run(Store.open("memory://told-once")), tracker=NoMlflow(""))
     teller = RunReporter(run, WorkerHistory(run.store, tuple))
     for _ in range(2):
-        teller.report_evaluation(2, make_evaluation({"heldout/0": 1.0}))
+        await teller.report_evaluation(2, make_evaluation({"heldout/0": 1.0}))
     assert capsys.readouterr().out.count("held-out reward after step 2") == 1

@@ -67,7 +67,11 @@ async def test_steps_that_overlap_wait_for_the_end_and_go_on_beside_evaluations(
     asked = SimpleNamespace(heldout=[SimpleNamespace(domain="add")] * 100)
     monkeypatch.setattr(prompts, "dataset_of", lambda run: asked)
     told: list[tuple[int, StepPlan]] = []
-    reporter = SimpleNamespace(report_evaluation=lambda *report: told.append(report))
+
+    async def report_evaluation(*report: Any) -> None:  # Any: a step and its report
+        told.append(report)
+
+    reporter = SimpleNamespace(report_evaluation=report_evaluation)
     _, made = course_of(tmp_path, preset, reporter, evaluation={"every_steps": 2})
     assert [step for step in range(1, 8) if made.is_barrier(step)] == barriers
     plans = [plan for step in range(1, 8) if (plan := made.evaluation(step, HELD))]
