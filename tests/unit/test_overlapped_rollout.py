@@ -33,6 +33,7 @@ from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.asynchronous import AsynchronousConfig
 from tasks.scheduling.policies.base import PlanningInputs
 from tasks.scheduling.queue_state import QueueState, finish_round
+from tasks.scheduling.stream_training import AllAccepted
 
 POLICY = AsynchronousConfig(async_ratio=1.0)
 BATCH = BatchConfig(prompts_per_step=4, responses_per_prompt=2)
@@ -154,6 +155,7 @@ def test_the_next_round_goes_on_with_what_runs_and_with_what_is_recorded(
         assert {group.prompt.prompt_id for group in groups} == carried
         stream = stage.stream(first)
         waiting, is_over = await stream.take(GROUPED, max_items=9)
+        assert waiting.pop() == AllAccepted()
         assert len(waiting) == BATCH.prompts_per_step, "of the first round, which trains meanwhile"
         assert is_over
 

@@ -20,7 +20,7 @@ from tasks.scheduling.policies.sync import SyncConfig
 from tasks.scheduling.policies.tail_batching import TailBatchingConfig
 from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.seeding import PlannedWindow
-from tasks.scheduling.stream_training import ScaleDown
+from tasks.scheduling.stream_training import AllAccepted, ScaleDown
 from tests.unit.elastic_worker_factories import Door, joined
 from tests.unit.test_overlapped_rollout import BATCH, ENGINE, Stage
 
@@ -65,6 +65,7 @@ def played(
         report = await stage.play(plan)
         stream = stage.stream(plan)
         trained, _ = await stream.take(GROUPED, max_items=99)
+        assert trained.pop() == AllAccepted()
         return plan, report, list(trained)
 
     return run_virtual(play())
