@@ -7,9 +7,10 @@
        └─────────────────────────────────────────────────────────────────────────────────┘
 
 The first three tasks run at the same time on the cluster and meet in the sample buffer (═). The
-last two follow (─) in this process: they only call actors, and a task run through Dask takes 0.15 s
-before its first call. With the stream trainer (`tasks.scheduling.stream_training`) learners begin
-on devices that the rollout frees; without it, they begin when the rollout is over. The round's kind
+last two follow (─) in this process: they only call actors, and a task run through Dask takes longer
+until its first call. With the stream trainer (`tasks.scheduling.stream_training`) learners begin
+on devices that the rollout frees; without it, they begin when all groups are accepted, beside the
+writing of the round's tables, which are there before the update. The round's kind
 and sizes are decided before the step begins (`tasks.scheduling.policies`). In the RollPacker
 paper a step of the 14B model spends about 70 % in rollout, 5 to 10 % in reward and 20 to 25 % in
 training (Table 1). `docs/architecture.md` follows one response from file to file.

@@ -24,17 +24,18 @@ from importlib import import_module
 from typing import Any, Self
 from uuid import UUID, uuid4
 
-import cloudpickle
 from distributed import Client
+from distributed.protocol import pickle
 from prefect import Flow, State, Task
 from prefect._internal.engine import resolve_custom_flow_run_name
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas import FlowRun
 from prefect.context import FlowRunContext, SettingsContext, TagsContext
-from prefect.flow_engine import AsyncFlowRunEngine, propose_state
+from prefect.flow_engine import AsyncFlowRunEngine
 from prefect.states import Running
 from prefect.task_engine import run_task_sync
 from prefect.utilities.callables import get_call_parameters
+from prefect.utilities.engine import propose_state
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 
 # a thread per wait: four for a step, two for an evaluation, one for each round that overlaps
@@ -111,16 +112,14 @@ def _context_of_tasks() -> bytes:
     assert context is not None, "tasks are submitted in a flow"
     flow_run = context.model_copy(update={"parameters": {}}).serialize()
     flow_run["flow"] = Named.of(context.flow) or context.flow
-    pickled: bytes = cloudpickle.dumps(
-        {"flow_run_context": flow_run, "tags_context": tags.serialize()}
-    )
+    pickled: bytes = pickle.dumps({"flow_run_context": flow_run, "tags_context": tags.serialize()})
     return pickled
 
 
 @lru_cache(maxsize=4)
 def settings_of(pickled: bytes) -> SettingsContext:
     """The settings of Prefect that a flow pickled. Reading them takes 0.04 s of a core."""
-    return SettingsContext(**cloudpickle.loads(pickled))
+    return SettingsContext(**pickle.loads(pickled))
 
 
 def run_on_worker(
@@ -132,11 +131,11 @@ def run_on_worker(
     dependencies: dict[str, set[Any]] | None,
 ) -> State[Any]:
     """Run a task as Prefect does, on a worker of Dask; returns its final state."""
-    serialized = cloudpickle.loads(context)
+    serialized = pickle.loads(context)
     flow_run = serialized["flow_run_context"]
     flow_run["flow"] = loaded(flow_run["flow"])
     with settings_of(settings).model_copy():  # a context cannot be entered twice
-        state: State[Any] = run_task_sync(
+        state = run_task_sync(
             loaded(task),
             task_run_id=task_run_id,
             parameters=parameters,
@@ -144,6 +143,7 @@ def run_on_worker(
             dependencies=dependencies,
             context=serialized,
         )
+    assert isinstance(state, State), "the return type that was asked for"
     return state
 
 
@@ -199,7 +199,7 @@ class ClusterFlow:
         self._flow = copy.copy(flow)
         settings = SettingsContext.get()
         assert settings is not None, "Prefect always has some"
-        self._flow.task_runner = ClusterTaskRunner(client, cloudpickle.dumps(settings.serialize()))
+        self._flow.task_runner = ClusterTaskRunner(client, pickle.dumps(settings.serialize()))
         self._closing: set[asyncio.Task[State[Any]]] = set()  # of runs that are over
 
     async def __call__(self, *parameters: Any) -> Any:  # Any: whatever the flow takes and returns
@@ -211,7 +211,7 @@ class ClusterFlow:
         async with engine.start():
             while engine.is_running():
                 async with engine.run_context():
-                    await engine.call_flow_fn()
+                    _ = await engine.call_flow_fn()
         if engine.closing is not None:
             self._closing.add(engine.closing)
         return await engine.result()

@@ -93,9 +93,11 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
             result = await drive_round(replace(inputs, on_new_tokens=write))
     if not (plan.is_evaluation or plan.overlaps):
         await sleep_engines(run, run.engines)
-    if not plan.is_evaluation:  # writing the records takes a moment
-        every = ScaleDown(engines=run.engines, learners=run.learners)
-        await stream.put(GROUPED, [every, AllAccepted()] if is_streamed(plan) else [AllAccepted()])
+    if not plan.is_evaluation:  # learners may begin: writing the records takes a moment
+        over: list[Group | ScaleDown | AllAccepted] = [AllAccepted()]
+        if is_streamed(plan):
+            over.insert(0, ScaleDown(engines=run.engines, learners=run.learners))
+        await stream.put(GROUPED, over)
     devices = {**{name: run.devices_of(name) for name in run.engines}, **result.joined}
     readings = await asyncio.gather(*(_reading(plan, name) for name in run.engines))
     report = round_report(
