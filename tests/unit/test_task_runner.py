@@ -10,12 +10,15 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from distributed.protocol import pickle as distributed_pickle
 from prefect import task
+from prefect.context import SettingsContext
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import task_runner
 from flows.evaluate import evaluate
 from flows.rl_step import rl_step
-from flows.task_runner import ClusterTaskRunner, Named, loaded, on_cluster
+from flows.task_runner import ClusterTaskRunner, Named, loaded, on_cluster, settings_of
 from tasks.reward import score_responses
 from tasks.rollout import run_rollout
 from tasks.train import accumulate_gradients
@@ -48,6 +51,18 @@ def test_a_runner_takes_no_client_to_a_worker() -> None:
     sent = pickle.loads(pickle.dumps(runner.duplicate()))
     with sent as started, pytest.raises(RuntimeError, match="must be started"):
         started.submit(run_rollout, {})
+
+
+def test_tasks_run_in_the_settings_of_the_flow() -> None:
+    """The settings are read once in a process, and entered by several threads at once."""
+    with temporary_settings({PREFECT_API_URL: "http://far:4200/api"}):
+        found = SettingsContext.get()
+        assert found is not None
+        sent = distributed_pickle.dumps(found.serialize())
+    read = settings_of(sent)
+    assert settings_of(sent) is read
+    with read.model_copy(), read.model_copy():
+        assert PREFECT_API_URL.value() == "http://far:4200/api"
 
 
 class Ends:
