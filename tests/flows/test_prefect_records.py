@@ -17,7 +17,7 @@ from tests.flows.conftest import SIMULATED, Launcher
 pytestmark = pytest.mark.flow
 
 RECORDED_WITHIN_S = 60.0  # Prefect's server writes task runs some time after it was told of them
-STEP_TASKS = ["gradients-{}", "publish-{}", "reward-wait-{}", "rollout-wait-{}", "update-{}"]
+STEP_TASKS = ["gradients-{}", "publish-{}", "reward-sync-{}", "rollout-sync-{}", "update-{}"]
 
 
 def found(launcher: Launcher, what: str, **filters: object) -> list[dict[str, Any]]:  # Any: JSON
@@ -34,7 +34,7 @@ def test_steps_are_flow_runs_with_their_tasks(launcher: Launcher, tmp_path: Path
     steps = found(launcher, "flow_runs", flow_runs={"parent_flow_run_id": {"any_": [train]}})
     states = {step["name"]: step["state_type"] for step in steps}
     evaluations = ["evaluate-after-00000", "evaluate-after-00002"]
-    names = [*evaluations, "step-00001-wait", "step-00002-wait"]
+    names = [*evaluations, "step-00001-sync", "step-00002-sync"]
     assert states == dict.fromkeys(names, "COMPLETED")
     for step in steps:
         assert step["start_time"] < step["end_time"]
