@@ -18,7 +18,7 @@ from artifacts.models.size import ModelSize
 from flows.commands.command_line import assemble
 from flows.config.gpu_memory import check_gpu_memory
 from flows.config.run_config import RunConfig
-from flows.run import _check_rows
+from flows.run import check_rows
 from research.benchmarks import several_cards
 from research.gpu.figures import Figure, figures_in, not_measured, skipped_in
 from research.gpu.long_tail import SHAPES
@@ -144,7 +144,7 @@ def test_runs_take_the_settings_of_every_schedule_on_gpus(
         *SCHEDULES[name],
     )
     config = RunConfig.model_validate(assemble(size.preset, "", words))
-    _check_rows(config)  # the questions that the part writes
+    check_rows(config)  # the questions that the part writes
     check_gpu_memory(config, _size_of(size.shape), 80 * GB)
 
 
