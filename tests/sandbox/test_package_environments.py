@@ -17,7 +17,7 @@ from package_sources import GEM, TEXTARENA, bare_environment, install
 from pydantic import ValidationError
 
 from artifacts.episodes import Ending
-from flows.commands import environment
+from flows.commands import check
 from research.kills.delayed import DelayedConfig
 from tasks.environments.adapters.package import GemConfig, PackageConfig, TextArenaConfig
 from tasks.environments.base import EnvironmentFailed, Transition
@@ -175,7 +175,7 @@ def test_the_conformance_suite_plays_them(
 ) -> None:
     game_id = {"gem": "game:Guess-v0", "textarena": "Guess-v0"}[kind]
     fields = ["--set", f"id={game_id}", "--set", f"python={python}"]
-    assert environment.main(["check", kind, *fields, "--seeds", "2", "--timeout", "1000"]) == 0
+    assert check.main(["environment", kind, *fields, "--seeds", "2", "--timeout", "1000"]) == 0
     assert "broken" not in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from examples.guess_environment import Guess
-from flows.commands.environment import parser
+from flows.commands.check import parser
 from tasks.environments.conformance import ConformanceRule
 from tasks.environments.registry import EnvironmentConfig
 
@@ -53,10 +53,10 @@ def test_the_rules_are_those_of_the_suite() -> None:
 
 
 def test_the_commands_shown_can_be_parsed() -> None:
-    commands = re.findall(r"^rollflow environment (.*)$", PAGE, re.MULTILINE)
+    commands = re.findall(r"^rollflow check (.*)$", PAGE, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
-        assert parser().parse_args(shlex.split(command)).what == "check"
+        assert parser().parse_args(shlex.split(command)).part == "environment"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "²"])
