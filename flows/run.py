@@ -31,8 +31,9 @@ from flows.config.elastic_rules import weight_server_of
 from flows.config.gpu_memory import check_gpu_memory, with_sleep
 from flows.config.keep import KeepConfig
 from flows.config.misfits import misfits_of_places
-from flows.config.rows_needed import misfit_of_rows
+from flows.config.rows_needed import fitted, misfit_of_rows
 from flows.config.run_config import RunConfig, pinned
+from flows.config.subject import lent_questions, subject
 from flows.output import print_line
 from flows.resume import effective_config
 from flows.run_record import links_of, record_beginning
@@ -146,9 +147,18 @@ def check_rows(config: RunConfig, unfit: Collection[int] = ()) -> None:
         raise ValueError(told)
 
 
-def new_run_id(preset: str) -> str:
-    """A name of preset, time and a random part: several machines may begin in one second."""
-    return f"{preset}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+def new_run_id(config: RunConfig) -> str:
+    """A name of subject, time and a random part: several machines may begin in one second."""
+    return f"{subject(config)}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def with_rows_that_fit(config: RunConfig) -> RunConfig:
+    """The configuration fitted to its rows, as the preset `own` wants it; says what was changed,
+    and that a user's own model learns the questions of a demo."""
+    config, told = fitted(config, task_dataset(config.task, config.seed))
+    for line in filter(None, (told, "" if config.resume else lent_questions(config))):
+        print_line(line)
+    return config
 
 
 @contextmanager
@@ -158,8 +168,9 @@ def open_run(given: RunConfig) -> Iterator[OpenRun]:
     root.check_writable()
     config = pinned(effective_config(given))
     check_own_parts(config)
+    config = with_rows_that_fit(config)
     check_places(config)
-    run_id = config.resume or config.run_name or new_run_id(config.preset)
+    run_id = config.resume or config.run_name or new_run_id(config)
     store = _store_of(config, root, run_id)
     await_end(store, print_line)
     check_rows(config)

@@ -36,6 +36,7 @@ COMMANDS = (
     ConsoleCommand("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
     ConsoleCommand("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
     ConsoleCommand("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
+    ConsoleCommand("init", PREPARE, "write a first folder of your own", "mine"),
     ConsoleCommand("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
     ConsoleCommand("doctor", PREPARE, "check this machine, say what to do", ""),
     ConsoleCommand("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),

@@ -27,8 +27,8 @@ from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.registry import CurriculumConfig, MixtureConfig
 from artifacts.models.registry import PathConfig, check_model
 from flows.config.elastic_rules import weight_server_of
-from flows.config.presets import PRESETS, YOUR_MODEL, YOUR_QUESTIONS, preset_fault
-from flows.config.rows_needed import misfit_of_rows
+from flows.config.presets import OWN, PRESETS, YOUR_MODEL, YOUR_QUESTIONS, YOUR_REWARD, preset_fault
+from flows.config.rows_needed import fitted, misfit_of_rows
 from flows.config.run_config import RunConfig
 from flows.config.sentence import QUOTED, flag, nearest, nearest_field, path_of, sentences
 from tasks.cluster.devices import wishes_of
@@ -130,8 +130,16 @@ def _placeholders(config: RunConfig) -> Iterator[str]:
         needed.append("--set model.path=DIRECTORY (or --set model.kind=hub and a repository)")
     if _is_placeholder(getattr(config.task, "path", ""), YOUR_QUESTIONS):
         needed.append("--set task.path=FILE")
+    for domain, reward in config.rewards.items():
+        if _is_placeholder(getattr(reward, "path", ""), YOUR_REWARD):
+            field = flag(f"rewards.{domain}.path", "FILE.py:FUNCTION")
+            needed.append(f"{field} (or {flag(f'rewards.{domain}.kind', 'math_answer')})")
     if needed:
-        yield f"the preset {config.preset} needs {' and '.join(needed)}: it has none of its own"
+        begin = "; 'rollflow init FOLDER' writes a first folder" if config.preset == OWN else ""
+        yield (
+            f"the preset {config.preset} needs {' and '.join(needed)}: it has none of its"
+            f" own{begin}"
+        )
 
 
 def _is_placeholder(path: str, placeholder: str) -> bool:
@@ -226,6 +234,7 @@ def _misfits_of_rows(config: RunConfig) -> Iterator[str]:
     ):
         return
     try:
+        config, _ = fitted(config, task_dataset(config.task, config.seed))
         dataset = task_dataset(config.task, config.seed)
     except ValueError as error:
         yield str(error)

@@ -16,6 +16,8 @@ Preset = Callable[[], Values]
 PRESETS: dict[str, Preset] = {}  # in the order of `explain --list`
 # placeholders of presets that need a user's own
 YOUR_MODEL, YOUR_QUESTIONS = "models/your-model", "data/your-questions.jsonl"
+YOUR_REWARD = "your_reward:reward"
+OWN = "own"  # the preset that fits itself to the rows that there are
 
 SHARED = "rollout: 0-1, learner: 0-1"  # roles: both cores do both
 # half of the groups have equal rewards: dynamic sampling asks other prompts for some of them
@@ -187,6 +189,19 @@ def elastic() -> Values:
     """The main job on one core, with an engine of its own; workers that join with rollflow worker
     generate, too, and may leave at any time."""
     return ELASTIC
+
+
+@preset(over="smollm2-answers")
+def own() -> Values:
+    """Your model, your questions and your reward, which model.path, task.path and rewards.*.path
+    name; batch and held-out questions fit the rows that there are. rollflow init writes a first
+    folder."""
+    return {
+        "model": {"kind": "path", "path": YOUR_MODEL},
+        "task": {"kind": "files", "path": YOUR_QUESTIONS},
+        "rewards": {"*": {"kind": "custom", "path": YOUR_REWARD}},
+        "evaluation": {"num_prompts": 64, "responses_per_prompt": 4},
+    }
 
 
 @preset(over="smollm2-answers")

@@ -17,7 +17,7 @@ from flows.commands.command_line import assemble, checked_configuration, configu
 from flows.commands.completion import whole_parser
 from flows.commands.demo import parser
 from flows.config.misfits import misfits_of_places, misfits_of_settings
-from flows.config.presets import PRESETS
+from flows.config.presets import OWN, PRESETS
 from flows.config.run_config import RunConfig
 from flows.config.sentence import listed
 from flows.config.trials import misfits_of_trials
@@ -113,7 +113,9 @@ def test_a_placeholder_of_a_preset_is_asked_for_by_name() -> None:
     assert missing.startswith("task.path must be a file that can be read, got /nope.jsonl")
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if not name.endswith("-gpu")])
+@pytest.mark.parametrize(
+    "preset", [name for name in PRESETS if name != OWN and not name.endswith("-gpu")]
+)
 def test_presets_have_all_that_they_need(preset: str, tmp_path: Path) -> None:
     values = {"preset": preset, "keep": {"artifact_root": str(tmp_path / "runs")}}
     settings = misfits_of_settings(values)

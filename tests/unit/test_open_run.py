@@ -73,7 +73,8 @@ def started(root: Path, **values: object) -> None:
 
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own() -> None:
-    assert new_run_id("tiny") != new_run_id("tiny")
+    config = RunConfig.model_validate({"preset": "tiny"})
+    assert new_run_id(config) != new_run_id(config)
 
 
 def resumed(root: Path, **given: object) -> RunConfig:
