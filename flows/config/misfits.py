@@ -59,7 +59,8 @@ def misfits_of_settings(given: Mapping[str, Any]) -> Settings:  # Any: parsed JS
     if preset and preset not in PRESETS:
         found.append(preset_fault(str(preset)))
         values["preset"] = nearest(str(preset), PRESETS)
-        replaced |= set() if values["preset"] else set(RunConfig.model_fields)
+        if not values["preset"]:  # which fields there are depends on it
+            return Settings(found, None, frozenset(RunConfig.model_fields))
     for _ in range(MOST_REPAIRS):
         broken: list[str] = []
         try:

@@ -38,12 +38,12 @@ def misfit_of_rows(config: Parts, dataset: Dataset, unfit: Collection[int] = ())
         short.append(
             f"a dataset must have as many rows as a round launches prompts ({launched}), got {rows}"
         )
-    flags = " ".join(
-        f"--set {field}={value}" for field, value in _fitting(config, dataset, rows).items()
-    )
+    fitting = _fitting(config, dataset, rows)
+    flags = " ".join(f"--set {field}={value}" for field, value in fitting.items())
+    fit = "fits" if len(fitting) == 1 else "fit together"
     needed = _rows_needed(config)
     more = f"give {needed} questions" if needed else "give more rows"
-    cure = f"{flags} fit together, or {more}" if flags else more
+    cure = f"{flags} {fit}, or {more}" if flags else more
     return f"{' and '.join(short)}; {cure}"
 
 

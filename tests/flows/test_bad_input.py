@@ -41,8 +41,8 @@ def complaint(err: str) -> str:
         ('model={"kind": "path", "path": "/nowhere/model"}', ("/nowhere/model",)),
         ('rewards={"*": {"kind": "custom", "path": "no.such.module:f"}}', ("no.such.module",)),
         ('preset="nonsense"', ("nonsense", "tiny", "smollm2")),
-        ("evaluation.num_prompts=100000", ("num_prompts", "100000", "lower")),
-        ("task.num_prompts=3", ("rows", "(4)", "got 3", "lower")),
+        ("evaluation.num_prompts=100000", ("100000", "--set evaluation.num_prompts=")),
+        ("task.num_prompts=3", ("rows", "(4)", "got 3", "--set batch.prompts_per_step=3 fits")),
     ],
 )
 def test_a_wrong_value_is_named_with_its_cure(

@@ -224,7 +224,7 @@ import os
 def reward(prompt, response, gold):
     with open({calls!r}, "a") as calls:
         calls.write(".")
-    if os.path.getsize({calls!r}) > 20 and not os.path.exists({mended!r}):
+    if os.path.getsize({calls!r}) > 21 and not os.path.exists({mended!r}):
         raise RuntimeError("no verdict today")
     return float(response.rpartition("Answer: ")[2] == gold)
 """
@@ -242,8 +242,8 @@ class Mended:
 
 @pytest.fixture(scope="module")
 def mended(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Mended:
-    """A reward of one's own that agrees with the plain run's raises after the first evaluation and
-    the first step, 20 responses in all, until it is mended."""
+    """A reward of one's own that agrees with the plain run's raises after the check before
+    the start, the first evaluation and the first step, 21 responses in all, until it is mended."""
     folder = tmp_path_factory.mktemp("mended")
     calls, cure, source = folder / "calls", folder / "cure", folder / "mine.py"
     source.write_text(REWARD.format(calls=str(calls), mended=str(cure)))
