@@ -14,8 +14,9 @@ from artifacts.commit import StepCommit
 from artifacts.reports.canvas import png
 from artifacts.reports.summary import RunSummary, markdown
 from flows.evaluate import Evaluations, HeldoutAnswers, read_answers
-from flows.results import RunResults
+from flows.results import ALL_PAGES, RunResults
 from flows.run import OpenRun
+from flows.run_record import lasting_links
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,7 @@ class ReportFolder:
     def _links(self) -> dict[str, str]:
         tracker, page = self._run.tracker, self._run.local_report(layout.PAGE)
         folder = f"{self._run.store.url}/{layout.REPORT}"
-        links = {
-            "report": str(page) if page and self._draws else folder,
-            "MLflow": tracker.page or f"{tracker.uri} run {tracker.run_id}",
-        }
-        return links | dict(self._run.links)
+        links = {"report": str(page) if page and self._draws else folder}
+        links |= {"MLflow": tracker.page} if tracker.page else {}
+        links |= lasting_links(self._run.links)
+        return links | ({ALL_PAGES: self._run.command("ui")} if page else {})

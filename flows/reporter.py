@@ -43,7 +43,7 @@ from flows.evaluate import EvaluationReport, read_answers
 from flows.output import screen
 from flows.prefect_server import publish_artifact
 from flows.report_folder import ReportFolder
-from flows.results import run_warnings
+from flows.results import gain_of, run_warnings
 from flows.run import OpenRun
 from flows.terminal import TerminalView
 from tasks.elastic.worker_advice import worker_advice
@@ -134,6 +134,7 @@ class RunReporter:
         self._journal = Journal(run.store)
         self._folder = ReportFolder(run)
         self._evaluations: dict[int, EvaluationReport] = {}
+        self._gain: tuple[float, float] | None = None  # interval of the held-out difference
         self._rows: deque[dict[str, object]] = deque(maxlen=TABLE_STEPS)
         self._commits = list(run.commits)
         self._key = artifact_key(run.context.run_id)
@@ -158,10 +159,7 @@ class RunReporter:
     async def _point_to_mlflow(self) -> None:
         tracker, key = self._run.tracker, f"mlflow-{self._key}"
         about = f"Parameters, metrics and plots of {self._run.context.run_id}"
-        text = (
-            f"Run `{tracker.run_id}` in `{tracker.uri}`. `make ui` shows what lies beside an"
-            " artifact root."
-        )
+        text = f"Run `{tracker.run_id}`: `{self._run.command('ui')}` opens it."
         await publish_artifact(
             acreate_link_artifact(tracker.page, "the run in MLflow", key=key, description=about)
             if tracker.page
@@ -201,6 +199,8 @@ class RunReporter:
             return
         await self.caught_up()
         self._evaluations[step] = report
+        gain = gain_of(self._evaluations, self._run.config.seed)
+        self._gain = None if gain is None else (gain.low, gain.high)
         self._run.tracker.log_metrics(step, report.metrics)
         asked = f"({len(report.scores)} prompts)"
         message = f"held-out reward after step {step}: {report.mean:.3f} {asked}"
@@ -275,7 +275,7 @@ class RunReporter:
     def _figures_now(self) -> RunFigures:
         evaluations = self._evaluations.items()
         heldout = {step: report.mean for step, report in evaluations if report.scores}
-        return figures_of(self._run.config.num_steps, self._commits, heldout)
+        return figures_of(self._run.config.num_steps, self._commits, heldout, self._gain)
 
     async def finish(self, model: str) -> RunSummary:
         """Write and print the final report. `model`: where the weights were exported."""
@@ -310,6 +310,7 @@ class RunReporter:
             run.tracker.log_model, run.store, digest, keep.registered_model
         )
         if refusal:
-            message = f"MLflow did not take the model: {refusal}; '{run.track_command}' tries again"
+            again = f"'{run.command('track')}' tries again"
+            message = f"MLflow did not take the model: {refusal}; {again}"
             self._view.note(message)
             get_run_logger().warning(message)

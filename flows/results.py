@@ -28,6 +28,7 @@ from artifacts.reports.episode_figures import TURNS
 from artifacts.reports.page import ChangedSetting, Picture, RunPage, StepLine, render
 from artifacts.reports.plots import LAG, episodes_by_step, staleness
 from artifacts.reports.summary import (
+    Estimate,
     RunSummary,
     interruptions,
     mean_interval,
@@ -42,6 +43,7 @@ from flows.run import OpenRun
 from tasks.metrics.monitors import MonitorConfig, StepWarning, nothing_learned, warnings_of
 from tasks.metrics.report import STAGES
 
+ALL_PAGES = "all its pages"  # name of the link that is the command `rollflow ui RUN`
 TIMELINE = "timeline_"  # prefix of the names of timelines
 SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120  # answers that a warning "nothing learned" quotes
 
@@ -64,17 +66,13 @@ class RunResults:
         first, last = min(evaluations), max(evaluations)
         before, after = evaluations[first], evaluations[last]
         is_trained = last > first
-        seed, gain = self._run.config.seed, None
-        if is_trained and not before.scores.keys().isdisjoint(after.scores):
-            scores = (before.scores, after.scores)
-            gain = paired_difference(*scores, seed, question_of=after.questions)
         return RunSummary(
             run_id=self._run.context.run_id,
             num_steps=len(commits),
             run_s=sum(seconds_added(commits)),
             reward_before=before.mean,
             reward_after=after.mean if is_trained else None,
-            gain=gain,
+            gain=gain_of(evaluations, self._run.config.seed),
             num_unpaired=unpaired(before.scores, after.scores),
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=_ledger(commits, evaluations),
@@ -180,7 +178,8 @@ class RunResults:
 
     def _links(self, summary: RunSummary) -> dict[str, str]:
         """Links from the page, by name; links to files in the report folder are relative."""
-        wanted = {"MLflow": "MLflow", "Prefect": "prefect.flow_run_url", "model": "model"}
+        wanted = {"MLflow": "MLflow", "Prefect": "prefect.flow_run_url"}
+        wanted |= {"model": "model", ALL_PAGES: ALL_PAGES}
         links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
         return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
 
@@ -195,6 +194,15 @@ class RunResults:
                 ]
             lengths[commit.kind] += self._lengths[commit.step]
         return lengths
+
+
+def gain_of(evaluations: Evaluations, seed: int) -> Estimate | None:
+    """The paired difference between first and last evaluation; None if they share no prompt with a
+    verdict, or are one."""
+    before, after = evaluations[min(evaluations)], evaluations[max(evaluations)]
+    if before is after or before.scores.keys().isdisjoint(after.scores):
+        return None
+    return paired_difference(before.scores, after.scores, seed, question_of=after.questions)
 
 
 def typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:

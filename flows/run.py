@@ -98,15 +98,15 @@ class OpenRun:
             return ""
         return (
             f"MLflow at {self.tracker.uri} did not take {len(waiting)} entries of this"
-            f" run; '{self.track_command}' sends them when it answers"
+            f" run; '{self.command('track')}' sends them when it answers"
         )
 
-    @property
-    def track_command(self) -> str:
-        """The shell command that sends MLflow the entries of this run that it lacks."""
+    def command(self, name: str) -> str:
+        """The shell command of this name for this run: "track" sends MLflow the entries that it
+        lacks, "ui" serves its pages."""
         root = self.config.keep.artifact_root
         where = "" if root == KeepConfig().artifact_root else f" --root {shlex.quote(root)}"
-        return f"rollflow track {self.context.run_id}{where}"
+        return f"rollflow {name} {self.context.run_id}{where}"
 
     @property
     def logs(self) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from prefect import runtime
 
@@ -26,6 +27,7 @@ from flows.config.run_config import RunConfig
 from flows.config.settings_file import kept_config
 from flows.output import print_line
 from flows.resume import changes_of
+from tasks.cluster.ports import is_loopback
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.run.prompts import task_dataset
 
@@ -110,9 +112,16 @@ def record_beginning(
 
 
 def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:
-    """Tags of a run in MLflow: its links, its policy and its preset."""
+    """Tags of a run in MLflow: its links that last, its policy and its preset."""
     policy = {"rollflow.scheduling": config.scheduling.kind, "rollflow.preset": config.preset}
-    return {**links, **policy}
+    return {**lasting_links(links), **policy}
+
+
+def lasting_links(links: Mapping[str, str]) -> dict[str, str]:
+    """The links without addresses on this machine, whose servers end: `rollflow ui` finds those
+    pages by the run's id."""
+    hosts = {name: urlsplit(link).hostname or "" for name, link in links.items()}
+    return {name: link for name, link in links.items() if not is_loopback(hosts[name])}
 
 
 def _check_rows(earlier: RunManifest, digest: str) -> None:

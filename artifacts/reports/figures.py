@@ -1,4 +1,4 @@
-"""The five figures of a run that the lists of runs in the terminal and in MLflow show."""
+"""The figures of a run that the lists of runs in the terminal, the browser and MLflow show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from artifacts.store import Store
 
 LAST_STEPS = 5  # the training reward of one step alone says little
 COLUMNS = ("reward_before", "reward_after", "reward_training", "step_s", "trained_tokens_per_s")
-REWARD, TRAINED = "reward/mean", "ledger/trained_tokens"
+REWARD, TRAINED, DOLLARS = "reward/mean", "ledger/trained_tokens", "cost/dollars"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,10 @@ class RunFigures:
     reward_training: float | None  # mean training reward of the last LAST_STEPS steps
     step_s: float | None  # mean seconds that a step adds to the run
     trained_tokens_per_s: float | None  # response tokens trained in a second of its steps
+    # interval of the paired held-out difference; None in figures of earlier versions
+    gain_low: float | None = None
+    gain_high: float | None = None
+    dollars: float | None = None  # cost of its steps; None without prices
 
     @property
     def columns(self) -> dict[str, float]:
@@ -40,13 +44,18 @@ FIGURES_OF = TypeAdapter(RunFigures)
 
 
 def figures_of(
-    num_steps: int, commits: Sequence[StepCommit], heldout: Mapping[int, float]
+    num_steps: int,
+    commits: Sequence[StepCommit],
+    heldout: Mapping[int, float],
+    gain: tuple[float, float] | None = None,
 ) -> RunFigures:
     """Compute a run's figures from its commits. `heldout`: mean held-out reward by the step after
-    which it was measured."""
+    which it was measured. gain: interval of the paired held-out difference."""
     seconds = sum(seconds_added(commits))
     trained = sum(commit.metrics.get(TRAINED, 0.0) for commit in commits)
     rewards = [commit.metrics.get(REWARD, 0.0) for commit in commits[-LAST_STEPS:]]
+    dollars = [commit.metrics[DOLLARS] for commit in commits if DOLLARS in commit.metrics]
+    low, high = gain or (None, None)
     return RunFigures(
         num_steps=num_steps,
         steps=len(commits),
@@ -55,6 +64,9 @@ def figures_of(
         reward_training=sum(rewards) / len(rewards) if rewards else None,
         step_s=seconds / len(commits) if commits else None,
         trained_tokens_per_s=trained / seconds if seconds else None,
+        gain_low=low,
+        gain_high=high,
+        dollars=sum(dollars) if dollars else None,
     )
 
 

@@ -95,8 +95,6 @@ def main(options: Namespace) -> int:
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
-        if code == 0:
-            print(f"'rollflow ui{where}' serves its pages")
         return code
     except KeyboardInterrupt:
         if begun := flow_log(options.root, began_s):

@@ -47,7 +47,7 @@ COMMANDS = (
     ConsoleCommand("episodes", INSPECT, "show what was said in episodes", "RUN --heldout"),
     ConsoleCommand("track", INSPECT, "tell MLflow what it missed of a run", "RUN"),
     ConsoleCommand("compare", INSPECT, "put two runs side by side", "RUN RUN"),
-    ConsoleCommand("ui", INSPECT, "serve Prefect, MLflow and the reports", ""),
+    ConsoleCommand("ui", INSPECT, "one page of all runs; MLflow, Prefect", "last"),
     ConsoleCommand("completion", SHELL, "tab completion for bash, zsh and fish", "bash"),
 )
 

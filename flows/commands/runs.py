@@ -49,9 +49,12 @@ class RunLine:
     num_steps: int  # steps it was asked to make
     reward_before: float | None  # held-out reward of the first model
     reward_after: float | None  # held-out reward of the last evaluated weights
+    gain_low: float | None  # interval of their paired difference
+    gain_high: float | None
     reward_training: float | None  # mean training reward of the last steps
     step_s: float | None  # mean seconds of a step
     trained_tokens_per_s: float | None  # response tokens trained in a second of its steps
+    dollars: float | None  # cost of its steps; None without prices
     created: str  # when it began, ISO 8601
     age_s: float  # seconds since then
 
@@ -89,6 +92,9 @@ def read_line(store: Store, run_id: str, now: datetime) -> RunLine | None:
             reward_training=columns.get("reward_training"),
             step_s=columns.get("step_s"),
             trained_tokens_per_s=columns.get("trained_tokens_per_s"),
+            gain_low=figures.gain_low if figures else None,
+            gain_high=figures.gain_high if figures else None,
+            dollars=figures.dollars if figures else None,
         )
     # damaged, of another version, or another user's
     except (ValueError, TypeError, AttributeError, PermissionError) as error:
@@ -116,7 +122,7 @@ def table_of(lines: Sequence[RunLine]) -> Table:
             Text(line.run_id),
             Text(line.state, style=COLOURS[line.state]),
             progress_text(line.steps, line.num_steps),
-            _change(line),
+            change_text(line),
             _number(line.reward_training, ".2f"),
             _number(line.step_s, ".1f"),
             age_text(line.age_s),
@@ -147,11 +153,14 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _change(line: RunLine) -> str:
+def change_text(line: RunLine) -> str:
+    """Held-out rewards before and after, with the interval of their difference as far as known."""
     if line.reward_before is None:
         return "-"
     after = "" if line.reward_after is None else f" -> {line.reward_after:.3f}"
-    return f"{line.reward_before:.3f}{after}"
+    is_known = line.gain_low is not None and line.gain_high is not None
+    interval = f" [{line.gain_low:+.3f}, {line.gain_high:+.3f}]" if after and is_known else ""
+    return f"{line.reward_before:.3f}{after}{interval}"
 
 
 def _number(value: float | None, form: str) -> str:

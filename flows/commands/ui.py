@@ -1,35 +1,34 @@
-"""rollflow ui: serve the pages of Prefect, MLflow and the reports, as `make ui` does."""
+"""rollflow ui: serve one page of all runs, and with it the pages of Prefect and MLflow."""
 
 from __future__ import annotations
 
-import signal
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from artifacts.private_files import private_files
-from artifacts.reports.mlflow_client import sqlite_uri
-from flows.commands.local_stack import (
-    SERVERS,
-    add_ports,
-    check_running,
-    prefect_server,
-    server_process,
-    stop_on_signals,
-    wait_until_served,
-    wish_of,
-)
+from artifacts.proxies import open_directly
+from artifacts.run_ids import find_run
+from artifacts.store import Store
+from flows.commands.local_stack import SERVERS, add_ports, stop_on_signals, wish_of
 from flows.commands.options import command, folder
-from tasks.cluster.parent import bound_command
-from tasks.cluster.ports import LOOPBACK, held_port
+from flows.commands.page_servers import PageServers, local_url
+from flows.commands.runs import logger as runs_logger
+from flows.commands.runs_page import ROOT_HEADER, RunsPage, RunsServer
+from tasks.cluster.ports import held_port
+
+ANSWER_S = 1.0  # a page that is served already answers within this time
 
 
 def parser() -> ArgumentParser:
     made = ArgumentParser(
-        prog="rollflow ui", description="Serve the pages of Prefect, MLflow and the reports."
+        prog="rollflow ui",
+        description="Serve one page of all runs, with links to reports, Prefect and MLflow.",
     )
+    which = "the run to show first: its name, a beginning of it, or last (default: all)"
+    made.add_argument("run", nargs="?", default="", metavar="RUN", help=which)
     made.add_argument(
         "--root",
         type=folder,
@@ -44,42 +43,38 @@ def parser() -> ArgumentParser:
 @private_files()
 def main(options: Namespace) -> int:
     stop_on_signals()
+    root = options.root.resolve()
+    if not root.is_dir() or not any(root.iterdir()):
+        raise ValueError(
+            f"there must be a run to look at, {root} has none; 'rollflow demo --preset tiny' makes"
+            " one, or name another folder with --root"
+        )
+    run_id = find_run(Store.open(str(root)), options.run) if options.run else ""
+    page = f"{quote(run_id, safe='')}/" if run_id else ""
+    usual = local_url(SERVERS["reports"][1])
+    if options.reports_port is None and served_root(usual) == str(root):
+        print(f"runs      {usual}/{page}  served already by another 'rollflow ui'")
+        return 0
+    tell = partial(print, flush=True)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         ports = {}
         for name in SERVERS:
             wish = wish_of(name, getattr(options, f"{name}_port"))
-            ports[name] = stack.enter_context(held_port(wish, print))
-        serve_pages(options.root.resolve(), ports)
+            ports[name] = stack.enter_context(held_port(wish, tell))
+        servers = PageServers(root, ports["prefect"], ports["mlflow"], tell)
+        site = stack.enter_context(RunsServer(ports["reports"], RunsPage(root, servers)))
+        tell(f"runs      {local_url(ports['reports'])}/{page}")
+        tell("Prefect and MLflow follow; Ctrl-C ends all three.")
+        site.page.draw()  # logs the folders that cannot be read, once
+        runs_logger.disabled = True
+        stack.enter_context(servers.running())
+        site.serve_forever()
     return 0
 
 
-def serve_pages(root: Path, ports: Mapping[str, int]) -> None:
-    """Serve Prefect, MLflow and the reports until interrupted. ports: server -> port."""
-    database = root / "mlflow.db"
-    if not database.exists():
-        raise ValueError(
-            f"there must be a run to look at, {database} does not exist; run 'make demo' first"
-        )
-    mlflow = ["mlflow", "ui", "--backend-store-uri", sqlite_uri(database)]
-    mlflow += ["--host", LOOPBACK, "--port", str(ports["mlflow"])]
-    reports = ["http.server", str(ports["reports"]), "--bind", LOOPBACK, "--directory", str(root)]
-    with ExitStack() as stack:
-        environment = stack.enter_context(prefect_server(root, ports["prefect"]))
-        for name, command in (("mlflow", mlflow), ("reports", reports)):
-            log = root / f".{name}.log"
-            process = stack.enter_context(server_process(bound_command(*command), environment, log))
-            check = partial(check_running, process, name, log)
-            wait_until_served(f"{local_url(ports[name])}/", f"{name} (log: {log})", check)
-        print(f"Prefect   {local_url(ports['prefect'])}")
-        # without its kind of workflow the page opens on chat traces
-        page = "#/experiments?workflowType=machine_learning"
-        print(f"MLflow    {local_url(ports['mlflow'])}/{page}")
-        for report in sorted(root.glob("*/report/*.html")):
-            url = f"{local_url(ports['reports'])}/{report.relative_to(root)}"
-            print(f"{report.stem:<9} {url}")
-        print("Ctrl-C ends the servers.", flush=True)
-        signal.pause()
-
-
-def local_url(port: int) -> str:
-    return f"http://{LOOPBACK}:{port}"
+def served_root(url: str) -> str | None:
+    """The artifact root that a page of runs at this address serves; None if there is no such."""
+    with suppress(OSError, ValueError), open_directly(f"{url}/", ANSWER_S) as answer:
+        kept = answer.headers.get(ROOT_HEADER)
+        return None if kept is None else unquote(kept)
+    return None
