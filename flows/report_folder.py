@@ -102,5 +102,6 @@ class ReportFolder:
         folder = f"{self._run.store.url}/{layout.REPORT}"
         links = {"report": str(page) if page and self._draws else folder}
         links |= {"MLflow": tracker.page} if tracker.page else {}
-        links |= lasting_links(self._run.links)
+        lasting = lasting_links(self._run.links)
+        links |= {name: link for name, link in lasting.items() if "://" in link}
         return links | ({ALL_PAGES: self._run.command("ui")} if page else {})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from tasks.cluster.ports import LOOPBACK
 
 ANSWER_S = 3.0  # a server that does not answer a page's question within this time is away
 WATCH_S = 1.0  # between two looks at a server
+BEGUN_S = 180.0  # within this time of its server's start a run has a folder
+QUIET_S = 15.0  # a database without a change for so long has no server
 RETRY_S = 30.0  # from a server's end to the next try
 FLOW_RUN_URL = "prefect.flow_run_url"  # of a manifest's links
 MODEL_TRAINING = "workflowType=machine_learning"  # MLflow's face that shows runs; another is chats'
@@ -128,7 +131,7 @@ class PageServers:
             try:
                 serve(server)
             except (OSError, RuntimeError, ValueError) as error:
-                self._say(server, sentence(error))
+                self._say(server, sentence(error).removeprefix(f"{server.name} "))
                 self._stop.wait(RETRY_S)
 
     def _say(self, server: PageServer, news: str, url: str = "") -> None:
@@ -146,6 +149,7 @@ class PageServers:
     def _serve_mlflow(self, server: PageServer) -> None:
         database, log = self._root / "mlflow.db", self._root / ".mlflow.log"
         self._await_data(server, database)
+        self._say(server, "starting")
         words = ["mlflow", "ui", "--backend-store-uri", sqlite_uri(database)]
         command = bound_command(*words, "--host", LOOPBACK, "--port", str(server.port))
         # without its processes for jobs of evaluations, which no run has
@@ -162,7 +166,9 @@ class PageServers:
                 check()
 
     def _serve_prefect(self, server: PageServer) -> None:
-        self._await_data(server, self._root / ".prefect" / "prefect.db")
+        database = self._root / ".prefect" / "prefect.db"
+        self._await_data(server, database)
+        self._await_first(server, database.with_name(f"{database.name}-wal"))
         if url := self._prefect_of_a_run():
             self._say(server, "the server of a run that goes on", url)
             while self._prefect_of_a_run() == url:
@@ -176,14 +182,25 @@ class PageServers:
                 while not self._stop.wait(WATCH_S):
                     own.keep()
 
+    def _await_first(self, server: PageServer, log: Path) -> None:
+        """Wait until a server that writes to the database is known by its run, or writes no more: a
+        demo starts its own before its run has a folder. log: of the database's changes."""
+        ends = time.monotonic() + BEGUN_S
+        while time.monotonic() < ends and not self._prefect_of_a_run():
+            if not log.exists() or time.time() - log.stat().st_mtime > QUIET_S:
+                return
+            self._say(server, "another server writes to its data; its run is awaited")
+            if self._stop.wait(WATCH_S):
+                return
+
     def _await_answer(self, server: PageServer, wait: Callable[[], None]) -> None:
         """Wait for a first answer as long as the server lives: a busy host is slow."""
         while not self._stop.is_set():
             try:
                 wait()
                 break
-            except TimeoutError as error:
-                self._say(server, f"{sentence(error)}; it is still awaited")
+            except TimeoutError:
+                self._say(server, "no answer yet, and still awaited: the machine is busy")
 
     def _prefect_of_a_run(self) -> str:
         """Address of the Prefect server of a run that goes on, if one answers."""

@@ -212,7 +212,23 @@ def test_a_server_that_fails_says_so_and_the_other_goes_on(
         ends = time.monotonic() + 10
         while len(said) < 2 and time.monotonic() < ends:
             served.wait(0.01)
-    assert sorted(said) == ["MLflow    MLflow is gone: no memory", "Prefect   http://127.0.0.1:1"]
+    assert sorted(said) == ["MLflow    is gone: no memory", "Prefect   http://127.0.0.1:1"]
+
+
+def test_a_server_of_the_same_data_whose_run_has_no_folder_yet_goes_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    servers = PageServers(root, 1, 2, tell=said.append)
+    log = root / "prefect.db-wal"
+    found = iter(["", "", "http://127.0.0.1:3"])
+    monkeypatch.setattr(servers, "_prefect_of_a_run", lambda: next(found))
+    monkeypatch.setattr(page_servers, "WATCH_S", 0.01)
+    servers._await_first(servers.prefect, log)
+    assert said == [], "nobody writes"
+    log.touch()
+    servers._await_first(servers.prefect, log)
+    assert said == ["Prefect   another server writes to its data; its run is awaited"]
 
 
 def test_a_curve_reads_each_commit_once_and_survives_a_damaged_one(root: Path) -> None:
