@@ -161,6 +161,8 @@ class PageHandler(BaseHTTPRequestHandler):
         folder, _, name = rest.partition("/")
         if not path:
             self._send(page.draw())
+        elif path == "favicon.ico":  # browsers ask for it beside a report
+            self._send(b"", "image/x-icon")
         elif run_id not in run_ids(page.store):
             self._refuse(HTTPStatus.NOT_FOUND, f"there is no run {run_id!r} here")
         elif path == run_id:  # with a slash, so that its relative links hold

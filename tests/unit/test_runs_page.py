@@ -131,6 +131,10 @@ def test_a_page_of_elsewhere_that_names_itself_is_refused(site: RunsServer) -> N
     assert get(site, "/", host="localhost:9")[0] == 200, "as a tunnel has it"
 
 
+def test_a_browser_that_asks_for_an_icon_logs_no_error(site: RunsServer) -> None:
+    assert get(site, "/favicon.ico")[0] == 200
+
+
 def test_a_head_request_has_no_body(site: RunsServer) -> None:
     status, headers, text = get(site, "/", method="HEAD")
     assert (status, text) == (200, "")
