@@ -22,6 +22,7 @@ from artifacts.reports.figures import figures_of, write_figures
 from artifacts.reports.step_curves import MAX_POINTS, Curve, StepCurves, drawing, thinned
 from artifacts.store import Store
 from flows.commands import page_servers, ui
+from flows.commands.local_stack import SERVERS
 from flows.commands.page_servers import PageServer, PageServers
 from flows.commands.runs_page import ROOT_HEADER, RunsPage, RunsServer
 
@@ -189,7 +190,7 @@ def test_links_to_servers_wait_until_they_answer(
     )
     write_manifest(store, replace(manifest, links={page_servers.FLOW_RUN_URL: "http://h/f/1"}))
     assert get(site, "/run/prefect")[1]["Location"] == "http://h/f/1", "its own server goes first"
-    config = manifest.config | {"keep": {"tracking_uri": "https://track/"}}
+    config = {**manifest.config, "keep": {"tracking_uri": "https://track/"}}
     write_manifest(store, replace(manifest, config=config))
     assert get(site, "/run/mlflow")[1]["Location"] == f"https://track/#/runs/{MLFLOW_RUN}"
 
@@ -276,7 +277,7 @@ def test_a_second_page_of_the_same_runs_points_to_the_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert get(site, "/")[1][ROOT_HEADER] == str(root)
-    monkeypatch.setitem(ui.SERVERS, "reports", ("the server of reports", site.server_port))
+    monkeypatch.setitem(SERVERS, "reports", ("the server of reports", site.server_port))
     monkeypatch.setattr(ui, "stop_on_signals", lambda: None)
     assert ui.main(["last", "--root", str(root)]) == 0
     assert f":{site.server_port}/run/  served already" in capsys.readouterr().out
