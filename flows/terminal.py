@@ -22,11 +22,13 @@ from rich.text import Text
 
 from artifacts.reports.figures import progress_text
 from flows.output import print_line, screen
-from tasks.learner.reports import REASONS, skipped_of
+from tasks.learner.reports import REASONS, Skipped, skipped_of
 from tasks.rounds.round_progress import RoundProgress
 
 SHOWN_STEPS = 8
 REDRAW_S = 0.5
+NUM_GAPS = 3  # between step, round and the mark
+Column = tuple[str, str, str]  # title, metric, number format
 COLUMNS = (
     ("reward", "reward/mean", "{:.2f}"),
     ("tokens", "rollout/tokens", "{:.0f}"),
@@ -47,6 +49,13 @@ OVERLAPPED = (
     ("rollout waits s", "stall/rollout_s", "{:.1f}"),
     ("learner waits s", "stall/learner_s", "{:.1f}"),
 )
+# behind the row of a step without an update; the reasons stand below the table
+MARKS = {
+    Skipped.EMPTY: "0",
+    Skipped.FLAT: "=",
+    Skipped.CRITIC_WARMUP: "c",
+    Skipped.NONFINITE: "!",
+}
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -135,24 +144,53 @@ class TerminalView:
 
     def _picture(self, rounds: Sequence[RoundProgress], participants: str = "") -> Group:
         elapsed_s = time.monotonic() - self._started_s
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        columns = columns_of([metrics for _, _, metrics in self._rows])
-        table.add_column("step", justify="right")
-        table.add_column("round", no_wrap=True)
-        for title, _, _ in columns:
-            table.add_column(title, justify="right")
-        for step, kind, metrics in self._rows:
-            figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
-            table.add_row(str(step), kind, *figures, update_line(metrics))
         far = progress_text(self._step, self._num_steps, " of ")
+        assert self._live is not None
+        width = self._live.console.width
         rewards = sparkline(self._rewards)
         head = Text(f"{self._run_id}   step {far}   {elapsed_s / 60:.1f} min   reward {rewards}")
         done = min(self._step, self._num_steps)
         bar = ProgressBar(total=self._num_steps, completed=done, width=80)
-        lines: list[RenderableType] = [head, Padding(bar, 0), table]  # a bar alone ends no line
+        lines: list[RenderableType] = [
+            head,
+            Padding(bar, 0),
+            self._table(width),
+        ]  # a bar alone ends no line
+        skipped = dict.fromkeys(skipped_of(metrics) for *_, metrics in self._rows)
+        lines += [Text(f"{MARKS[why]} no update: {REASONS[why]}", "dim") for why in skipped if why]
         lines += [Text(round_line(progress), style="cyan") for progress in rounds]
         lines += [Text(participants, style="cyan")] * bool(participants)
         return Group(*lines, *self._notes[-3:])
+
+    def _table(self, width: int) -> Table:
+        """The last steps with the figures that the terminal is wide enough for, a line each."""
+        steps = [metrics for *_, metrics in self._rows]
+        longest = max((len(kind) for _, kind, _ in self._rows), default=0)
+        room = width - len("step") - max(longest, len("round")) - NUM_GAPS
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column("step", justify="right", no_wrap=True)
+        table.add_column("round", no_wrap=True)
+        columns = fitting(columns_of(steps), steps, room)
+        for title, _, _ in columns:
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for step, kind, metrics in self._rows:
+            figures = (form.format(metrics.get(name, 0.0)) for _, name, form in columns)
+            skipped = skipped_of(metrics)
+            table.add_row(str(step), kind, *figures, MARKS[skipped] if skipped else "")
+        return table
+
+
+def fitting(
+    columns: Sequence[Column], steps: Sequence[Mapping[str, float]], room: int
+) -> Sequence[Column]:
+    """Choose the first columns that fit into so many characters, with a gap before each."""
+    for number, (title, name, form) in enumerate(columns):
+        figures = [len(form.format(metrics.get(name, 0.0))) for metrics in steps]
+        room -= 1 + max([len(title), *figures])
+        if room < 0:
+            return columns[:number]
+    return columns
 
 
 def round_line(progress: RoundProgress) -> str:
@@ -176,7 +214,7 @@ def round_line(progress: RoundProgress) -> str:
     return f"{what} {progress.step}: {', '.join(parts)}"
 
 
-def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[tuple[str, str, str], ...]:
+def columns_of(steps: Sequence[Mapping[str, float]]) -> tuple[Column, ...]:
     """Choose the table's columns for these steps, each with title, metric and number format."""
     overlaps = any("lag/mean_versions" in metrics for metrics in steps)
     return (*COLUMNS, *OVERLAPPED) if overlaps else COLUMNS

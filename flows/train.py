@@ -31,6 +31,7 @@ from artifacts.private_files import private_files
 from artifacts.proxies import bypass_proxies
 from artifacts.records import WeightsRef
 from artifacts.reports.summary import RunSummary
+from flows.config.form import FormConfig
 from flows.config.run_config import RunConfig
 from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
@@ -75,7 +76,7 @@ SAME_MODEL = "put the model there under the same path, or set keep.model_cache t
 
 
 @flow(name="train", flow_run_name="train-{config.preset}", description=__doc__)
-async def train(config: RunConfig) -> RunSummary | State[None]:
+async def train(config: FormConfig) -> RunSummary | State[None]:
     """Post-train a model, on a local cluster or a named one. A finished run's resume ends at
     once."""
     config = meant_run(config)

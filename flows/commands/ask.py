@@ -242,6 +242,7 @@ def main(options: argparse.Namespace) -> int:
         config = trained_config(store)
         new_tokens = answer_bound(options, config)
         questions = next_questions(options, config, console)
+        print(f"loading the model of {store.url.rpartition('/')[2]}", file=sys.stderr, flush=True)
         models = [
             stack.enter_context(opened_model(name, store, config))
             for name in ("before", "after")

@@ -149,6 +149,7 @@ def parser() -> argparse.ArgumentParser:
         default="runs",
         help="artifact root: a directory or any fsspec URL (default: runs)",
     )
+    made.add_argument("--root", dest="named_root", metavar="ROOT", help="the same, as elsewhere")
     made.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     return made
 
@@ -169,12 +170,13 @@ def _number(value: float | None, form: str) -> str:
 
 @command(parser)
 def main(options: argparse.Namespace) -> int:
-    lines = list_runs(Store.open(options.root), datetime.now(UTC))
+    root = options.named_root or options.root
+    lines = list_runs(Store.open(root), datetime.now(UTC))
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=1))
         return 0
     if not lines:
-        print(f"no run under {options.root}; 'make demo' makes one")
+        print(f"no run under {root}; 'make demo' makes one")
         return 0
     console = Console(soft_wrap=True, width=WIDTH)
     console.print(table_of(lines), highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -124,3 +125,28 @@ async def test_a_warning_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]
     async with TerminalView("tiny-1", 2, list) as view:
         view.warn("k3 is too large")
     assert capsys.readouterr().out.splitlines() == ["warning: k3 is too large"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+async def test_a_step_is_one_line_and_a_missing_update_a_mark_told_once(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    screen = Screen()
+    monkeypatch.setattr(terminal, "screen", lambda: screen)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    overlapped = {"lag/mean_versions": 0.75, "train/skipped_flat": 1.0}
+    async with TerminalView("tiny-1", 9, list) as view:
+        for step in (1, 2, 3):
+            view.add_step(step, "asynchronous", {**STEP, **overlapped})
+        await view.close()
+    shown = screen.getvalue()
+    bare = re.sub("\x1b\\[[0-9;]*m", "", shown[shown.rindex("step 3 of 9") :])
+    lines = bare.splitlines()
+    assert [line.split()[:3] for line in lines[3:6]] == [
+        [str(step), "asynchronous", "0.25"] for step in (1, 2, 3)
+    ]
+    assert all("=" in line for line in lines[3:6])
+    assert lines[6].startswith("= no update: its gradient is zero")
+    assert max(len(line) for line in lines[2:6]) <= columns
+    assert ("carried" in lines[2]) == (columns == 120)
+    assert "…" not in "".join(lines)
