@@ -68,6 +68,7 @@ def main(options: Namespace) -> int:
         site.page.draw()  # logs the folders that cannot be read, once
         runs_logger.disabled = True
         stack.enter_context(servers.running())
+        stack.callback(tell, "\nending the servers")
         site.serve_forever()
     return 0
 
