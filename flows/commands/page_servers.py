@@ -136,7 +136,7 @@ class PageServers:
 
     def _say(self, server: PageServer, news: str, url: str = "") -> None:
         """Set a server's state, and tell of a new one; a server with an address tells that."""
-        if (server.news, server.url) != (news, url):
+        if (server.news, server.url) != (news, url) and not self._stop.is_set():
             server.news, server.url = news, url
             address = self.mlflow_list() if url and server is self.mlflow else url
             self._tell(f"{server.name:<9} {'  '.join(filter(None, (address, news)))}")
