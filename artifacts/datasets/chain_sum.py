@@ -5,6 +5,8 @@ a minute on two cores.
     response  a3b5c7d8     each term's letter with the sum so far: long questions, long answers
               Answer: 8
 
+A letter says which term a digit belongs to. People are shown "3 + 2 + 2 + 1 =" (`plain_signs`).
+
 Demonstrations for the supervised warm-up have a known share of wrong steps: the model is then right
 only sometimes, and reinforcement learning can improve it.
 """
@@ -12,6 +14,7 @@ only sometimes, and reinforcement learning can improve it.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Literal, Self
@@ -27,6 +30,7 @@ from artifacts.datasets.rows import (
     pareto_size,
     question_row,
 )
+from artifacts.printable import CHAIN_SUM
 
 MIN_TERMS, MAX_TERMS = 2, 24
 MAX_TERM = 3
@@ -72,7 +76,7 @@ class ChainSumConfig(FrozenConfig):
 
         def draw(rng: random.Random) -> Row:
             terms = draw_terms(rng, self.min_terms, self.max_terms, self.alpha)
-            return question_row("chain_sum", question(terms), str(sum(terms)))
+            return question_row(CHAIN_SUM, question(terms), str(sum(terms)))
 
         return generate("chain_sum", draw, seed, self.num_prompts, self.heldout_prompts)
 
@@ -90,6 +94,16 @@ def question(terms: Sequence[int]) -> str:
 
 def _lettered(numbers: Sequence[int]) -> str:
     return "".join(f"{at}{number}" for at, number in zip(ascii_lowercase, numbers, strict=False))
+
+
+_TYPED = re.compile(r"\s*\d+(?:\s*\+\s*\d+)+\s*=?\s*")
+
+
+def in_letters(text: str) -> str:
+    """A typed sum, "3 + 1 + 2 =", as the question that the model knows; other text stays."""
+    if not _TYPED.fullmatch(text):
+        return text
+    return question([int(number) for number in re.findall(r"\d+", text)][:MAX_TERMS])
 
 
 def demonstration(

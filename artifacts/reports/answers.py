@@ -4,9 +4,10 @@ figures and transcripts of episodes."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from artifacts.episodes import Ending
+from artifacts.printable import CHAIN_SUM, plain_signs
 from artifacts.records import Prompt
 from artifacts.reports.episode_figures import (
     ENDED,
@@ -75,9 +76,21 @@ def spread(questions: Sequence[HeldoutQuestion], count: int) -> list[HeldoutQues
 
 def _by_prompt(rows: Iterable[ResponseRow]) -> dict[str, list[ResponseRow]]:
     found: dict[str, list[ResponseRow]] = {}
-    for row in rows:
+    for row in map(_readable, rows):
         found.setdefault(row.prompt.prompt_id, []).append(row)
     return found
+
+
+def _readable(row: ResponseRow) -> ResponseRow:
+    """The row with sums in plain signs, which the tiny model writes with letters; others stay."""
+    if row.prompt.domain != CHAIN_SUM:
+        return row
+    said = replace(row.response.generated, text=plain_signs(row.response.generated.text))
+    return replace(
+        row,
+        prompt=replace(row.prompt, text=plain_signs(row.prompt.text)),
+        response=replace(row.response, generated=said),
+    )
 
 
 def _answers(rows: Iterable[ResponseRow]) -> tuple[HeldoutAnswer, ...]:

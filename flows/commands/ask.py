@@ -26,9 +26,11 @@ from rich.console import Console
 
 from artifacts import layout
 from artifacts.commit import read_manifest
+from artifacts.datasets.chain_sum import ChainSumConfig, in_letters
 from artifacts.datasets.registry import load_dataset
 from artifacts.datasets.rows import Row, question_row
 from artifacts.models.registry import check_model
+from artifacts.printable import plain_signs
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
 from flows.commands.options import add_run, command, run_store
@@ -99,8 +101,8 @@ def next_questions(
     if options.task is not None:
         return iter([heldout_question(config, options.task)])
     if options.question:
-        return iter([own_question(options.question)])
-    return _typed_questions(console)
+        return iter([own_question(options.question, config)])
+    return _typed_questions(console, config)
 
 
 def heldout_question(config: RunConfig, number: int) -> AskedQuestion:
@@ -121,7 +123,9 @@ def heldout_question(config: RunConfig, number: int) -> AskedQuestion:
     return AskedQuestion(row=heldout[chosen], number=chosen)
 
 
-def own_question(text: str) -> AskedQuestion:
+def own_question(text: str, config: RunConfig) -> AskedQuestion:
+    if isinstance(config.task, ChainSumConfig):
+        text = in_letters(text)
     return AskedQuestion(row=question_row(OWN_DOMAIN, text, gold=""), number=None)
 
 
@@ -134,9 +138,11 @@ def ask_models(
     console: Console,
 ) -> None:
     """Print the answer of every model, with its score if the question is the task's."""
+    is_sum = isinstance(config.task, ChainSumConfig)
+    shown = plain_signs if is_sum else str
     if asked.number is not None:
         console.print(f"heldout/{asked.number} ({asked.row.domain})", style="dim")
-        console.print(asked.row.conversation)
+        console.print(shown(asked.row.conversation))
     print_on = partial(print, end="", flush=True)
     for model in models:
         if len(models) > 1:
@@ -144,8 +150,9 @@ def ask_models(
         name = "question" if asked.number is None else f"heldout/{asked.number}"
         room = config.engine.max_model_len - new_tokens
         prompt = render(asked.row, model.tokenizer, name, room)
-        generated = model.answer(prompt, new_tokens, temperature, print_on)
-        print(flush=True)
+        tell = (lambda piece: None) if is_sum else print_on
+        generated = model.answer(prompt, new_tokens, temperature, tell)
+        print(plain_signs(generated.text) if is_sum else "", flush=True)
         seconds = generated.finished_s - generated.submitted_s
         cut = ", cut at the bound" if generated.finish_reason == "length" else ""
         told = f"{generated.num_sampled} tokens in {seconds:.1f} s{cut}"
@@ -186,7 +193,7 @@ def opened_model(name: str, store: Store, config: RunConfig) -> Iterator[PlainMo
         yield PlainModel(check_model(directory), name)
 
 
-def _typed_questions(console: Console) -> Iterator[AskedQuestion]:
+def _typed_questions(console: Console, config: RunConfig) -> Iterator[AskedQuestion]:
     is_typed = sys.stdin.isatty()
     if is_typed:
         console.print("a question a line; Ctrl-D ends", style="dim")
@@ -197,7 +204,7 @@ def _typed_questions(console: Console) -> Iterator[AskedQuestion]:
         if not line:
             return
         if line.strip():
-            yield own_question(line.rstrip("\n"))
+            yield own_question(line.rstrip("\n"), config)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -95,12 +95,21 @@ def main(options: Namespace) -> int:
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
+        if code == 0:
+            print(next_commands(where, plays=bool(config.environments)))
         return code
     except KeyboardInterrupt:
         if begun := flow_log(options.root, began_s):
             run_id = begun.relative_to(options.root).parts[0]
             print(f"'rollflow demo{where} --resume {run_id}' goes on with it", file=sys.stderr)
         raise
+
+
+def next_commands(where: str, *, plays: bool) -> str:
+    """What to do with a run that has ended. where: the option that names its root. plays: true if
+    its answers are episodes."""
+    look = "episodes last --heldout --best" if plays else "ask last --task"
+    return f"next: `rollflow {look}{where}`, `rollflow ui{where}`, `rollflow init`"
 
 
 def announce_server(server: StartingServer, child: Popen[bytes]) -> None:

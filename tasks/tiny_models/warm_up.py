@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.importing import building_model, importing_transformers
-from artifacts.models.registry import TinyConfig, save_model
+from artifacts.models.registry import TinyConfig, TinyLlamaConfig, save_model
 from tasks.tiny_models.demonstrations import Example, demonstrations_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, those of torch.optim.Muon
@@ -87,6 +87,7 @@ BATCH_TOKENS = 768  # prompts and responses, without padding
 CLEAN_SHARE = 0.75  # of the steps; the demonstrations after it have wrong steps
 MUON_LR, ADAMW_LR = 0.02, 4e-3
 RAMP_STEPS, FINAL_LR_SHARE = 20, 0.1
+FLAWED = "from here the examples have mistakes, for training to unlearn; so the loss jumps"
 IGNORED = -100  # label of positions without loss
 
 Report = Callable[[str], None]
@@ -110,8 +111,12 @@ def warm_up(
         optimizers = _optimizers(model)
         draw = demonstrations_of(config, tokenizer)
         rng = random.Random(f"{config.seed}/warm_up")
+        was_clean = isinstance(config, TinyLlamaConfig)
         for step in range(config.warm_up_steps):
             is_clean = step < CLEAN_SHARE * config.warm_up_steps
+            if was_clean and not is_clean:
+                report(f"{config.kind}: {FLAWED}")
+            was_clean = was_clean and is_clean
             # rises linearly over RAMP_STEPS, and falls linearly to a tenth
             fall = 1.0 - (1.0 - FINAL_LR_SHARE) * step / config.warm_up_steps
             lr_share = min(1.0, (step + 1) / RAMP_STEPS) * fall

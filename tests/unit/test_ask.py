@@ -12,6 +12,7 @@ from report_factories import make_run
 
 from artifacts import layout
 from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.printable import plain_signs
 from artifacts.store import Store
 from flows.commands import ask
 from flows.config.run_config import RunConfig
@@ -61,7 +62,7 @@ def test_the_starting_model_answers_beside_the_trained_one_and_both_are_scored(
     assert ask.main(["run", "--task", "3", "--before"]) == 0
     told = capsys.readouterr().out
     asked = ask.heldout_question(run.config, 3)
-    assert asked.row.text in told
+    assert plain_signs(asked.row.text) in told
     assert told.index("--- before") < told.index("--- after")
     assert told.count(f"expected {asked.row.gold}") == 2
     assert told.count("reward 0 (") == 2

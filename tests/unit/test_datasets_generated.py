@@ -19,12 +19,14 @@ from artifacts.datasets.chain_sum import (
     MAX_TERMS,
     ChainSumConfig,
     demonstration,
+    in_letters,
     question,
 )
 from artifacts.datasets.reasoning_gym_rows import ALLOWED_DATASETS, ReasoningGymTaskConfig
 from artifacts.datasets.registry import SeedsConfig, TaskConfig, load_dataset
 from artifacts.datasets.rows import Row, generate, pareto_size, question_row
 from artifacts.datasets.tiny_mix import FamilyConfig, TinyMixConfig
+from artifacts.printable import plain_signs
 from flows.config.run_config import RunConfig
 
 GENERATED = (
@@ -177,6 +179,22 @@ def test_a_clean_demonstration_ends_with_the_sum(terms: list[int], seed: int) ->
     )
     assert text.startswith(f"a{terms[0]}b{terms[0] + terms[1]}")
     assert question(terms).endswith("=")
+
+
+@given(st.lists(st.integers(1, MAX_TERM), min_size=2, max_size=MAX_TERMS))
+def test_a_sum_is_shown_in_plain_signs_and_asked_in_letters(terms: list[int]) -> None:
+    shown = plain_signs(question(terms))
+    assert shown == f"{' + '.join(map(str, terms))} ="
+    assert in_letters(shown) == in_letters(shown[:-2]) == question(terms)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a3b4c6\nAnswer: 6", "3, 4, 6\nAnswer: 6"), ("a3b4c", "3, 4c"), ("abc", "abc"), ("", "")],
+)
+def test_a_response_is_shown_with_its_sums(text: str, shown: str) -> None:
+    assert plain_signs(text) == shown
+    assert in_letters(text) == text, "nothing but a typed sum is changed"
 
 
 def test_wrong_steps_make_about_the_expected_share_of_answers_wrong() -> None:
