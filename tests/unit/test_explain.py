@@ -28,9 +28,9 @@ def test_the_algebra_of_tail_batching_tells_what_is_launched_and_kept() -> None:
     assert rows["requests per engine"] == "100 on each of 2"
     assert (
         rows["steps"]
-        == "20, 4 short rounds for each long one, and up to 2 more to drain the long-prompt queue"
+        == "36, 4 short rounds for each long one, and up to 2 more to drain the long-prompt queue"
     )
-    assert rows["evaluation"] == "128 held-out prompts x 4 responses, before and after"
+    assert rows["evaluation"] == "256 held-out prompts x 2 responses, before and after"
 
 
 def test_an_episode_is_told_with_its_bounds_and_its_environments() -> None:
@@ -46,7 +46,7 @@ def test_an_episode_is_told_with_its_bounds_and_its_environments() -> None:
 def test_the_algebra_of_synchronous_rounds_is_plain() -> None:
     rows = dict(algebra_rows(configured("tiny-sync")))
     assert rows["prompts launched per step"] == "16"
-    assert rows["steps"] == "20"
+    assert rows["steps"] == "36"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_dynamic_sampling_tells_its_bound() -> None:
 def test_no_drain_is_promised_where_none_is_made() -> None:
     assert (
         dict(algebra_rows(configured(scheduling={"drain": False})))["steps"]
-        == "20, 4 short rounds for each long one"
+        == "36, 4 short rounds for each long one"
     )
 
 

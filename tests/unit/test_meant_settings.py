@@ -27,16 +27,16 @@ def made(preset: str, *assignments: str) -> RunConfig:
             ["kind=soft", "max_tokens=50", "buffer_tokens=51"],
             "learner.overlong.buffer_tokens must be at most max_tokens (50), got 51",
         ),
-        ("tiny", ["optimizer.warmup_steps=21"], f"{WARM_UP} must be at most num_steps (20), got"),
+        ("tiny", ["optimizer.warmup_steps=37"], f"{WARM_UP} must be at most num_steps (36), got"),
         (
             "tiny",
-            ["advantage.kind=gae", "critic.optimizer.warmup_steps=21"],
-            "learner.critic.optimizer.warmup_steps must be at most num_steps (20), got 21",
+            ["advantage.kind=gae", "critic.optimizer.warmup_steps=37"],
+            "learner.critic.optimizer.warmup_steps must be at most num_steps (36), got 37",
         ),
         (
             "tiny",
-            ["advantage.kind=gae", "critic.warmup_steps=20"],
-            "learner.critic.warmup_steps must be less than num_steps (20), got 20",
+            ["advantage.kind=gae", "critic.warmup_steps=36"],
+            "learner.critic.warmup_steps must be less than num_steps (36), got 36",
         ),
         (
             "tiny",

@@ -54,7 +54,7 @@ TOLD = {  # assignments that do not fit -> what is said of them
     "sampling.temperature=0": "sampling.temperature must be above 0, got 0",
     "sampling.top_p=0.9": "--set sampling.top_p=1",
     "sampling.max_response_tokens=256": "--set engine.max_model_len=512",
-    "learner.optimizer.warmup_steps=30": "--set learner.optimizer.warmup_steps=20",
+    "learner.optimizer.warmup_steps=40": "--set learner.optimizer.warmup_steps=36",
     "learner.mini_batches=17": "--set learner.mini_batches=16",
     "engine.sleep_mode=true": "--set engine.sleep_mode=false",
     "nonsense": "--set must read FIELD=VALUE, got 'nonsense'; for example --set num_steps=5",

@@ -103,7 +103,7 @@ def test_the_page_tells_result_cost_configuration_and_where_to_look(run: OpenRun
     assert "finished, 2 steps" in words
     assert "Held-out reward 0.000 -> 0.500, paired difference +0.500" in words
     assert "What differs from the preset tiny." in words
-    assert "learner.optimizer.learning_rate 0.0003 1e-05" in words
+    assert "learner.optimizer.learning_rate 0.0002 1e-05" in words
     assert "rollout 12.0 s 60.0 %" in words  # where the time went
     assert re.search(r"trained in answers that were trained on 200 66\.7 %", words)  # the cost
     assert re.search(r"evaluated in answers to held-out questions 60 20\.0 %", words)
