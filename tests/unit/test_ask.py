@@ -136,5 +136,5 @@ def test_a_run_that_goes_on_has_no_model_to_ask(
     make_run(Store.open(str(tmp_path)))
     assert ask.main(["run", "a1=", "--root", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert "run has made 0 of 20 steps" in told
+    assert "run has made 0 of 36 steps" in told
     assert f"'rollflow demo --root {tmp_path} --resume run'" in told

@@ -242,7 +242,7 @@ def test_the_command_prints_a_table_with_reasons_or_json(
         raise RuntimeError("no memory [left]")
     assert runs.main([str(tmp_path)]) == 0
     table = capsys.readouterr().out
-    assert "1/20" in table
+    assert "1/36" in table
     assert "0.250 -> 0.750" in table
     assert "run failed: no memory [left]" in table
     assert runs.main([str(tmp_path), "--json"]) == 0
