@@ -365,7 +365,7 @@ def test_the_command_shows_what_cannot_be_seen_as_an_escape(
         (["guess", "--timeout", "-1"], "--timeout must be > 0 and at most 1e+06, got -1; choose"),
         (["guess", "--timeout", "0"], "--timeout must be > 0"),
         (["guess", "--timeout", "inf"], "--timeout must be > 0"),
-        (["custom"], "custom.path is wrong: field required"),
+        (["custom"], "custom.path must be given, it is missing"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_play(
