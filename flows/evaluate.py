@@ -22,6 +22,7 @@ from artifacts.reports.answers import (
     EpisodeChange,
     HeldoutQuestion,
     changes_of,
+    distinct,
     markdown,
     questions_of,
     spread,
@@ -70,16 +71,19 @@ Evaluations = Mapping[int, EvaluationReport]  # by the step after which each was
 
 
 def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
-    """Plan the first attempt at the evaluation after `step`, whose update made `weights`."""
+    """Plan the first attempt at the evaluation after `step`, whose update made `weights`. Between
+    the first and the last step each prompt is answered once: a curve needs no more."""
     asked = run.config.evaluation
+    is_between = 0 < step < run.config.num_steps
+    per_prompt = 1 if is_between else asked.responses_per_prompt
     planned = RoundPlan(
         step=step,
         kind="evaluate",
         is_evaluation=True,
         prompts=heldout_refs(run.context, asked.num_prompts),
-        launch_per_prompt=asked.responses_per_prompt,
+        launch_per_prompt=per_prompt,
         accept_prompts=asked.num_prompts,
-        accept_per_prompt=asked.responses_per_prompt,
+        accept_per_prompt=per_prompt,
     )
     return StepPlan(run=run.context, round=planned, weights=weights, attempt=1)
 
@@ -147,7 +151,9 @@ class HeldoutAnswers:
     @property
     def shown(self) -> list[HeldoutQuestion]:
         """The sample of questions that reports show, from the largest gain to the largest loss."""
-        return spread(self.questions, SHOWN_EPISODES if self.episodes else SHOWN_QUESTIONS)
+        return spread(
+            distinct(self.questions), SHOWN_EPISODES if self.episodes else SHOWN_QUESTIONS
+        )
 
     @property
     def episodes(self) -> list[EpisodeChange]:

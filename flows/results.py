@@ -5,8 +5,9 @@ that a resumed run also shows the steps of earlier attempts.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from matplotlib.figure import Figure
@@ -16,6 +17,7 @@ from artifacts.commit import StepCommit, figures_by_step, read_manifest, seconds
 from artifacts.journal import Journal
 from artifacts.printable import printable_line
 from artifacts.reports import canvas, plots
+from artifacts.reports.answers import TrainingSample, distinct, training_samples
 from artifacts.reports.device_cost import run_cost
 from artifacts.reports.elastic_workers import (
     denied_requests_summary,
@@ -25,27 +27,35 @@ from artifacts.reports.elastic_workers import (
 )
 from artifacts.reports.environment_processes import read_pools
 from artifacts.reports.episode_figures import TURNS
-from artifacts.reports.page import ChangedSetting, Picture, RunPage, StepLine, render
+from artifacts.reports.page import Picture, RunPage, StepLine, render
 from artifacts.reports.plots import LAG, episodes_by_step, staleness
 from artifacts.reports.summary import (
     Estimate,
     RunSummary,
-    interruptions,
     mean_interval,
     paired_difference,
     unpaired,
 )
 from artifacts.reports.timeline import BUBBLES
-from flows.config.run_config import RunConfig
 from flows.evaluate import Evaluations, HeldoutAnswers
-from flows.resume import OF_THE_ATTEMPT, differences
 from flows.run import OpenRun
-from tasks.metrics.monitors import MonitorConfig, StepWarning, nothing_learned, warnings_of
+from flows.run_facts import all_settings_of, facts_of, settings_of
+from tasks.learner.reports import REASONS, skipped_of
+from tasks.metrics.monitors import (
+    MonitorConfig,
+    StepWarning,
+    flat_cause,
+    nothing_learned,
+    warnings_of,
+)
 from tasks.metrics.report import STAGES
 
 ALL_PAGES = "all its pages"  # name of the link that is the command `rollflow ui RUN`
-TIMELINE = "timeline_"  # prefix of the names of timelines
-SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120  # answers that a warning "nothing learned" quotes
+TIMELINES = "timelines"
+APPLIED = "train/applied"
+DOMAIN_REWARD = re.compile(r"reward/(.+)_mean")
+SHOWN_SAMPLES = 3  # questions of each step whose training answers are shown
+SHOWN_ANSWERS, SHOWN_CHARACTERS = 3, 120  # answers that a warning "nothing learned" quotes
 
 
 class RunResults:
@@ -83,6 +93,8 @@ class RunResults:
         )
 
     def warnings(self, commits: Sequence[StepCommit]) -> tuple[str, ...]:
+        if told := no_update_at_all(commits, self._journal):
+            return (told,)
         warnings = run_warnings(commits, self._run.config.monitors, self._journal)
         return tuple(warning.text for warning in warnings)
 
@@ -101,23 +113,29 @@ class RunResults:
             "reward": plots.reward_curve(
                 steps, [commit.metrics["reward/mean"] for commit in commits], heldout
             ),
+        }
+        figures_of_steps = figures_by_step(commits)
+        if len(domains := domains_of(figures_of_steps)) > 1:
+            pictures["domains"] = plots.domain_rewards(figures_of_steps, domains)
+        pictures |= {
+            "learning": plots.learning_curves(figures_of_steps),
+            "policy": plots.policy_curves(figures_of_steps),
             "step_times": plots.step_times(steps, [commit.kind for commit in commits], stages),
             "response_lengths": plots.response_lengths(self._lengths_by_kind(commits)),
         }
-        figures_of_steps = figures_by_step(commits)
         if any(LAG in figures for _, figures in figures_of_steps):
             pictures["staleness"] = staleness(figures_of_steps)
         if any(TURNS in figures for _, figures in figures_of_steps):
             pictures["episodes"] = episodes_by_step(figures_of_steps)
-        for kind in dict.fromkeys(commit.kind for commit in commits):
-            typical = typical_step(commits, kind)
-            spans = self._journal.read_spans(typical.step)
-            of_elastic_workers = {span.device for span in spans}
-            pictures[f"{TIMELINE}{kind}"] = plots.device_gantt(
-                spans,
-                sorted({*self._run.context.devices.values()} | of_elastic_workers),
-                f"Step {typical.step}, a {kind} round",
-            )
+        typical = [
+            typical_step(commits, kind) for kind in dict.fromkeys(each.kind for each in commits)
+        ]
+        spans = {
+            f"Step {commit.step}, a {commit.kind} round": self._journal.read_spans(commit.step)
+            for commit in typical
+        }
+        if spans:
+            pictures[TIMELINES] = plots.timelines(spans, {*self._run.context.devices.values()})
         return pictures
 
     def page(
@@ -141,14 +159,15 @@ class RunResults:
             summary=summary,
             state=f"finished, {len(commits)} steps" if is_over else f"under way, {so_far}",
             written=datetime.now(UTC),
-            facts=self._facts(commits),
+            facts=facts_of(self._run, commits),
             links=self._links(summary),
-            curves=[drawn[name] for name in drawn if not name.startswith(TIMELINE)],
-            timelines=[drawn[name] for name in drawn if name.startswith(TIMELINE)],
+            curves=[drawn[name] for name in drawn if name != TIMELINES],
+            timelines=[drawn[name] for name in drawn if name == TIMELINES],
             devices=device_shares(commits),
             steps=[_line(commit) for commit in commits],
             preset=config.preset,
             settings=settings_of(config),
+            all_settings=all_settings_of(config),
             changes=read_manifest(self._run.store).changes,
             episodes=answers.episodes,
             pools=read_pools(self._run.store),
@@ -157,24 +176,11 @@ class RunResults:
             ),
             denied_requests=denied_requests_summary(read_denied_requests(self._run.store)),
             questions=answers.shown,
-            num_questions=len(answers.questions),
+            num_questions=len(distinct(answers.questions)),
+            samples=self._samples(commits),
             steps_asked=(min(evaluations), max(evaluations)),
         )
         return render(page)
-
-    def _facts(self, commits: Sequence[StepCommit]) -> dict[str, str]:
-        config, manifest = self._run.config, read_manifest(self._run.store)
-        batch, interrupted = config.batch, interruptions(manifest, commits)
-        return {
-            "model": config_label(config.model.model_dump(mode="json")),
-            "task": config_label(config.task.model_dump(mode="json")),
-            "a step": f"{batch.prompts_per_step} questions × {batch.responses_per_prompt} answers,"
-            f" scheduling {config.scheduling.kind}",
-            "devices": f"{config.cluster.num_devices} × {config.cluster.device_kind}",
-            "begun": manifest.created,
-            "code": manifest.git_sha or "outside a repository",
-            **({"interrupted": interrupted} if interrupted else {}),
-        }
 
     def _links(self, summary: RunSummary) -> dict[str, str]:
         """Links from the page, by name; links to files in the report folder are relative."""
@@ -182,6 +188,15 @@ class RunResults:
         wanted |= {"model": "model", ALL_PAGES: ALL_PAGES}
         links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
         return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
+
+    def _samples(self, commits: Sequence[StepCommit]) -> list[TrainingSample]:
+        """Training questions of the first and the last step with their answers."""
+        steps = sorted({commit.step for commit in (*commits[:1], *commits[-1:])})
+        return [
+            sample
+            for step in steps
+            for sample in training_samples(step, self._journal.read(step), SHOWN_SAMPLES)
+        ]
 
     def _lengths_by_kind(self, commits: Sequence[StepCommit]) -> dict[str, list[int]]:
         lengths: dict[str, list[int]] = defaultdict(list)
@@ -214,18 +229,6 @@ def typical_step(commits: Sequence[StepCommit], kind: str) -> StepCommit:
     return alike[len(alike) // 2]
 
 
-def settings_of(config: RunConfig) -> list[ChangedSetting]:
-    """List the settings that differ from the preset, field by field."""
-    own = config.model_dump(mode="json", exclude=set(OF_THE_ATTEMPT))
-    preset = RunConfig.model_validate({"preset": config.preset}).model_dump(
-        mode="json", exclude=set(OF_THE_ATTEMPT)
-    )
-    return [
-        ChangedSetting(field=field, preset=before, value=value)
-        for field, (before, value) in differences(preset, own).items()
-    ]
-
-
 def device_shares(commits: Sequence[StepCommit]) -> dict[str, float]:
     """Split the devices' time in steps into shares: "work", and each cause of a bubble."""
     total_s = sum(commit.metrics["time/step_s"] for commit in commits)
@@ -242,10 +245,11 @@ def device_shares(commits: Sequence[StepCommit]) -> dict[str, float]:
     return {"work": 1.0 - sum(lost.values())} | lost
 
 
-def config_label(part: Mapping[str, object]) -> str:
-    """Name a part of the configuration by its kind, path, repository and revision."""
-    named = [str(part[name]) for name in ("path", "repository", "revision") if part.get(name)]
-    return " ".join([str(part["kind"]), *named])
+def domains_of(steps: Iterable[tuple[int, Mapping[str, float]]]) -> list[str]:
+    """The domains whose mean training reward is among the metrics of these steps, by name."""
+    names = {name for _, figures in steps for name in figures}
+    found = {match[1] for name in names if (match := DOMAIN_REWARD.fullmatch(name))}
+    return sorted(found)
 
 
 def _ledger(commits: Sequence[StepCommit], evaluations: Evaluations) -> dict[str, int]:
@@ -289,11 +293,25 @@ def run_warnings(
     return tuple(sorted(recent, key=lambda warning: warning.step))
 
 
-def _answers(journal: Journal, step: int) -> str:
+def no_update_at_all(commits: Sequence[StepCommit], journal: Journal) -> str:
+    """A warning about a run none of whose steps made an update, with answers of its last step;
+    empty for other runs, and for those of versions that do not record updates."""
+    steps = [commit.metrics for commit in commits]
+    if not steps or any(figures.get(APPLIED, 1.0) for figures in steps):
+        return ""
+    causes = {flat_cause(figures) for figures in steps}
+    cause, skipped = causes.pop(), skipped_of(steps[-1])
+    if cause is None or causes:  # more than one, or one that is no matter of rewards
+        cause = REASONS[skipped] if skipped else "its gradient was not applied", "see the log"
+    answers = _answers(journal, commits[-1].step, ". Look at some of them")
+    return f"No step made an update: {': '.join(cause)}{answers}"
+
+
+def _answers(journal: Journal, step: int, title: str = "; answers of that step") -> str:
     texts = dict.fromkeys(
         printable_line(row.response.generated.text, SHOWN_CHARACTERS)
         for row in journal.read(step)
         if row.response.score is not None
     )
     shown = ", ".join(f'"{text}"' for text in list(texts)[:SHOWN_ANSWERS])
-    return f"; answers of that step: {shown}" if shown else ""
+    return f"{title}: {shown}" if shown else ""

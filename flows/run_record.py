@@ -34,6 +34,7 @@ from tasks.run.prompts import task_dataset
 logger = logging.getLogger(__name__)
 
 PACKAGES = (
+    "rollflow",
     "prefect",
     "prefect-dask",
     "distributed",

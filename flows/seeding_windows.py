@@ -18,8 +18,8 @@ from pathlib import Path
 
 from artifacts.commit import StepCommit
 from artifacts.store import Store
-from flows.results import config_label
 from flows.run import OpenRun
+from flows.run_facts import config_label
 from tasks.elastic.worker_events import AdmittedWorker
 from tasks.metrics.report import StepReport, seeding_figures, seeding_times
 from tasks.scheduling.seeding import PlannedWindow, Seeding, SeedingTimes, after_step

@@ -196,7 +196,7 @@ async def evaluate_after(
 def dask_page(client: Client, page: Path) -> Iterator[None]:
     """Write Dask's own page on the workers' tasks after the block, also if it fails. No run depends
     on this page: if the scheduler does not answer, a warning is logged."""
-    report = performance_report(filename=str(page))
+    report = performance_report(filename=str(page), mode="inline")  # read without a network
     client.sync(report.__aenter__)
     try:
         yield

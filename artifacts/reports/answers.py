@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from artifacts.episodes import Ending
 from artifacts.printable import CHAIN_SUM, plain_signs
-from artifacts.records import Prompt
+from artifacts.records import Fate, Prompt
 from artifacts.reports.episode_figures import (
     ENDED,
     STOPPED,
@@ -19,6 +20,9 @@ from artifacts.reports.episode_figures import (
 )
 from artifacts.reports.transcript import Transcript, transcript_of
 from artifacts.tables import ResponseRow
+
+Item = TypeVar("Item")
+LEFT_OVER = (Fate.ABORTED, Fate.DISCARDED, Fate.STALE)  # of responses that no group took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +72,51 @@ def spread(questions: Sequence[HeldoutQuestion], count: int) -> list[HeldoutQues
     """Choose at most `count` questions, evenly spaced from the largest gain to the largest loss:
     the best questions would flatter the run, and the first ones are arbitrary."""
     ordered = sorted(questions, key=lambda question: (-question.gain, question.prompt.prompt_id))
+    return evenly(ordered, count)
+
+
+def evenly(ordered: Sequence[Item], count: int) -> list[Item]:
+    """Choose at most `count` items, evenly spaced, the first and the last among them."""
     if len(ordered) <= count or count < 2:
-        return ordered[:count]
+        return list(ordered[:count])
     places = (round(place * (len(ordered) - 1) / (count - 1)) for place in range(count))
     return [ordered[place] for place in places]
+
+
+def distinct(questions: Iterable[HeldoutQuestion]) -> list[HeldoutQuestion]:
+    """The questions without those that ask the same as an earlier one. Episodes differ by seed."""
+    asked: dict[tuple[str, int | None], HeldoutQuestion] = {}
+    for question in questions:
+        asked.setdefault((question.prompt.text, question.prompt.episode_seed), question)
+    return list(asked.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSample:
+    """A training question with the answers of one step."""
+
+    step: int  # the step that generated them
+    prompt: Prompt
+    answers: tuple[HeldoutAnswer, ...]  # the best first
+
+
+def training_samples(step: int, rows: Iterable[ResponseRow], count: int) -> list[TrainingSample]:
+    """Choose at most `count` questions of a step that were scored and not left over, evenly spaced
+    from the largest mean reward to the least."""
+    scored = (row for row in rows if row.response.score and row.fate not in LEFT_OVER)
+    asked = {
+        group[0].prompt.text: (group[0].prompt, _answers(group))
+        for group in _by_prompt(scored).values()
+    }
+    ordered = sorted(asked.values(), key=lambda found: -(_mean(found[1]) or 0.0))
+    return [
+        TrainingSample(
+            step=step,
+            prompt=prompt,
+            answers=tuple(sorted(answers, key=lambda answer: -(answer.reward or 0.0))),
+        )
+        for prompt, answers in evenly(ordered, count)
+    ]
 
 
 def _by_prompt(rows: Iterable[ResponseRow]) -> dict[str, list[ResponseRow]]:

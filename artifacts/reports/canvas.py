@@ -56,13 +56,21 @@ def new_figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def new_panels(
-    width: float, height: float, title: str, rows: int = 1, columns: int = 1
+    width: float,
+    height: float,
+    title: str,
+    rows: int = 1,
+    columns: int = 1,
+    height_ratios: Sequence[float] | None = None,
 ) -> tuple[Figure, list[Axes]]:
     """Make a titled figure of this size in inches with panels, row by row; those of one column
     share their horizontal axis."""
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", **TITLE)
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex="col").flat)
+    panels = figure.subplots(
+        rows, columns, squeeze=False, sharex="col", height_ratios=height_ratios
+    )
+    return figure, list(panels.flat)
 
 
 def plain(axes: Axes) -> None:
@@ -85,13 +93,8 @@ def legend(axes: Axes) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def legend_beside(axes: Axes, handles: Sequence[object]) -> None:
-    """Add a legend to the right of the axes, where it hides nothing."""
-    axes.legend(
-        handles=list(handles),
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        frameon=False,
-        fontsize=9,
-        borderaxespad=0,
+def legend_below(figure: Figure, handles: Sequence[object]) -> None:
+    """Add a legend below the figure's axes, where it hides nothing."""
+    figure.legend(
+        handles=list(handles), loc="outside lower left", ncols=4, frameon=False, fontsize=9
     )

@@ -9,9 +9,9 @@ from datetime import datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from artifacts.reports.answers import EpisodeChange, HeldoutQuestion
+from artifacts.reports.answers import EpisodeChange, HeldoutQuestion, TrainingSample
 from artifacts.reports.environment_processes import PoolState
-from artifacts.reports.summary import RunSummary, headline, shares
+from artifacts.reports.summary import RunSummary, doubts, shares
 
 # the columns of the token ledger, explained on the page
 LEDGER = {
@@ -74,19 +74,21 @@ class RunPage:
     written: datetime  # time of this state
     facts: Mapping[str, str]  # model, task, machine and the like, a line each
     links: Mapping[str, str]  # name -> URL, page beside this one, or path
-    curves: Sequence[Picture]  # reward, step times, response lengths
-    timelines: Sequence[Picture]  # work of every device in a typical step of each kind
+    curves: Sequence[Picture]  # reward, learning, step times, response lengths
+    timelines: Sequence[Picture]  # work of every device in typical steps
     devices: Mapping[str, float]  # share of the devices' seconds by cause, "work" among them
     steps: Sequence[StepLine]  # every committed step
     preset: str  # the preset that the settings differ from
     settings: Sequence[ChangedSetting]  # how the configuration differs from it
+    all_settings: Mapping[str, str]  # every setting with its effective value, by dotted field
     changes: Sequence[Mapping[str, object]]  # settings that resumed attempts changed
     episodes: Sequence[EpisodeChange]  # held-out episodes before and after; empty without any
     pools: Sequence[PoolState]  # environment processes as last reported; empty without any
     elastic_workers: Sequence[Mapping[str, object]]  # a row each; empty without any
     denied_requests: Sequence[str]  # unauthorised requests for weights, a sentence each
     questions: Sequence[HeldoutQuestion]  # some held-out questions with their answers
-    num_questions: int  # all held-out questions, from which those are taken
+    num_questions: int  # all different held-out questions, from which those are taken
+    samples: Sequence[TrainingSample]  # some training questions of the first and the last step
     steps_asked: tuple[int, int]  # steps after which they were asked, first and last
 
 
@@ -103,13 +105,18 @@ def render(page: RunPage) -> bytes:
     text = environment.get_template("page.html").render(
         page=page,
         summary=page.summary,
-        headline=headline(page.summary),
-        time_shares=shares(page.summary.time_s),
-        token_shares=shares(page.summary.ledger_tokens),
+        doubts=doubts(page.summary),
+        time_shares=_present(page.summary.time_s),
+        token_shares=_present(page.summary.ledger_tokens),
         ledger=LEDGER,
         bubbles=BUBBLES,
     )
     return text.encode("utf-8", errors="replace")  # a lone surrogate is no UTF-8
+
+
+def _present(amounts: Mapping[str, float]) -> dict[str, float]:
+    """The shares of amounts above zero, largest first."""
+    return {name: share for name, share in shares(amounts).items() if share > 0}
 
 
 def duration(seconds: float) -> str:

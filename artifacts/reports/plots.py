@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, product
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -16,9 +17,10 @@ from artifacts.reports.canvas import (
     INK,
     LANE,
     PAPER,
+    TITLE,
     Style,
     legend,
-    legend_beside,
+    legend_below,
     new_figure,
     new_panels,
     over_steps,
@@ -26,7 +28,7 @@ from artifacts.reports.canvas import (
 )
 from artifacts.reports.episode_figures import LONGEST, SUCCESS, TRAINED_TURNS, TURNS
 from artifacts.reports.summary import Estimate
-from artifacts.reports.timeline import union
+from artifacts.reports.timeline import length, union
 
 # Distinct under the common colour blindnesses and in grey: lightness differs as well as hue.
 KIND_COLOURS = {
@@ -42,6 +44,8 @@ KIND_COLOURS = {
 SPARE_COLOURS = ("#aa4499", "#999933", "#661100", "#6699cc")
 ROUND_COLOURS = ("#ee8866", "#6a3d9a", "#999933", "#8c8c8c")  # of kinds of rounds, as they appear
 RUN_COLOURS = ("#4477aa", "#cc6677")
+VISIBLE = 0.01  # least share of a step that a lane is drawn for
+WIDTH = 5.2  # inches: letters stay legible where the page is as narrow as a phone
 
 
 def reward_curve(
@@ -49,7 +53,7 @@ def reward_curve(
 ) -> Figure:
     """Draw mean training reward by step, smoothed and raw, and held-out reward with its confidence
     interval at the steps at which it was measured."""
-    figure, axes = new_figure(8.0, 4.2, "Reward")
+    figure, axes = new_figure(WIDTH, 3.2, "Reward")
     dots: Style = {"linewidth": 0.8, "marker": ".", "markersize": 3, "alpha": 0.7}
     axes.plot(steps, reward, color=FAINT, label="training, per step", **dots)
     curve: Style = {"color": KIND_COLOURS["train"], "linewidth": 2}
@@ -60,9 +64,9 @@ def reward_curve(
         below = [heldout[step].mean - heldout[step].low for step in measured]
         above = [heldout[step].high - heldout[step].mean for step in measured]
         level = f"{heldout[measured[0]].level:.0%}"
-        style: Style = {"color": KIND_COLOURS["rollout"], "capsize": 4, "linewidth": 1.6}
+        style: Style = {"color": KIND_COLOURS["rollout"], "capsize": 3, "linewidth": 1.2}
         bars = axes.errorbar(measured, means, yerr=[below, above], **style)
-        bars.lines[0].set(marker="o", markersize=5)
+        bars.lines[0].set(marker="o", markersize=5, linestyle=":")
         bars.set_label(f"held-out ({level} CI)")
     axes.set_ylabel("mean reward")
     over_steps(axes)
@@ -75,7 +79,7 @@ def step_times(
 ) -> Figure:
     """Draw a bar per step: its seconds, stacked by stage, with the kind of round marked underneath.
     Stages must not overlap in time."""
-    figure, axes = new_figure(max(8.0, min(16.0, 0.16 * len(steps) + 3)), 4.4, "Step time by stage")
+    figure, axes = new_figure(WIDTH, 3.6, "Step time by stage")
     bottoms = [0.0] * len(steps)
     for stage, colour in _coloured(list(stages)).items():
         axes.bar(steps, stages[stage], bottom=bottoms, width=0.85, color=colour, label=stage)
@@ -88,8 +92,7 @@ def step_times(
     over_steps(axes)
     rounds = [Patch(color=colour, label=f"{kind} round") for kind, colour in of_round.items()]
     stacked, _ = axes.get_legend_handles_labels()
-    gap = Patch(alpha=0, label="")
-    legend_beside(axes, [*reversed(stacked), gap, *rounds])
+    legend_below(figure, [*stacked, *rounds])
     return figure
 
 
@@ -99,7 +102,7 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
     colours = _round_colours(lengths)
     present = [kind for kind in colours if lengths[kind]]
     rows = max(1, len(present))
-    figure, panels = new_panels(8.0, 1.2 + 1.8 * rows, "Response lengths", rows)
+    figure, panels = new_panels(WIDTH, 1.2 + 1.4 * rows, "Response lengths", rows)
     longest = max((max(lengths[kind]) for kind in present), default=1)
     edges = [longest * edge / 40 for edge in range(41)]
     for axes, kind in zip(panels, present, strict=False):
@@ -113,19 +116,45 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
         mean = f"mean {sum(values) / len(values):.0f}"
         note = f"{kind} rounds   n={len(values):,}   {mean}   max {values[-1]}"
         axes.set_title(note, loc="right", fontsize=9, color=INK)
-    panels[-1].set_xlabel("tokens per response (solid line: median, dotted: 99th percentile)")
+    panels[-1].set_xlabel("tokens (solid line: median, dotted: 99th percentile)")
     return figure
 
 
-def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> Figure:
-    """Draw the work of every device over time, in seconds since the first span: a row per device,
-    with a lane per actor."""
-    figure, axes = new_figure(10.0, 1.6 + 0.55 * max(1, len(devices)), title)
-    origin = min((span.start_s for span in spans), default=0.0)
-    end = max((span.end_s for span in spans), default=1.0) - origin
-    kinds = {span.kind for span in spans}
+def timelines(rounds: Mapping[str, Sequence[Span]], devices: Iterable[str]) -> Figure:
+    """Draw the work of every device in some steps, by title, in seconds since each step's first
+    span: a panel per step, in it a row per device that has worked, with a lane per actor."""
+    named, everywhere = sorted(devices), [span for spans in rounds.values() for span in spans]
+    rows = {title: _busy(spans) or named for title, spans in rounds.items()}
+    heights = [0.9 + 0.4 * len(worked) for worked in rows.values()]
+    figure, panels = new_panels(6.0, 1.0 + sum(heights), "", len(rows), height_ratios=heights)
+    kinds = {span.kind for span in everywhere}
     known = [kind for kind in KIND_COLOURS if kind in kinds]
     colours = _coloured([*known, *sorted(kinds - {*known})])
+    for axes, (title, worked) in zip(panels, rows.items(), strict=True):
+        plain(axes)
+        axes.set_title(title, loc="left", **TITLE)
+        _draw_lanes(axes, rounds[title], worked, colours)
+    panels[-1].set_xlabel("seconds")
+    panels[-1].set_xlim(left=0)
+    legend_below(figure, [Patch(color=colour, label=kind) for kind, colour in colours.items()])
+    return figure
+
+
+def _busy(spans: Sequence[Span]) -> list[str]:
+    """The devices, by name, that worked for a visible share of the time."""
+    moments: dict[str, list[tuple[float, float]]] = {}
+    for span in spans:
+        moments.setdefault(span.device, []).append((span.start_s, span.end_s))
+    window_s = length(moment for found in moments.values() for moment in found)
+    return sorted(
+        device for device, found in moments.items() if length(found) >= VISIBLE * window_s
+    )
+
+
+def _draw_lanes(
+    axes: Axes, spans: Sequence[Span], devices: Sequence[str], colours: Mapping[str, str]
+) -> None:
+    origin = min((span.start_s for span in spans), default=0.0)
     for row, device in enumerate(devices):
         axes.axhspan(row - 0.4, row + 0.4, color=LANE, linewidth=0)
         actors = sorted({span.actor for span in spans if span.device == device})
@@ -143,12 +172,10 @@ def device_gantt(spans: Sequence[Span], devices: Sequence[str], title: str) -> F
                 facecolors=colour,
                 linewidth=0,
             )
-    axes.set(xlabel="seconds", xlim=(0, end * 1.005), ylim=(len(devices) - 0.45, -0.55))
+    axes.set_ylim(len(devices) - 0.45, -0.55)
     axes.set_yticks(range(len(devices)), devices)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    legend_beside(axes, [Patch(color=colour, label=kind) for kind, colour in colours.items()])
-    return figure
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
@@ -175,7 +202,7 @@ EFFECTIVE, CUT = "train/effective_sample_fraction", "train/cut_fraction"
 K3_AT = "lag/mismatch_k3_at_"
 Steps = Sequence[tuple[int, Mapping[str, float]]]  # step numbers and their metrics
 # label and limits of the vertical axis; of each line its label, metric and colour
-Panel = tuple[str, tuple[float, float | None], Mapping[str, tuple[str, str]]]
+Panel = tuple[str, tuple[float | None, float | None], Mapping[str, tuple[str, str]]]
 LAG_COLOURS = ("#4477aa", "#66aabb", "#88bb88", "#ccbb44", "#ee8866", "#cc6677", "#882255")
 
 
@@ -218,18 +245,65 @@ def episodes_by_step(steps: Steps) -> Figure:
     )
 
 
+def learning_curves(steps: Steps) -> Figure:
+    """Draw the objective over steps: loss, gradient norm, and divergences of the policy."""
+    divergence = {
+        "engine to learner (k3)": ("train/mismatch_k3", LAG_COLOURS[5]),
+        "from the first model": ("train/reference_kl", LAG_COLOURS[0]),
+    }
+    return _over_steps(
+        "Loss and gradient",
+        steps,
+        ("loss", (None, None), {"loss": ("train/loss", LAG_COLOURS[5])}),
+        ("gradient norm", (0, None), {"norm": ("train/grad_norm", LAG_COLOURS[6])}),
+        ("KL, nats a token", (0, None), divergence),
+    )
+
+
+def policy_curves(steps: Steps) -> Figure:
+    """Draw the policy over steps: entropy, share of clipped tokens, and lengths of responses."""
+    clipped = {
+        "clipped": ("train/clip_fraction", LAG_COLOURS[4]),
+        "without gradient": (CUT, LAG_COLOURS[5]),
+    }
+    lengths = {
+        "longest": ("rollout/response_tokens_max", FAINT),
+        "mean": ("rollout/response_tokens_mean", LAG_COLOURS[0]),
+    }
+    return _over_steps(
+        "Entropy and length",
+        steps,
+        ("entropy, nats", (0, None), {"entropy": ("train/entropy_nats", LAG_COLOURS[2])}),
+        ("share of tokens", (0, None), clipped),
+        ("response tokens", (0, None), lengths),
+    )
+
+
+def domain_rewards(steps: Steps, domains: Sequence[str]) -> Figure:
+    """Draw the mean training reward of each domain over the steps that asked it."""
+    lines = {
+        domain: (f"reward/{domain}_mean", LAG_COLOURS[place % len(LAG_COLOURS)])
+        for place, domain in enumerate(domains)
+    }
+    return _over_steps("Reward by domain", steps, ("mean reward", (None, None), lines))
+
+
 def _over_steps(title: str, steps: Steps, *panels: Panel) -> Figure:
-    """Draw metrics over the steps that have them, in panels beside each other."""
-    figure, all_axes = new_panels(10.0, 3.4, title, columns=len(panels))
-    for axes, (ylabel, ylim, lines) in zip(all_axes, panels, strict=True):
+    """Draw metrics over the steps that have them, in panels below each other. A metric that is
+    always 0, and a panel without any other, are left out."""
+    told = {name for _, figures in steps for name, value in figures.items() if value}
+    panels = tuple(panel for panel in panels if told & {name for name, _ in panel[2].values()})
+    rows = max(1, len(panels))
+    figure, all_axes = new_panels(WIDTH, 1.0 + 1.4 * rows, title, rows)
+    for axes, (ylabel, ylim, lines) in zip(all_axes, panels, strict=False):
         for label, (name, colour) in lines.items():
-            points = [(step, figures[name]) for step, figures in steps if name in figures]
-            if points:
-                style: Style = {"color": colour, "linewidth": 1.6, "marker": "."}
+            if name in told:
+                points = [(step, figures[name]) for step, figures in steps if name in figures]
+                style: Style = {"color": colour, "linewidth": 1.4, "marker": ".", "markersize": 4}
                 axes.plot(*zip(*points, strict=True), label=label, **style)
         axes.set(ylabel=ylabel, ylim=ylim)
         plain(axes)
-        over_steps(axes)
-        if axes.lines:
+        if len(axes.lines) > 1:
             legend(axes)
+    over_steps(all_axes[-1])
     return figure

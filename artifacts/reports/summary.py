@@ -122,10 +122,10 @@ ShareTable = tuple[str, tuple[str, str, str], list[tuple[str, str, str]]]  # tit
 def _tables(summary: RunSummary) -> list[ShareTable]:
     times, tokens = summary.time_s, summary.ledger_tokens
     time_rows = [
-        (name, f"{times[name]:.1f}", f"{part:.1%}") for name, part in shares(times).items()
+        (name, f"{times[name]:.1f}", f"{part:.1%}") for name, part in shares(times).items() if part
     ]
     token_rows = [
-        (name, f"{tokens[name]:,}", f"{part:.1%}") for name, part in shares(tokens).items()
+        (name, f"{tokens[name]:,}", f"{part:.1%}") for name, part in shares(tokens).items() if part
     ]
     tables: list[ShareTable] = [
         ("time", ("stage", "seconds", "share"), time_rows),
@@ -178,14 +178,18 @@ def headline(summary: RunSummary) -> str:
     rewards = f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}"
     if summary.gain is None:
         return f"{rewards}; no prompt has a verdict on both sides. {steps}"
-    sure = summary.gain.low > 0 or summary.gain.high < 0
-    verdict = "" if sure else "; the interval contains 0, so this run shows no change"
-    apart = (
-        f" ({summary.num_unpaired} prompts without a verdict on one side left out)"
-        if summary.num_unpaired
-        else ""
-    )
-    return f"{rewards}, paired difference {summary.gain}{apart}{verdict}. {steps}"
+    unsure = "".join(f"; {doubt}" for doubt in doubts(summary))
+    return f"{rewards}, paired difference {summary.gain}{unsure}. {steps}"
+
+
+def doubts(summary: RunSummary) -> list[str]:
+    """The reasons, if any, why the gain in reward says less than its mean suggests."""
+    found = []
+    if summary.num_unpaired:
+        found.append(f"{summary.num_unpaired} prompts without a verdict on one side left out")
+    if summary.gain and summary.gain.low <= 0 <= summary.gain.high:
+        found.append("the interval contains 0, so this run shows no change")
+    return found
 
 
 ATTEMPTS = "round/attempts"

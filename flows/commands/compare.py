@@ -1,6 +1,6 @@
-"""rollflow compare: two training runs side by side, from the metrics that MLflow has of both: time,
-speed-up, rewards and cost; curves on request. It reads nothing else, so that it works on any
-machine that reaches the tracking server."""
+"""rollflow compare: two training runs side by side, from what MLflow has of both: held-out rewards,
+lengths, the settings that differ, then time, speed-up and cost; curves on request. It reads nothing
+else, so that it works on any machine that reaches the tracking server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING
@@ -37,15 +37,20 @@ DOLLARS, SECONDS = "cost/dollars", "cost/added_s"
 WORKER_TIME = re.compile(r"cost/(.+)_worker_s")  # of a price class
 DEFAULT_URI = "sqlite:///runs/mlflow.db"
 REWARD_TAIL_STEPS = 5
+HELDOUT, TOKENS = "heldout/reward_mean", "rollout/response_tokens_mean"
+RESULT_TAG = "mlflow.note.content"  # a run's description, whose first line is its result
+ASIDE = ("keep.", "resume", "run_name", "cluster.dashboard_port")  # parameters with no effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """The name and the metrics of one run in MLflow."""
+    """What MLflow has of one run."""
 
     name: str  # run name
     run_id: str  # MLflow run id
     metrics: Mapping[str, Mapping[int, float]]  # metric -> step -> value
+    params: Mapping[str, str] = field(default_factory=dict)  # dotted field -> value
+    result: str = ""  # the result of a run that ended, with its interval
 
     @property
     def steps(self) -> list[int]:
@@ -85,7 +90,13 @@ def history(client: MlflowClient, run: str, uri: str) -> RunHistory:
         name: {point.step: point.value for point in client.get_metric_history(run_id, name)}
         for name in found.data.metrics
     }
-    made = RunHistory(name=found.info.run_name or run_id, run_id=run_id, metrics=metrics)
+    made = RunHistory(
+        name=found.info.run_name or run_id,
+        run_id=run_id,
+        metrics=metrics,
+        params=found.data.params,
+        result=found.data.tags.get(RESULT_TAG, "").partition("\n")[0],
+    )
     if not made.steps:
         raise ValueError(
             f"run {run!r} must have at least one step ({STEP_TIME}), it has none; wait for its"
@@ -134,28 +145,72 @@ def stage_table(first: RunHistory, second: RunHistory) -> Table:
     )
     table = Table(title=f"Seconds per step\n{title}", title_justify="left")
     table.add_column("stage", no_wrap=True)
-    for heading in ("A median", "B median", "A mean", "B mean", "A / B"):
+    alike = not different_models(first, second)
+    for heading in ("A median", "B median", "A mean", "B mean", *(["A / B"] if alike else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in stages(first, second):
         runs = (first.values(name), second.values(name))
         cells = [
             *(_cell(median(run) if run else None) for run in runs),
             *(_cell(mean(run) if run else None) for run in runs),
+            *([_ratio(*runs)] if alike else []),
         ]
-        table.add_row(
-            name.removeprefix("time/"), *cells, _ratio(*runs), end_section=name == STEP_TIME
-        )
+        table.add_row(name.removeprefix("time/"), *cells, end_section=name == STEP_TIME)
+    return table
+
+
+def outcome(run: RunHistory) -> Iterator[str]:
+    """Sentences on what a run learned: held-out reward, training reward, and lengths."""
+    heldout = run.values(HELDOUT)
+    if run.result:
+        yield f"{run.name}: {run.result}"
+    elif heldout:
+        yield f"{run.name}: held-out reward {heldout[0]:.3f} at first, {heldout[-1]:.3f} at last."
+    for metric, form, name in (
+        (REWARD, ".3f", "mean reward"),
+        (TOKENS, ".0f", "mean response tokens"),
+    ):
+        if values := run.values(metric):
+            start, end = values[:REWARD_TAIL_STEPS], values[-REWARD_TAIL_STEPS:]
+            yield (
+                f"{run.name}: {name} {mean(start):{form}} in its first {len(start)} steps,"
+                f" {mean(end):{form}} in its last."
+            )
+
+
+def changed_settings(first: RunHistory, second: RunHistory) -> dict[str, tuple[str, str]]:
+    """The values in both runs of the settings in which they differ, by dotted field; "-" where a
+    run has none. Left out are those that say only where records lie."""
+    names = sorted({*first.params, *second.params})
+    pairs = {name: (first.params.get(name, "-"), second.params.get(name, "-")) for name in names}
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b and not name.startswith(ASIDE)}
+
+
+def different_models(first: RunHistory, second: RunHistory) -> bool:
+    """True if the runs are known to train different models."""
+    return any(field.startswith("model.") for field in changed_settings(first, second))
+
+
+def settings_table(first: RunHistory, second: RunHistory) -> Table:
+    """The settings that differ, a row each."""
+    table = Table("setting", "A", "B", title="Settings that differ", title_justify="left")
+    for name, values in changed_settings(first, second).items():
+        table.add_row(name, *map(escape, values))
     return table
 
 
 def verdict(first: RunHistory, second: RunHistory) -> list[str]:
-    """The result in sentences, with warnings about differences that make the comparison unfair."""
+    """Speed and cost in sentences, with warnings about unfair comparisons."""
     before, after = mean(first.values(STEP_TIME)), mean(second.values(STEP_TIME))
+    ratio = f"{max(before, after) / min(before, after):.2f}x"
     word = "faster" if after <= before else "slower"
-    ratio = max(before, after) / min(before, after)
+    gained = (
+        "their models differ, so this is no speed-up."
+        if different_models(first, second)
+        else f"{ratio} {word}."
+    )
     lines = [
-        f"{second.name} takes {after:.2f} s a step, {first.name} {before:.2f} s: {ratio:.2f}x"
-        f" {word}."
+        f"{second.name} takes {_cell(after)} s a step, {first.name} {_cell(before)} s: {gained}"
     ]
     if first.values(TRAINED) and second.values(TRAINED):
         rates = [sum(run.values(TRAINED)) / sum(run.values(STEP_TIME)) for run in (first, second)]
@@ -164,12 +219,6 @@ def verdict(first: RunHistory, second: RunHistory) -> list[str]:
             f" {first.name} {rates[0]:.0f}."
         )
     for run in (first, second):
-        if rewards := run.values(REWARD):
-            start, end = rewards[:REWARD_TAIL_STEPS], rewards[-REWARD_TAIL_STEPS:]
-            lines.append(
-                f"{run.name}: mean reward {mean(start):.3f} in its first {len(start)} steps,"
-                f" {mean(end):.3f} in its last."
-            )
         if run.values(LONG_ROUND):
             lines.append(
                 f"{run.name}: {mean(run.values(LONG_ROUND)):.0%} of its {len(run.steps)} rounds"
@@ -265,6 +314,10 @@ def curves(run: RunHistory) -> RunCurves:
 def show(first: RunHistory, second: RunHistory, plot: Path | None) -> None:
     """Print the comparison, and draw the curves into the file `plot` if there is one."""
     console = Console(soft_wrap=True)
+    for line in (*outcome(first), *outcome(second)):
+        console.print(line, markup=False, highlight=False)
+    if changed_settings(first, second):
+        console.print(settings_table(first, second))
     console.print(stage_table(first, second))
     for line in verdict(first, second):
         console.print(line, markup=False, highlight=False)
@@ -302,7 +355,16 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    """A number with three digits, without an exponent."""
+    if value is None:
+        return "-"
+    return (
+        f"{value:.0f}"
+        if abs(value) >= 100
+        else f"{value:.3g}"
+        if abs(value) >= 0.01
+        else f"{value:.3f}"
+    )
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> str:

@@ -1,5 +1,6 @@
-"""Derives the time limits of a run's parts, which no user sets (`DerivedSeconds`), from its table
-`deadlines`: a limit is a fixed multiple of a value there."""
+"""Derives what follows from other settings: the time limits of a run's parts, which no user sets
+(`DerivedSeconds`), as fixed multiples of values in its table `deadlines`; and, unless a user sets
+it, after how many steps the run evaluates in between."""
 
 from __future__ import annotations
 
@@ -23,8 +24,12 @@ Part = TypeVar("Part", bound=BaseModel)
 Changes = dict[str, Any]  # Any: values of fields
 
 
+EVALUATIONS = 5  # in equal parts of a run, the last at its end
+FEWEST_STEPS = 10  # of a run that evaluates in between by default
+
+
 def fill_in_limits(config: Parts) -> None:
-    """Set the derived limits in place, while the configuration is being validated."""
+    """Set the derived values in place, while the configuration is being validated."""
     deadlines = config.deadlines
     hosts = _changed(
         config.episodes.hosts,
@@ -57,6 +62,9 @@ def fill_in_limits(config: Parts) -> None:
     known = limits.keys() & type(config.engine).model_fields.keys()
     if known:  # a simulated engine has none
         filled["engine"] = _changed(config.engine, **{name: limits[name] for name in known})
+    if "every_steps" not in config.evaluation.model_fields_set and config.num_steps >= FEWEST_STEPS:
+        every_steps = -(-config.num_steps // EVALUATIONS)
+        filled["evaluation"] = _changed(config.evaluation, every_steps=every_steps)
     vars(config).update(filled)
 
 

@@ -48,7 +48,8 @@ class EvaluationConfig(FrozenConfig):
         0,
         ge=0,
         description=(
-            "Evaluate after every so many steps as well; 0 means only before and after the run."
+            "Evaluate after every so many steps as well, with one response for each prompt; 0 means"
+            " only before and after the run. Unset: a fifth of num_steps, or 0 below ten steps."
         ),
     )
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from artifacts import layout
-from artifacts.reports.canvas import legend_beside, new_figure, png
+from artifacts.reports.canvas import legend_below, new_figure, png
 from flows.commands.local_stack import prefect_server
 from tasks.cluster.ports import free_port
 
@@ -168,7 +168,7 @@ def picture(readings: Readings, num_steps: int) -> bytes:
         steps, megabytes = zip(*points, strict=True)
         lines += axes.plot(steps, megabytes, label=name, linewidth=1.4)
     axes.set(xlabel="committed steps", ylabel="MB", ylim=(0, None))
-    legend_beside(axes, lines)
+    legend_below(figure, lines)
     return png(figure)
 
 

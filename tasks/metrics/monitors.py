@@ -120,7 +120,7 @@ def nothing_learned(
     when it reaches steps_in_a_row steps. steps: (number, metrics by name)."""
     num_flat = 0
     for step, figures in steps:
-        found = _flat(figures)
+        found = flat_cause(figures)
         num_flat = num_flat + 1 if found else 0
         if found and num_flat == steps_in_a_row:
             what, cure = found
@@ -128,7 +128,7 @@ def nothing_learned(
             yield StepWarning(step, f"{what} in {row}: {cure}")
 
 
-def _flat(figures: Figures) -> tuple[str, str] | None:
+def flat_cause(figures: Figures) -> tuple[str, str] | None:
     """The flat quantity of a step and its cure; None if it may teach something, or is too old."""
     if VERDICTS not in figures:
         return None

@@ -18,9 +18,10 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return uri, ids[1]
 
 
-def logged(uri: str, name: str, num_steps: int, step_s: float) -> str:
+def logged(uri: str, name: str, num_steps: int, step_s: float, model: str = "tiny_llama") -> str:
     tracker = RunTracker(uri)
-    run_id = tracker.start(experiment="tests", run_name=name, params={}, tags={})
+    params = {"model": {"kind": model}, "seed": step_s, "keep": {"artifact_root": name}}
+    run_id = tracker.start(experiment="tests", run_name=name, params=params, tags={})
     for step in range(1, num_steps + 1):
         times = {"time/step_s": step_s, "time/rollout_s": step_s / 2, "time/train_s": step_s / 3}
         tracker.log_step(
@@ -47,13 +48,29 @@ def test_names_and_ids_give_stages_speed_up_and_plot(
     plot = tmp_path / "out.png"
     assert main(["slow", fast_id, "--tracking-uri", uri, "--plot", str(plot)]) == 0
     told = capsys.readouterr().out
-    assert "fast takes 3.00 s a step, slow 6.00 s: 2.00x faster." in told
+    assert "fast takes 3 s a step, slow 6 s: 2.00x faster." in told
     assert "fast trains 200 response tokens a second of its steps, slow 100." in told
     assert "A = slow (4 steps)" in told
+    assert "seed" in told
+    assert "artifact_root" not in told
+    assert told.index("mean reward") < told.index("seed") < told.index("A median")
     assert "fast: mean reward 0.250 in its first 4 steps, 0.250 in its last." in told
     assert "25% of its 4 rounds were long" in told
     assert told.index("rollout_s") < told.index("train_s") < told.index("step_s ")
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_different_models_have_no_speed_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    logged(uri, "slow", 2, 6.0)
+    logged(uri, "fast", 2, 3.0, model="smollm2")
+    assert main(["slow", "fast", "--tracking-uri", uri]) == 0
+    told = capsys.readouterr().out
+    assert "3 s a step, slow 6 s: their models differ, so this is no speed-up." in told
+    assert "A / B" not in told
+    assert "model.kind" in told
 
 
 @pytest.mark.parametrize("name", ["nothing", "it's"])

@@ -24,7 +24,7 @@ from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from flows import reporter
 from flows.reporter import RunReporter
-from flows.results import RunResults
+from flows.results import RunResults, no_update_at_all
 from flows.run import OpenRun
 from tasks.elastic.worker_history import WorkerHistory
 from tasks.learner.reports import AccumulateReport, CriticReport, Skipped, update_figures
@@ -209,3 +209,15 @@ def test_it_is_told_in_the_summary() -> None:
     assert warning.endswith(r'; answers of that step: "It is 0\x1b[2J.", "It is 1\x1b[2J."')
     assert f"* Warning: {TOLD}" in markdown(summary)
     assert "| no_update | 80 |" in markdown(summary)
+
+
+def test_a_run_without_any_update_says_why_and_shows_answers(tmp_path: Path) -> None:
+    flat = figures_of(group(0.0, 0.0), group(0.0, 0.0))
+    made = [replace(make_commit(step), metrics=flat) for step in (1, 2)]
+    run = make_run(Store.open(str(tmp_path)), *made)
+    (warning,) = RunResults(run).warnings(run.commits)
+    assert warning.startswith("No step made an update: every answer got 0: is the reward right?")
+    assert warning.endswith('. Look at some of them: "3"')
+    learned = (*made, replace(make_commit(3), metrics=UPDATED))
+    assert no_update_at_all(learned, Journal(run.store)) == ""
+    assert no_update_at_all((), Journal(run.store)) == ""

@@ -112,11 +112,11 @@ def test_every_plot_is_a_picture() -> None:
             [1, 2], ["short", "long"], {"rollout": [1.0, 2.0], "something new": [0.5, 0.5]}
         ),
         plots.response_lengths({"short": [1, 5, 9], "long": [200]}),
-        plots.device_gantt([a_span("rollout", 0, 1), a_span("other", 1, 2)], DEVICES, "Step 1"),
+        plots.timelines({"Step 1": [a_span("rollout", 0, 1), a_span("other", 1, 2)]}, DEVICES),
         comparison(run, run),
     ]
     assert all(
-        height > 200 and width > 800 for height, width, _ in map(shape, map(canvas.png, pictures))
+        height > 200 and width > 600 for height, width, _ in map(shape, map(canvas.png, pictures))
     )
 
 
@@ -125,7 +125,9 @@ def test_a_run_without_data_still_draws() -> None:
     plots.reward_curve([], [], {})
     plots.step_times([], [], {})
     plots.response_lengths({"short": []})
-    plots.device_gantt([], [], "nothing")
+    plots.timelines({"nothing": []}, [])
+    plots.learning_curves([])
+    plots.policy_curves([])
     comparison(empty, empty)
 
 

@@ -4,6 +4,7 @@ shows."""
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,16 +18,18 @@ from transcript_factories import make_episode_row
 from artifacts import layout
 from artifacts.records import Outcome
 from artifacts.reports import canvas, plots
-from artifacts.reports.answers import HeldoutQuestion, questions_of, spread
+from artifacts.reports.answers import HeldoutQuestion, distinct, questions_of, spread
 from artifacts.reports.page import duration
 from artifacts.reports.summary import headline
 from artifacts.store import Store
 from flows import report_folder
+from flows.commands.command_line import assemble
 from flows.config.run_config import RunConfig
 from flows.evaluate import read_answers
 from flows.report_folder import ReportFolder
-from flows.results import RunResults, device_shares, settings_of, typical_step
+from flows.results import RunResults, device_shares, typical_step
 from flows.run import OpenRun
+from flows.run_facts import command_of, settings_of
 
 HOSTILE = '<script>alert("x")</script><img src=http://evil.example/a.png>'
 
@@ -101,7 +104,8 @@ def test_the_page_tells_result_cost_configuration_and_where_to_look(run: OpenRun
     page = Page(html)
     words = " ".join(page.text.split())
     assert "finished, 2 steps" in words
-    assert "Held-out reward 0.000 -> 0.500, paired difference +0.500" in words
+    assert "held-out reward 0.000 → 0.500 +0.500 [+0.000, +1.000] (95%, n=2)" in words
+    assert "the interval contains 0, so this run shows no change" in words
     assert "What differs from the preset tiny." in words
     assert "learner.optimizer.learning_rate 0.0002 1e-05" in words
     assert "rollout 12.0 s 60.0 %" in words  # where the time went
@@ -110,8 +114,33 @@ def test_the_page_tells_result_cost_configuration_and_where_to_look(run: OpenRun
     hrefs = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
     assert {"http://localhost:4200/f1", "http://localhost:5000/#/runs/1"} <= set(hrefs)
     titles = [attributes["aria-label"] for tag, attributes in page.tags if tag == "figure"]
-    assert titles[:3] == ["Reward", "Step time by stage", "Response lengths"]
-    assert titles[3:] == ["Step 1, a short round", "Step 2, a long round"]
+    learning = ["Loss and gradient", "Entropy and length"]
+    assert titles[:3] == ["Reward", *learning]
+    assert titles[3:5] == ["Step time by stage", "Response lengths"]
+    assert titles[5:] == ["Step 1, a short round"]  # with step 2 below
+    assert "host" not in words  # a lane without work
+    assert "reward 0.0 s" not in words  # nor any other row of zeros
+    assert "all 1" in words
+    assert "learner.loss.kind ppo_clip" in words
+    assert "loss ppo_clip, advantage grpo, learning rate 1e-05" in words
+    assert "rollflow demo --preset tiny --set num_steps=2" in words
+    assert "--set learner.optimizer.learning_rate=1e-05" in words
+
+
+def test_the_command_starts_a_run_of_the_same_settings() -> None:
+    """A part of another kind is given whole, values that a shell would take apart are quoted."""
+    given = {"preset": "tiny", "num_steps": 12, "learner": {"loss": {"kind": "gspo"}}}
+    words = shlex.split(command_of(RunConfig.model_validate(given)))
+    assert words[:4] == ["rollflow", "demo", "--preset", "tiny"]
+    values = assemble("tiny", "", words[5::2])
+    assert RunConfig.model_validate(values) == RunConfig.model_validate(given)
+
+
+def test_samples_of_training_stand_beside_those_held_out(run: OpenRun) -> None:
+    words = " ".join(Page(page_of(run)).text.split())
+    assert "What it was trained on" in words
+    assert "step 1 1 + 2? add reward 1.00" in words
+    assert "step 2 1 + 2? add reward 1.00" in words
 
 
 def test_answers_stand_side_by_side_and_stay_text(run: OpenRun) -> None:
@@ -167,7 +196,7 @@ def test_nothing_on_the_page_is_run_or_fetched(run: OpenRun) -> None:
 def test_a_run_under_way_has_a_page_without_a_result(run: OpenRun) -> None:
     words = " ".join(Page(page_of(run, is_over=False)).text.split())
     assert "under way, 2 of 2 steps" in words
-    assert "Held-out reward 0.000 before training." in words
+    assert "held-out reward 0.000 before training" in words
     assert "not asked yet" in words
 
 
@@ -246,6 +275,11 @@ def test_shown_questions_run_from_the_largest_gain_to_the_largest_loss() -> None
     assert [round(found.gain, 1) for found in shown] == [0.5, 0.0, -0.5]
     assert spread(asked[:2], 5) == [asked[1], asked[0]]
     assert spread([], 3) == []
+
+
+def test_a_question_that_is_asked_twice_is_shown_once() -> None:
+    asked = [question(f"heldout/{place}", 0.5, 1.0) for place in range(3)]
+    assert distinct(asked) == asked[:1]
 
 
 def test_a_question_without_a_verdict_on_one_side_gains_nothing() -> None:

@@ -121,6 +121,19 @@ def test_another_scheduling_drops_the_settings_of_the_presets_own() -> None:
     )
 
 
+@pytest.mark.parametrize(("num_steps", "every_steps"), [(9, 0), (10, 2), (20, 4), (64, 13)])
+def test_runs_evaluate_after_each_fifth_of_their_steps(num_steps: int, every_steps: int) -> None:
+    """A default, which is none of the user's settings, and is kept by a resume for more steps."""
+    config = RunConfig.model_validate({"preset": "tiny", "num_steps": num_steps})
+    assert config.evaluation.every_steps == every_steps
+    assert "every_steps" not in config.evaluation.model_fields_set
+    assert RunConfig.model_validate(config.model_dump(mode="json") | {"num_steps": 99}) == (
+        config.model_copy(update={"num_steps": 99})
+    )
+    never = {"preset": "tiny", "num_steps": num_steps, "evaluation": {"every_steps": 0}}
+    assert RunConfig.model_validate(never).evaluation.every_steps == 0
+
+
 def test_a_setting_of_the_loss_need_not_name_its_kind() -> None:
     given = {"preset": "tiny", "learner": {"loss": {"clip_high": 0.3}}}
     assert (
