@@ -55,7 +55,7 @@ TIMELINES = "timelines"
 APPLIED = "train/applied"
 DOMAIN_REWARD = re.compile(r"reward/(.+)_mean")
 SHOWN_SAMPLES = 3  # questions of each step whose training answers are shown
-SHOWN_ANSWERS, SHOWN_CHARACTERS = 3, 120  # answers that a warning "nothing learned" quotes
+SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120  # answers that a warning "nothing learned" quotes
 
 
 class RunResults:
@@ -303,15 +303,20 @@ def no_update_at_all(commits: Sequence[StepCommit], journal: Journal) -> str:
     cause, skipped = causes.pop(), skipped_of(steps[-1])
     if cause is None or causes:  # more than one, or one that is no matter of rewards
         cause = REASONS[skipped] if skipped else "its gradient was not applied", "see the log"
-    answers = _answers(journal, commits[-1].step, ". Look at some of them")
-    return f"No step made an update: {': '.join(cause)}{answers}"
+    answers = _answers(journal, commits[-1].step, ". Look at some of them", 3)
+    return f"No step made an update: {cause[0]} ({cause[1]}){answers}"
 
 
-def _answers(journal: Journal, step: int, title: str = "; answers of that step") -> str:
+def _answers(
+    journal: Journal,
+    step: int,
+    title: str = "; answers of that step",
+    count: int = SHOWN_ANSWERS,
+) -> str:
     texts = dict.fromkeys(
         printable_line(row.response.generated.text, SHOWN_CHARACTERS)
         for row in journal.read(step)
         if row.response.score is not None
     )
-    shown = ", ".join(f'"{text}"' for text in list(texts)[:SHOWN_ANSWERS])
+    shown = ", ".join(f'"{text}"' for text in list(texts)[:count])
     return f"{title}: {shown}" if shown else ""
