@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from artifacts.commit import StepCommit, read_manifest
@@ -84,7 +85,7 @@ def _effective(config: RunConfig) -> dict[str, Any]:  # Any: JSON values
 def _size(run: OpenRun) -> str:
     """The model's number of parameters in words; empty where its files are gone."""
     try:
-        millions = model_size(run.context.model_path).num_parameters / 1e6
+        millions = model_size(Path(run.context.model_path)).num_parameters / 1e6
     except (OSError, ValueError):
         return ""
     return f", {millions:.3g} million parameters"
