@@ -123,11 +123,14 @@ def response_lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
 def timelines(rounds: Mapping[str, Sequence[Span]], devices: Iterable[str]) -> Figure:
     """Draw the work of every device in some steps, by title, in seconds since each step's first
     span: a panel per step, in it a row per device that has worked, with a lane per actor."""
-    named, everywhere = sorted(devices), [span for spans in rounds.values() for span in spans]
+    named = sorted(devices)
     rows = {title: _busy(spans) or named for title, spans in rounds.items()}
+    shown = [
+        span for title, worked in rows.items() for span in rounds[title] if span.device in worked
+    ]
     heights = [0.9 + 0.4 * len(worked) for worked in rows.values()]
     figure, panels = new_panels(6.0, 1.0 + sum(heights), "", len(rows), height_ratios=heights)
-    kinds = {span.kind for span in everywhere}
+    kinds = {span.kind for span in shown}
     known = [kind for kind in KIND_COLOURS if kind in kinds]
     colours = _coloured([*known, *sorted(kinds - {*known})])
     for axes, (title, worked) in zip(panels, rows.items(), strict=True):

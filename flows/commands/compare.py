@@ -37,6 +37,7 @@ DOLLARS, SECONDS = "cost/dollars", "cost/added_s"
 WORKER_TIME = re.compile(r"cost/(.+)_worker_s")  # of a price class
 DEFAULT_URI = "sqlite:///runs/mlflow.db"
 REWARD_TAIL_STEPS = 5
+LEAST_S = 0.001  # mean seconds of a stage that is shown
 HELDOUT, TOKENS = "heldout/reward_mean", "rollout/response_tokens_mean"
 RESULT_TAG = "mlflow.note.content"  # a run's description, whose first line is its result
 ASIDE = ("keep.", "resume", "run_name", "cluster.dashboard_port")  # parameters with no effect
@@ -127,12 +128,12 @@ def answered(uri: str) -> Iterator[None]:
 
 
 def stages(first: RunHistory, second: RunHistory) -> list[str]:
-    """Timed stages of either run, the slowest of the first run on top, the whole step last."""
+    """Stages of either run that take LEAST_S or more, the slowest of the first run on top, the whole step last."""
     names = {
         name
         for run in (first, second)
         for name in run.metrics
-        if name.startswith("time/") and name.endswith("_s")
+        if name.startswith("time/") and name.endswith("_s") and _mean(run.values(name)) >= LEAST_S
     }
     return [*sorted(names - {STEP_TIME}, key=lambda name: -_mean(first.values(name))), STEP_TIME]
 
