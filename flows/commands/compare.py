@@ -128,7 +128,8 @@ def answered(uri: str) -> Iterator[None]:
 
 
 def stages(first: RunHistory, second: RunHistory) -> list[str]:
-    """Stages of either run that take LEAST_S or more, the slowest of the first run on top, the whole step last."""
+    """Stages of either run that take LEAST_S or more, the first run's slowest on top, the step
+    last."""
     names = {
         name
         for run in (first, second)
