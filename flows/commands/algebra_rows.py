@@ -56,7 +56,7 @@ def algebra_rows(config: RunConfig, card: int | None = None) -> Iterator[tuple[s
     yield "steps", f"{config.num_steps}{_pace(algebra)}"
     yield "prompts trained", f"about {config.num_steps * algebra.ordinary.accept_prompts}"
     evaluation = config.evaluation
-    every = f", every {evaluation.every_steps} steps with one" if evaluation.every_steps else ""
+    every = f"; x 1 every {evaluation.every_steps} steps" if evaluation.every_steps else ""
     yield (
         "evaluation",
         f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"

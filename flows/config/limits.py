@@ -62,9 +62,11 @@ def fill_in_limits(config: Parts) -> None:
     known = limits.keys() & type(config.engine).model_fields.keys()
     if known:  # a simulated engine has none
         filled["engine"] = _changed(config.engine, **{name: limits[name] for name in known})
-    if "every_steps" not in config.evaluation.model_fields_set and config.num_steps >= FEWEST_STEPS:
+    evaluation = config.evaluation
+    is_open = not evaluation.every_steps and "every_steps" not in evaluation.model_fields_set
+    if is_open and config.num_steps >= FEWEST_STEPS:
         every_steps = -(-config.num_steps // EVALUATIONS)
-        filled["evaluation"] = _changed(config.evaluation, every_steps=every_steps)
+        filled["evaluation"] = _changed(evaluation, every_steps=every_steps)
     vars(config).update(filled)
 
 

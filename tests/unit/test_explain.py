@@ -30,7 +30,9 @@ def test_the_algebra_of_tail_batching_tells_what_is_launched_and_kept() -> None:
         rows["steps"]
         == "36, 4 short rounds for each long one, and up to 2 more to drain the long-prompt queue"
     )
-    assert rows["evaluation"] == "256 held-out prompts x 2 responses, before and after"
+    assert rows["evaluation"] == (
+        "256 held-out prompts x 2 responses, before and after; x 1 every 8 steps"
+    )
 
 
 def test_an_episode_is_told_with_its_bounds_and_its_environments() -> None:
@@ -183,7 +185,7 @@ def test_a_drain_is_told_where_anything_can_be_parked(async_ratio: float, expect
 
 def test_evaluations_on_the_way_are_told() -> None:
     assert dict(algebra_rows(configured("one-gpu")))["evaluation"].endswith(
-        "before, every 50 steps, and after"
+        "before and after; x 1 every 50 steps"
     )
 
 

@@ -130,6 +130,8 @@ def test_runs_evaluate_after_each_fifth_of_their_steps(num_steps: int, every_ste
     assert RunConfig.model_validate(config.model_dump(mode="json") | {"num_steps": 99}) == (
         config.model_copy(update={"num_steps": 99})
     )
+    validated_again = RunConfig.model_validate(RunConfig.model_validate({"preset": "one-gpu"}))
+    assert validated_again.evaluation.every_steps == 50, "as the preset has it"
     never = {"preset": "tiny", "num_steps": num_steps, "evaluation": {"every_steps": 0}}
     assert RunConfig.model_validate(never).evaluation.every_steps == 0
 
