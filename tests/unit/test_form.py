@@ -70,6 +70,6 @@ def test_a_form_says_what_its_preset_has() -> None:
     told = with_preset(FORM, "tiny")["properties"]
     assert told["num_steps"]["description"].endswith(" tiny has 36.")
     rate = told["learner"]["properties"]["optimizer"]["properties"]["learning_rate"]
-    assert rate["description"] == "Learning rate after the warm-up. tiny has 0.0003."
+    assert rate["description"] == "Learning rate after the warm-up. tiny has 0.0002."
     assert told["task"]["description"] == "Where the prompts come from. tiny has chain_sum."
     assert told["resume"] == FORM["properties"]["resume"]
