@@ -17,6 +17,7 @@
     log/                        logs of the run's processes: flow.log, and one per worker
     status.json                 state of the run, rewritten while it goes on; how it ended
     report/                     index.html, plots, summary, elastic workers, and the run in figures
+    trackers/                   files of trackers beside MLflow, and which steps each has
     model/                      the trained model as a Hugging Face directory, once the run is over
 
 The `step=` directories are Hive partitions: every reader gets the column `step` from the path, so
@@ -54,6 +55,7 @@ DENIED_REQUESTS = "knocks.json"  # in the report: unauthorised requests for weig
 ELASTIC_WORKERS = "members.json"  # in the report: last reported states of elastic workers
 FIGURES = "figures.json"  # in the report: the figures of a run in lists of runs
 MODEL = "model"
+TRACKERS = "trackers"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 
 

@@ -37,7 +37,13 @@ from artifacts.reports.environment_processes import (
     process_rows,
 )
 from artifacts.reports.figures import RunFigures, figures_of, write_figures
-from artifacts.reports.summary import RunSummary, headline, markdown, rich_summary, seeding_summary
+from artifacts.reports.summary import (
+    RunSummary,
+    description,
+    markdown,
+    rich_summary,
+    seeding_summary,
+)
 from artifacts.tables import spans_to_parquet
 from flows.evaluate import EvaluationReport, read_answers
 from flows.output import screen
@@ -286,7 +292,7 @@ class RunReporter:
         summary = await self._folder.finish(commits, self._evaluations, answers, model)
         text = markdown(summary)
         self._run.tracker.log_state(len(commits), self._figures_now().columns)
-        self._run.tracker.describe(f"{headline(summary)}\n\n{text}")
+        self._run.tracker.describe(description(text))
         await self._log_model(commits)
         about = f"What came of {self._run.context.run_id}"
         await publish_artifact(

@@ -50,7 +50,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 # a finished run is resumed for further steps, or to report its end again with changes of these
 ENDS_ANEW = (
     "keep.report", "keep.log_model", "keep.registered_model", "keep.tracking_uri",
-    "keep.experiment", "prices",
+    "keep.experiment", "keep.trackers", "prices",
 )  # fmt: skip
 # fields that only identify a run
 OF_THE_ATTEMPT = ("preset", "run_name", "resume")

@@ -23,7 +23,8 @@ from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.handover import handover_directory
 from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, steps_of
 from artifacts.records import WeightsRef
-from artifacts.reports.tracking import MlflowStatus, RunTracker, ended_by
+from artifacts.reports.trackers import TrackerStatus
+from artifacts.reports.tracking import RunTracker, ended_by
 from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.consistency import transport_for
@@ -218,7 +219,7 @@ def _store_of(config: RunConfig, root: Store, run_id: str) -> Store:
 @contextmanager
 def _tracked(run: OpenRun) -> Iterator[None]:
     """After the block, end the MLflow run, and name the command that sends what MLflow lacks."""
-    status: MlflowStatus = "FINISHED"
+    status: TrackerStatus = "FINISHED"
     try:
         yield
     except BaseException as error:
@@ -227,6 +228,8 @@ def _tracked(run: OpenRun) -> Iterator[None]:
     finally:
         if not run.tracker.end(status):
             print_line(run.untracked)
+        for warning in run.tracker.warnings:
+            print_line(warning)
 
 
 def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:

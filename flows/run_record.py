@@ -16,13 +16,16 @@ from urllib.parse import urlsplit
 
 from prefect import runtime
 
+from artifacts import layout
 from artifacts.commit import RunManifest, git_sha, package_versions, read_manifest, write_manifest
 from artifacts.custom_part import source_digests
 from artifacts.models.registry import PathConfig, files_digest
+from artifacts.reports.fan_out import FanOut
 from artifacts.reports.mlflow_client import TrackedData
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from artifacts.urls import without_secrets
+from flows.config.keep import KeepConfig
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import kept_config
 from flows.output import print_line
@@ -54,7 +57,7 @@ def record_beginning(
     """Begin the MLflow run, or continue it after this step, and write the manifest. left_out:
     number of rows left out, by reason. Raises ValueError if the task's rows, or a model at a path,
     differ from those at the run's start."""
-    tracker = RunTracker(config.tracking_uri())
+    tracker = RunTracker(config.tracking_uri(), _fan_out_of(config, run_id))
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     flow_runs: tuple[str, ...] = (str(runtime.flow_run.id or ""),)
     with tracker.ending():
@@ -84,6 +87,7 @@ def record_beginning(
             data=data,
             git_sha=sha,
         )
+        tracker.measure_machine()
         sources = source_digests(config)
         changes = changes_of(earlier.config, config, step) if earlier else ()
         changes += _changed_sources(earlier.source_digests, sources, step) if earlier else ()
@@ -110,6 +114,11 @@ def record_beginning(
         )
         write_manifest(store, manifest)
     return tracker
+
+
+def _fan_out_of(config: RunConfig, run_id: str) -> FanOut:
+    root = config.local_root() or Path(KeepConfig().artifact_root)  # their libraries take no URL
+    return FanOut.named(config.keep.trackers, root.absolute() / run_id / layout.TRACKERS)
 
 
 def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:

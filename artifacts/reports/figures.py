@@ -1,4 +1,5 @@
-"""The figures of a run that the lists of runs in the terminal, the browser and MLflow show."""
+"""The figures of a run that the lists of runs in the terminal, the browser and MLflow show, and the
+metrics that every tracker shows first."""
 
 from __future__ import annotations
 
@@ -15,6 +16,25 @@ from artifacts.store import Store
 LAST_STEPS = 5  # the training reward of one step alone says little
 COLUMNS = ("reward_before", "reward_after", "reward_training", "step_s", "trained_tokens_per_s")
 REWARD, TRAINED, DOLLARS = "reward/mean", "ledger/trained_tokens", "cost/dollars"
+# the metrics to look at first, under names that other trainers use, too; those of the right side
+# are what is kept of a step or an evaluation
+HEADLINES = {
+    "reward/mean": "reward/mean",
+    "reward/heldout": "heldout/reward_mean",
+    "response_length/mean": "rollout/response_tokens_mean",
+    "response_length/max": "rollout/response_tokens_max",
+    "response_length/clip_ratio": "reward/truncated_fraction",
+    "loss/policy": "train/loss",
+    "kl/reference": "train/reference_kl",
+    "kl/engine": "train/mismatch_k3",
+    "entropy": "train/entropy_nats",
+    "grad_norm": "train/grad_norm",
+    "clip_fraction": "train/clip_fraction",
+    "learning_rate": "train/learning_rate",
+    "time/step_s": "time/step_s",
+    "throughput/trained_tokens_per_s": "cost/throughput_all_devices",
+    "throughput/sampled_tokens_per_s": "rollout/tokens_per_s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +61,12 @@ class RunFigures:
 
 
 FIGURES_OF = TypeAdapter(RunFigures)
+
+
+def with_headlines(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Add the headline metrics that these metrics have under another name; headlines come first."""
+    found = {name: metrics[kept] for name, kept in HEADLINES.items() if kept in metrics}
+    return found | dict(metrics)
 
 
 def figures_of(

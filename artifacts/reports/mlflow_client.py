@@ -20,11 +20,15 @@ from urllib.parse import unquote
 
 from artifacts import layout
 from artifacts.proxies import bypass_proxies
-from artifacts.reports.figures import COLUMNS
+from artifacts.reports.figures import COLUMNS, HEADLINES
+from artifacts.reports.outbox import first_line
 from artifacts.store import Store
 
 if TYPE_CHECKING:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
     from mlflow.tracking import MlflowClient
+
+logger = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
 # MLflow's own defaults let one call to a dead server take minutes; a step must not wait for that.
@@ -88,7 +92,7 @@ MAX_NAME_CHARS = 250
 VIEW = "rollflow"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 VIEW_COLUMNS = (
-    *(f"metrics.`{name}`" for name in COLUMNS),
+    *(f"metrics.`{name}`" for name in dict.fromkeys((*COLUMNS[:2], *HEADLINES, *COLUMNS))),
     "attributes.`Dataset`",
     "attributes.`Source`",
     "tags.`rollflow.scheduling`",
@@ -175,6 +179,20 @@ def send_file(client: MlflowClient, run_id: str, data: bytes, name: PurePosixPat
         path = Path(directory, name.name)
         path.write_bytes(data)
         client.log_artifact(run_id, str(path), str(name.parent) if name.parent.name else None)
+
+
+def machine_monitor(uri: str, run_id: str, is_resumed: bool) -> SystemMetricsMonitor | None:
+    """Start a thread that logs `system/...` metrics of this machine to the run; a resumed run's go
+    on from its last one. None, with a warning in the log, if that is not possible."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    try:
+        monitor = SystemMetricsMonitor(run_id, resume_logging=is_resumed, tracking_uri=uri)
+    except Exception as error:  # whatever MLflow's client raises
+        logger.warning("tracking=%s no system metrics reason=%s", uri, first_line(error))
+        return None
+    monitor.start()
+    return monitor
 
 
 def _accepted_name(name: str) -> str:

@@ -154,6 +154,13 @@ def markdown(summary: RunSummary) -> str:
     return "\n".join([*lines, "", *links]) + "\n"
 
 
+def description(summary: str) -> str:
+    """The description of a run in MLflow, from its summary in Markdown: the headline, and where the
+    rest is."""
+    told = next(filter(None, (line.strip() for line in summary.splitlines()[1:])), "")
+    return f"{told}\n\nArtifacts: `report/summary.md`, the page `report/index.html`."
+
+
 def rich_summary(summary: RunSummary) -> Group:
     """Lay out the summary for a terminal."""
     tables: list[Table] = []

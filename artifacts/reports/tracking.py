@@ -11,13 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from getpass import getuser
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
+from artifacts.reports.fan_out import FanOut
+from artifacts.reports.figures import with_headlines
 from artifacts.reports.mlflow_client import (
     TrackedData,
     log_model,
+    machine_monitor,
     open_client,
     reopen,
     send_data,
@@ -30,13 +34,14 @@ from artifacts.reports.mlflow_client import (
     sqlite_file,
 )
 from artifacts.reports.outbox import Outbox, first_line
+from artifacts.reports.trackers import TrackerStatus
 from artifacts.store import Store
 
 if TYPE_CHECKING:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
     from mlflow.tracking import MlflowClient
 
 Ts = TypeVarTuple("Ts")
-MlflowStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,7 @@ NOTE_TAG = "mlflow.note.content"
 RUN_NAME_TAG = "mlflow.runName"
 SOURCE_TAGS = {"mlflow.source.name": "flows/train.py", "mlflow.source.type": "LOCAL"}
 GIT_TAG = "mlflow.source.git.commit"
+USER_TAG = "mlflow.user"
 CURE = "start the server, correct keep.tracking_uri, or leave it empty for a local file"
 REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")  # MLflow's names for 401 and 403
 PASSWORD_CURE = (
@@ -69,7 +75,7 @@ class ExperimentDeleted(ValueError):
     """Raised for a deleted experiment: MLflow reserves its name, but accepts no runs for it."""
 
 
-def ended_by(error: BaseException) -> MlflowStatus:
+def ended_by(error: BaseException) -> TrackerStatus:
     """The MLflow status of a run that this error ended: FAILED, or KILLED from outside."""
     return "FAILED" if isinstance(error, Exception) else "KILLED"
 
@@ -77,13 +83,17 @@ def ended_by(error: BaseException) -> MlflowStatus:
 class RunTracker:
     """Writes one MLflow run. Call `start` first; no later call raises because of MLflow."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, fan_out: FanOut | None = None) -> None:
+        """fan_out: trackers that get the metrics of steps and evaluations, too."""
         self.uri = uri
         self.run_id = ""
         self._client: MlflowClient | None = None
         self.outbox = Outbox(uri)  # entries that MLflow has not taken yet, and refused ones
         self._logged: dict[str, set[int]] = {}
         self._is_resumed = False
+        self._fan_out = fan_out or FanOut({})
+        self._monitor: SystemMetricsMonitor | None = None
+        self.warnings: tuple[str, ...] = ()  # a sentence for each of those that lacks something
 
     @property
     def page(self) -> str:
@@ -104,13 +114,20 @@ class RunTracker:
         """Create the MLflow run, or continue the run `run_id` if MLflow has it; returns the MLflow
         run id. A continued run keeps its parameters and gets those that it lacks. Raises
         ConnectionError if a new run cannot be created, ExperimentDeleted for such an experiment."""
-        annotated = {**SOURCE_TAGS, **tags, NOTE_TAG: describe(tags), RUN_NAME_TAG: run_name}
+        annotated = {
+            **SOURCE_TAGS,
+            **user_tag(),
+            **tags,
+            NOTE_TAG: describe(tags),
+            RUN_NAME_TAG: run_name,
+        }
         if git_sha is not None:
             annotated[GIT_TAG] = git_sha
         if run_id is not None and not self._is_unknown(run_id):
             self.run_id, self._is_resumed = run_id, True
             self._put("the resumed run", reopen, annotated)
             self._put("the parameters", send_missing_params, dict(flatten(params)))
+            self._fan_out.begin(run_name, experiment, params)
             return run_id
         try:
             self._client = open_client(self.uri)
@@ -127,17 +144,27 @@ class RunTracker:
         self.outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))
         if data is not None:
             self._put("the data set", send_data, data)
+        self._fan_out.begin(run_name, experiment, params)
         return self.run_id
+
+    def measure_machine(self) -> None:
+        """Log processors, memory, disk, network and GPUs of this machine to MLflow every 10 s until
+        `end`. Stops by itself, with a warning in the log, when MLflow does not answer."""
+        self._monitor = machine_monitor(self.uri, self.run_id, self._is_resumed)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Log a step's metrics, unless MLflow has this step already. True if no entry is waiting
         afterwards."""
+        metrics = with_headlines(metrics)
+        self._fan_out.log(step, metrics)
         return self._log(MARKER_METRIC, step, {**metrics, MARKER_METRIC: step})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Log metrics of a step that are not part of its commit, such as held-out scores, unless
         MLflow has the alphabetically first one of this step."""
-        return self._log(min(metrics), step, metrics)
+        key, metrics = min(metrics), with_headlines(metrics)
+        self._fan_out.log(step, metrics)
+        return self._log(key, step, metrics)
 
     def log_state(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Log the state of the run after a step. A later call for the same step, for example after
@@ -176,12 +203,15 @@ class RunTracker:
             self.end(ended_by(error))
             raise
 
-    def end(self, status: MlflowStatus, at_s: float | None = None) -> bool:
+    def end(self, status: TrackerStatus, at_s: float | None = None) -> bool:
         """End the MLflow run, if there is one. Waiting calls are tried a last time, and a warning
         names those that still fail. Returns True if none does. at_s: time of the end, Unix seconds;
-        None for now."""
+        None for now. Other trackers are waited for, up to a limit."""
+        self.warnings += self._fan_out.finish(status)
         if not (self.run_id or self.outbox.waiting):
             return True
+        if self._monitor is not None:
+            self._monitor.finish()
         at_ms = None if at_s is None else int(1000 * at_s)
         self.outbox.put(
             "the end",
@@ -249,6 +279,13 @@ class RunTracker:
             )
             self._logged[key] = {point.step for point in history}
         return self._logged[key]
+
+
+def user_tag() -> dict[str, str]:
+    """MLflow's tag with the name of the user; empty where the system has no name for them."""
+    with suppress(KeyError, OSError):
+        return {USER_TAG: getuser()}
+    return {}
 
 
 def describe(tags: Mapping[str, str]) -> str:

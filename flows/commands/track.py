@@ -24,7 +24,9 @@ from artifacts.private_files import private_files
 from artifacts.reports.figures import read_figures
 from artifacts.reports.mlflow_client import open_client
 from artifacts.reports.outbox import first_line
-from artifacts.reports.tracking import MlflowStatus, RunTracker
+from artifacts.reports.summary import description
+from artifacts.reports.trackers import TrackerStatus
+from artifacts.reports.tracking import RunTracker
 from artifacts.status import RunStatus, State, read_status
 from artifacts.store import Store
 from artifacts.urls import TRACKING
@@ -37,7 +39,7 @@ from flows.run import evaluated_steps
 from flows.run_record import tags_of
 from tasks.metrics.monitors import warnings_of
 
-ENDED: dict[State, MlflowStatus] = {
+ENDED: dict[State, TrackerStatus] = {
     "finished": "FINISHED",
     "failed": "FAILED",
     "interrupted": "KILLED",
@@ -124,7 +126,7 @@ def _send_report(tracker: RunTracker, store: Store, num_steps: int) -> None:
         if name == layout.PAGE or name.endswith(PAGES):
             tracker.log_file(store.read(layout.report_file(name)), layout.report_file(name))
     if store.exists(layout.report_file(SUMMARY)):
-        tracker.describe(store.read(layout.report_file(SUMMARY)).decode())
+        tracker.describe(description(store.read(layout.report_file(SUMMARY)).decode()))
 
 
 def parser() -> ArgumentParser:

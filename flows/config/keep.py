@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.reports.trackers import TrackerName
 from artifacts.urls import Location, TrackingUri
 
 
@@ -27,6 +28,13 @@ class KeepConfig(FrozenConfig):
     )
     experiment: str = Field(
         "rollflow", min_length=1, description="MLflow experiment that the run appears in."
+    )
+    trackers: tuple[TrackerName, ...] = Field(
+        (),
+        description=(
+            "Trackers that get the numbers of MLflow, too, as a list or as words with commas:"
+            " wandb, tensorboard, swanlab, trackio; each needs its own library."
+        ),
     )
     log_model: bool = Field(
         False,
@@ -69,6 +77,12 @@ class KeepConfig(FrozenConfig):
             " remote root; shared by all hosts."
         ),
     )
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _listed(cls, given: object) -> object:
+        """Read "wandb,tensorboard" as a list, so that --set needs no quotes."""
+        return [name.strip() for name in given.split(",")] if isinstance(given, str) else given
 
     @field_validator("model_cache", "weights_dir")
     @classmethod

@@ -26,6 +26,7 @@ from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.registry import CurriculumConfig, MixtureConfig
 from artifacts.models.registry import PathConfig, check_model
+from artifacts.reports.trackers import misfit_of_trackers
 from flows.config.elastic_rules import weight_server_of
 from flows.config.presets import OWN, PRESETS, YOUR_MODEL, YOUR_QUESTIONS, YOUR_REWARD, preset_fault
 from flows.config.rows_needed import fitted, misfit_of_rows
@@ -222,6 +223,8 @@ def _misfits_of_folders(config: RunConfig) -> Iterator[str]:
             f"run_name must be new under {root}, {named!r} is there; --set run_name=NAME, or go on"
             f" with it: --resume {named}"
         )
+    if told := misfit_of_trackers(config.keep.trackers):
+        yield told
     if root is None and not config.keep.tracking_uri:
         try:
             config.tracking_uri()

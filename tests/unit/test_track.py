@@ -56,7 +56,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
         keep_answers(replace(answered, store=store), step, make_row("heldout/0", "3", 0.5))
         close_round(store.child(EVALUATION), step, make_report(()).rollout)
     write_figures(store, figures_of(NUM_STEPS, commits, {0: 0.5, NUM_STEPS: 0.5}))
-    for name, text in (("summary.md", "# What came of it"), ("index.html", "<html>")):
+    for name, text in (
+        ("summary.md", "# away\n\nHeld-out reward 0.1 -> 0.9\n"),
+        ("index.html", "<html>"),
+    ):
         store.write(layout.report_file(name), text.encode())
     return root
 
@@ -113,7 +116,7 @@ def test_mlflow_gets_every_step_and_how_the_run_ended(
     heldout = client.get_metric_history(run_id, "heldout/reward_mean")
     assert [(point.step, point.value) for point in heldout] == [(0, 0.5), (NUM_STEPS, 0.5)]
     assert run.data.metrics["step_s"] == 10.0
-    assert run.data.tags[NOTE_TAG] == "# What came of it"
+    assert run.data.tags[NOTE_TAG].startswith("Held-out reward 0.1 -> 0.9\n")
 
 
 def test_another_mlflow_gets_the_run_as_a_new_one(root: Path, tmp_path: Path) -> None:
