@@ -31,6 +31,7 @@ from flows.config.sentence import listed
 from flows.config.trials import misfits_of_trials
 from tasks.cluster.cards import GB, smallest_card_bytes
 from tasks.cluster.devices import worker_specs
+from tasks.metrics.catalogue import metrics_page
 
 COMMON = (  # the settings that --fields lists without --all
     "preset", "run_name", "resume", "seed", "num_steps", "model.kind", "model.path",
@@ -53,7 +54,8 @@ COMMON = (  # the settings that --fields lists without --all
     "learner.max_tokens_per_microbatch", "learner.recompute_layers", "learner.parameters",
     "cluster.device_kind", "cluster.num_devices", "cluster.roles", "cluster.scheduler_address",
     "evaluation.num_prompts", "evaluation.responses_per_prompt", "evaluation.every_steps",
-    "keep.artifact_root", "keep.tracking_uri", "keep.experiment", "keep.checkpoint_every_steps",
+    "keep.artifact_root", "keep.tracking_uri", "keep.experiment", "keep.trackers",
+    "keep.checkpoint_every_steps",
 )  # fmt: skip
 TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", NoneType: "null"}
 
@@ -154,6 +156,7 @@ def parser() -> ArgumentParser:
     add_configuration(made)
     made.add_argument("--list", action="store_true", help="list the presets")
     made.add_argument("--fields", action="store_true", help="list the settings that people set")
+    made.add_argument("--metrics", action="store_true", help="say what each metric is")
     made.add_argument("--all", action="store_true", help="with --fields: list all settings")
     made.add_argument(
         "--json", action="store_true", help="print the effective configuration as JSON"
@@ -178,6 +181,9 @@ def main(options: Namespace) -> int:
                 print(f"{row.path:<40} {row.type}{default}: {row.description}")
         if not options.all:
             print("These are what people set; 'rollflow explain --fields --all' lists the rest.")
+        return 0
+    if options.metrics:
+        print(metrics_page(), end="")
         return 0
     config = configuration_of(options)
     if options.json:
