@@ -292,9 +292,9 @@ system/NAME | | processors, memory, disk, network and GPUs of the flow's machine
 HEAD = f"""# Metrics
 
 What a run logs to MLflow and to the trackers of `keep.trackers` (`wandb`, `tensorboard`, `swanlab`,
-`trackio`) after each step and evaluation. Look at the first {len(HEADLINES)} first. A word in capitals
-stands for several names. A run has no metrics of parts that it does not use. `rollflow explain
---metrics` prints this page.
+`trackio`) after each step and evaluation; look at the first {len(HEADLINES)} first. A word in
+capitals stands for several names. A run has no metrics of parts that it does not use. `rollflow
+explain --metrics` prints this page.
 """
 
 

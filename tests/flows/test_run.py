@@ -138,6 +138,7 @@ def test_mlflow_has_the_metrics_of_every_step_and_the_way_back(
             4,
             5,
         ], name
+    assert [name for name in run.data.metrics if not is_described(name)] == []
     assert run.data.params["batch.prompts_per_step"] == "4"
     assert run.data.tags["prefect.flow_run_id"]
 
