@@ -20,8 +20,8 @@ from artifacts import layout
 from artifacts.commit import RunManifest, git_sha, package_versions, read_manifest, write_manifest
 from artifacts.custom_part import source_digests
 from artifacts.models.registry import PathConfig, files_digest
-from artifacts.reports.fan_out import FanOut
 from artifacts.reports.mlflow_client import TrackedData
+from artifacts.reports.tracker_threads import Trackers
 from artifacts.reports.tracking import RunTracker
 from artifacts.store import Store
 from artifacts.urls import without_secrets
@@ -57,7 +57,7 @@ def record_beginning(
     """Begin the MLflow run, or continue it after this step, and write the manifest. left_out:
     number of rows left out, by reason. Raises ValueError if the task's rows, or a model at a path,
     differ from those at the run's start."""
-    tracker = RunTracker(config.tracking_uri(), _fan_out_of(config, run_id))
+    tracker = RunTracker(config.tracking_uri(), _trackers_of(config, run_id))
     kept: dict[str, Any] = config.model_dump(mode="json", exclude={"resume"})  # Any: JSON
     flow_runs: tuple[str, ...] = (str(runtime.flow_run.id or ""),)
     with tracker.ending():
@@ -116,9 +116,9 @@ def record_beginning(
     return tracker
 
 
-def _fan_out_of(config: RunConfig, run_id: str) -> FanOut:
+def _trackers_of(config: RunConfig, run_id: str) -> Trackers:
     root = config.local_root() or Path(KeepConfig().artifact_root)  # their libraries take no URL
-    return FanOut.named(config.keep.trackers, root.absolute() / run_id / layout.TRACKERS)
+    return Trackers.named(config.keep.trackers, root.absolute() / run_id / layout.TRACKERS)
 
 
 def tags_of(config: RunConfig, links: Mapping[str, str]) -> dict[str, str]:

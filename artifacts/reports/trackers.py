@@ -5,7 +5,7 @@ library, which is imported when a run begins.
 
 A run that begins again with the same id goes on in the same place. Without an account W&B and
 SwanLab write files, which `wandb sync` and `swanlab sync` send later. Calls may raise and block:
-`fan_out` handles both. MLflow itself is not one of them (`tracking`).
+`tracker_threads` handles both. MLflow itself is not one of them (`tracking`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from getpass import getuser
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
-from artifacts.reports.fan_out import FanOut
 from artifacts.reports.figures import with_headlines
 from artifacts.reports.mlflow_client import (
     TrackedData,
@@ -34,6 +33,7 @@ from artifacts.reports.mlflow_client import (
     sqlite_file,
 )
 from artifacts.reports.outbox import Outbox, first_line
+from artifacts.reports.tracker_threads import Trackers
 from artifacts.reports.trackers import TrackerStatus
 from artifacts.store import Store
 
@@ -83,15 +83,15 @@ def ended_by(error: BaseException) -> TrackerStatus:
 class RunTracker:
     """Writes one MLflow run. Call `start` first; no later call raises because of MLflow."""
 
-    def __init__(self, uri: str, fan_out: FanOut | None = None) -> None:
-        """fan_out: trackers that get the metrics of steps and evaluations, too."""
+    def __init__(self, uri: str, others: Trackers | None = None) -> None:
+        """others: trackers that get the metrics of steps and evaluations, too."""
         self.uri = uri
         self.run_id = ""
         self._client: MlflowClient | None = None
         self.outbox = Outbox(uri)  # entries that MLflow has not taken yet, and refused ones
         self._logged: dict[str, set[int]] = {}
         self._is_resumed = False
-        self._fan_out = fan_out or FanOut({})
+        self._others = others or Trackers({})
         self._monitor: SystemMetricsMonitor | None = None
         self.warnings: tuple[str, ...] = ()  # a sentence for each of those that lacks something
 
@@ -127,7 +127,7 @@ class RunTracker:
             self.run_id, self._is_resumed = run_id, True
             self._put("the resumed run", reopen, annotated)
             self._put("the parameters", send_missing_params, dict(flatten(params)))
-            self._fan_out.begin(run_name, experiment, params)
+            self._others.begin(run_name, experiment, params)
             return run_id
         try:
             self._client = open_client(self.uri)
@@ -144,7 +144,7 @@ class RunTracker:
         self.outbox.put("the view of runs", lambda: send_view(self._connected(), experiment_id))
         if data is not None:
             self._put("the data set", send_data, data)
-        self._fan_out.begin(run_name, experiment, params)
+        self._others.begin(run_name, experiment, params)
         return self.run_id
 
     def measure_machine(self) -> None:
@@ -156,14 +156,14 @@ class RunTracker:
         """Log a step's metrics, unless MLflow has this step already. True if no entry is waiting
         afterwards."""
         metrics = with_headlines(metrics)
-        self._fan_out.log(step, metrics)
+        self._others.log(step, metrics)
         return self._log(MARKER_METRIC, step, {**metrics, MARKER_METRIC: step})
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Log metrics of a step that are not part of its commit, such as held-out scores, unless
         MLflow has the alphabetically first one of this step."""
         key, metrics = min(metrics), with_headlines(metrics)
-        self._fan_out.log(step, metrics)
+        self._others.log(step, metrics)
         return self._log(key, step, metrics)
 
     def log_state(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -207,7 +207,7 @@ class RunTracker:
         """End the MLflow run, if there is one. Waiting calls are tried a last time, and a warning
         names those that still fail. Returns True if none does. at_s: time of the end, Unix seconds;
         None for now. Other trackers are waited for, up to a limit."""
-        self.warnings += self._fan_out.finish(status)
+        self.warnings += self._others.finish(status)
         if not (self.run_id or self.outbox.waiting):
             return True
         if self._monitor is not None:

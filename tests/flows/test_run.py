@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.weights import digest, read_weights
+from tasks.metrics.catalogue import is_described
 from tests.flows.conftest import DRAWN, WORKERS, Finished, Launcher, booked_as_trained
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from artifacts.reports import fan_out as fan_out_module
-from artifacts.reports.fan_out import FanOut
+from artifacts.reports import tracker_threads as threads_module
 from artifacts.reports.figures import HEADLINES, with_headlines
+from artifacts.reports.tracker_threads import Trackers
 from artifacts.reports.trackers import (
     PACKAGES,
     TRACKERS,
@@ -79,7 +79,7 @@ def test_a_tracker_gets_the_metrics_of_mlflow_with_headlines_first(
 ) -> None:
     recorder = Recorder()
     tracker = RunTracker(
-        f"sqlite:///{tmp_path}/mlflow.db", FanOut({"recorder": recorder}, run.folder)
+        f"sqlite:///{tmp_path}/mlflow.db", Trackers({"recorder": recorder}, run.folder)
     )
     tracker.start(experiment="tests", run_name="tiny-1", params={"seed": 3}, tags={})
     tracker.log_metrics(0, {"heldout/reward_mean": 0.25, "heldout/infra": 0.0})
@@ -107,7 +107,7 @@ def test_a_resumed_run_sends_nothing_twice_and_a_new_tracker_everything(run: Tra
         ({"a": first}, (1, 2)),
         ({"a": second, "b": added}, (1, 2, 3)),
     ):
-        told = FanOut(trackers, run.folder)
+        told = Trackers(trackers, run.folder)
         told.begin("tiny-1", "rollflow", {})
         for step in steps:
             told.log(step, {"reward/mean": float(step)})
@@ -119,7 +119,7 @@ def test_a_resumed_run_sends_nothing_twice_and_a_new_tracker_everything(run: Tra
 def test_a_tracker_that_refuses_costs_one_warning(
     run: TrackedRun, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = FanOut({"refusing": Refusing(), "recorder": (recorder := Recorder())}, run.folder)
+    told = Trackers({"refusing": Refusing(), "recorder": (recorder := Recorder())}, run.folder)
     told.begin("tiny-1", "rollflow", {})
     for step in (1, 2, 3):
         told.log(step, {"reward/mean": 1.0})
@@ -133,9 +133,9 @@ def test_a_tracker_that_refuses_costs_one_warning(
 def test_a_tracker_that_hangs_holds_nothing_up(
     run: TrackedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fan_out_module, "ENDS_WITHIN_S", 0.2)
+    monkeypatch.setattr(threads_module, "ENDS_WITHIN_S", 0.2)
     hanging, recorder = Hanging(), Recorder()
-    told = FanOut({"hanging": hanging, "recorder": recorder}, run.folder)
+    told = Trackers({"hanging": hanging, "recorder": recorder}, run.folder)
     told.begin("tiny-1", "rollflow", {})
     began_s = time.monotonic()
     told.log(1, {"reward/mean": 1.0})
@@ -171,7 +171,7 @@ def test_trackers_are_named_in_the_extras_and_read_from_one_word() -> None:
 def played(name: TrackerName, run: TrackedRun) -> None:
     """Two attempts at a run, of two steps and of three, by the real library."""
     for steps in ((1, 2), (1, 2, 3)):
-        told = FanOut.named((name,), run.folder)
+        told = Trackers.named((name,), run.folder)
         told.begin("tiny-1", "rollflow", {"seed": 3, "learner": {"loss": {"kind": "ppo_clip"}}})
         for step in steps:
             told.log(step, {"reward/mean": step / 4, "grad_norm": 1.0})

@@ -101,7 +101,7 @@ class TrackerThread:
             logger.warning("tracker=%s %s", self._name, self.warning)
 
 
-class FanOut:
+class Trackers:
     """The trackers of a run. No call raises because of one, and only `finish` waits."""
 
     def __init__(self, trackers: Mapping[str, Tracker], folder: Path = Path()) -> None:
@@ -111,7 +111,7 @@ class FanOut:
         self._is_begun = False
 
     @classmethod
-    def named(cls, names: Sequence[TrackerName], folder: Path) -> FanOut:
+    def named(cls, names: Sequence[TrackerName], folder: Path) -> Trackers:
         """The trackers of these names, not begun."""
         return cls({name: TRACKERS[name]() for name in names}, folder)
 
