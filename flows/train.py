@@ -93,6 +93,8 @@ async def train(config: FormConfig) -> RunSummary | State[None]:
         stack.enter_context(prefect_loss_explained())
         keep_log_in(run.logs)
         print_line(f"run: {run.store.url}")
+        if run.commits:
+            print_line(f"goes on after step {len(run.commits)} of {run.config.num_steps}")
         print_line(f"logs: {run.logs}")
         print_line("starting the workers, their engines and learners")
         layouts = EngineLayouts(run)

@@ -179,7 +179,8 @@ def rich_summary(summary: RunSummary) -> Group:
 
 def headline(summary: RunSummary) -> str:
     """The run's result in one line: held-out rewards, their difference, steps and seconds."""
-    steps = f"{summary.num_steps} steps in {summary.run_s:.0f} s."
+    plural = "" if summary.num_steps == 1 else "s"
+    steps = f"{summary.num_steps} step{plural} in {summary.run_s:.0f} s."
     if summary.reward_after is None:
         return f"Held-out reward {summary.reward_before:.3f} before training. {steps}"
     rewards = f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}"

@@ -236,6 +236,7 @@ def test_a_pause_between_two_attempts_is_no_time_of_the_run(pause_s: float) -> N
     run = make_run(Store.open(f"memory://paused-{pause_s}"), *commits)
     summary = RunResults(run).summary(commits, {0: make_evaluation({"heldout/0": 0.0})}, {})
     assert headline(summary).endswith(" 4 steps in 40 s.")
+    assert headline(replace(summary, num_steps=1, run_s=9.0)).endswith(" 1 step in 9 s.")
 
 
 def test_steps_that_drain_the_queue_count_apart() -> None:

@@ -268,7 +268,7 @@ def test_names_and_figures_are_whole_on_a_narrow_terminal(
 def test_an_empty_root_and_an_unknown_protocol_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert runs.main([str(tmp_path / "[old]")]) == 0
+    assert runs.main(["--root", str(tmp_path / "[old]")]) == 0
     assert f"no run under {tmp_path}/[old]; " in capsys.readouterr().out
     assert runs.main(["nowhere://x"]) == 2
     assert "artifact_root must be a URL" in capsys.readouterr().err
