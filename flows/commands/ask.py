@@ -56,13 +56,14 @@ class AskedQuestion:
     number: int | None  # its number among the held-out questions; None for a typed one
 
 
-def trained_config(store: Store) -> RunConfig:
-    """The configuration of a run. ValueError if the run has no trained model yet."""
+def trained_config(store: Store, use: str = "asked") -> RunConfig:
+    """The configuration of a run. ValueError if the run has no trained model yet, which cannot be
+    put to this use then."""
     manifest = read_manifest(store)
     if not store.exists(f"{layout.MODEL}/config.json"):
         made = len(store.list(layout.STEPS))
         raise ValueError(
-            f"a run must be over to be asked, {manifest.run_id} has made {made} of"
+            f"a run must be over to be {use}, {manifest.run_id} has made {made} of"
             f" {manifest.config.get('num_steps')} steps; wait for it, or resume it with"
             f" '{_resume_command(store.url)}'"
         )

@@ -35,8 +35,8 @@ from tasks.metrics.catalogue import metrics_page
 
 COMMON = (  # the settings that --fields lists without --all
     "preset", "run_name", "resume", "seed", "num_steps", "model.kind", "model.path",
-    "model.repository", "model.revision", "task.kind", "task.path", "task.repository",
-    "task.split", "task.num_prompts", "task.prompt_field", "task.messages_field",
+    "model.repository", "model.revision", "model.chat_template", "task.kind", "task.path",
+    "task.repository", "task.split", "task.num_prompts", "task.prompt_field", "task.messages_field",
     "task.answer_field", "task.domain_field", "task.prompt_template", "task.system_prompt",
     "task.filter", "task.limit", "task.heldout_path", "task.heldout_fraction", "rewards.*.kind",
     "rewards.*.path", "rewards.*.url", "rewards.*.rubric", "environments.*.kind",

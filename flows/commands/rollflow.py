@@ -46,6 +46,7 @@ COMMANDS = (
     ConsoleCommand("runs", INSPECT, "list runs: state, steps, reward", ""),
     ConsoleCommand("ask", INSPECT, "ask the model that a run trained", "RUN --task"),
     ConsoleCommand("episodes", INSPECT, "show what was said in episodes", "RUN --heldout"),
+    ConsoleCommand("push", INSPECT, "send its model to the Hugging Face hub", "RUN ME/NAME"),
     ConsoleCommand("track", INSPECT, "tell MLflow what it missed of a run", "RUN"),
     ConsoleCommand("compare", INSPECT, "put two runs side by side", "RUN RUN"),
     ConsoleCommand("ui", INSPECT, "one page of all runs; MLflow, Prefect", "last"),

@@ -25,7 +25,8 @@ from artifacts import layout
 from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.registry import CurriculumConfig, MixtureConfig
-from artifacts.models.registry import PathConfig, check_model
+from artifacts.models.chat_template import read_template
+from artifacts.models.registry import PathConfig, TrainedElsewhere, check_model
 from artifacts.reports.trackers import misfit_of_trackers
 from flows.config.elastic_rules import weight_server_of
 from flows.config.presets import OWN, PRESETS, YOUR_MODEL, YOUR_QUESTIONS, YOUR_REWARD, preset_fault
@@ -154,6 +155,11 @@ def _misfits_of_models(config: RunConfig) -> Iterator[str]:
         if isinstance(model, PathConfig) and not _is_placeholder(model.path, YOUR_MODEL):
             try:
                 check_model(Path(model.path).expanduser())
+            except ValueError as error:
+                yield str(error)
+        if isinstance(model, TrainedElsewhere) and model.chat_template:
+            try:
+                read_template(model.chat_template)
             except ValueError as error:
                 yield str(error)
 

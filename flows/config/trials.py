@@ -1,6 +1,7 @@
-"""Tries what only an attempt shows, before anything of a run is started: the user's reward is
-called once on the first question, the heads of environments are measured by the model's tokenizer,
-and the memory of GPUs is predicted. Takes as long as the user's imports and the tokenizer's do.
+"""Tries what only an attempt shows, before anything of a run is started: the user's chat template
+renders a question, the user's reward is called once on the first one, the heads of environments are
+measured by the model's tokenizer, and the memory of GPUs is predicted.
+Takes as long as the user's imports and the tokenizer's do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from artifacts.datasets.rows import Dataset
-from artifacts.models.registry import TinyLlamaConfig, TinyPlayerConfig
+from artifacts.models.chat_template import check_template
+from artifacts.models.registry import TinyLlamaConfig, TinyPlayerConfig, TrainedElsewhere
 from artifacts.records import Generated, Outcome, Prompt, VersionSpan
 from flows.config.misfits import is_at_hand
 from flows.config.run_config import RunConfig
@@ -19,15 +21,32 @@ from tasks.cluster.cards import smallest_card_bytes
 from tasks.environments.episodes.bridge import bridge_of, make_bridge
 from tasks.rewards.base import Reward
 from tasks.rewards.custom import CustomConfig
+from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import config_of
 from tasks.run.prompts import task_dataset
-from tasks.tiny_models.models import present_model
+from tasks.tiny_models.models import present_model, with_template
 
 
 def misfits_of_trials(config: RunConfig) -> list[str]:
     """What the attempts find, a sentence each; `misfits_of_places` must have found nothing."""
+    templates = list(_misfits_of_templates(config))
+    if templates:  # heads are rendered by them
+        return list(dict.fromkeys([*templates, *_misfits_of_rewards(config)]))
     checks = (_misfits_of_rewards, _misfits_of_heads, _misfits_of_memory)
     return list(dict.fromkeys(told for check in checks for told in check(config)))
+
+
+def _misfits_of_templates(config: RunConfig) -> Iterator[str]:
+    """Chat templates of the user's that do not render a question of the task."""
+    judge = judge_engine_of(config.rewards)
+    has_system = bool(getattr(config.task, "system_prompt", ""))
+    asked = ((config.model, has_system), (judge.model if judge else None, False))
+    for model, after_system in asked:
+        if isinstance(model, TrainedElsewhere) and model.chat_template:
+            try:
+                check_template(model.chat_template, has_system=after_system)
+            except ValueError as error:
+                yield str(error)
 
 
 def _misfits_of_rewards(config: RunConfig) -> Iterator[str]:
@@ -118,8 +137,10 @@ def _head_length(config: RunConfig, domain: str) -> int | None:
         tokenizer = character_tokenizer()
         stop = (int(tokenizer.eos_token_id),)
         return len(make_bridge(tokenizer, stop, head, "the tiny model").head)
-    found = present_model(config.model, Path(config.keep.model_cache))
-    return None if found is None else len(bridge_of(str(found), head).head)
+    cache = Path(config.keep.model_cache)
+    if (found := present_model(config.model, cache)) is None:
+        return None
+    return len(bridge_of(str(with_template(config.model, found, cache)), head).head)
 
 
 def _misfits_of_memory(config: RunConfig) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from artifacts.models.chat_template import templated
 from artifacts.models.registry import (
     HubModelConfig,
     ModelConfig,
@@ -15,6 +16,7 @@ from artifacts.models.registry import (
     TinyConfig,
     TinyLlamaConfig,
     TinyPlayerConfig,
+    TrainedElsewhere,
     build_once,
     cache_name,
     check_model,
@@ -31,11 +33,24 @@ SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
 def resolve_model(config: ModelConfig, cache_dir: Path, report: Report = print) -> Path:
     """Return a Hugging Face directory that engine and learner can load; built models are kept in
-    `cache_dir`. Building takes up to a minute and reports its progress to `report`.
+    `cache_dir`, and so are directories with a chat template of the user's. Building takes up to a
+    minute and reports its progress to `report`.
 
-    Raises ValueError for a directory without a model, or when the package that holds a model is
-    missing.
+    Raises ValueError for a directory without a model, for a chat template that is not there, or
+    when the package that holds a model is missing.
     """
+    return with_template(config, _resolve(config, cache_dir, report), cache_dir)
+
+
+def with_template(config: ModelConfig, directory: Path, cache_dir: Path) -> Path:
+    """Return the model's directory or, with a chat template of the user's, one in the cache that
+    has it. Raises ValueError for a template that is not there."""
+    if isinstance(config, TrainedElsewhere) and config.chat_template:
+        return templated(directory, config.chat_template, cache_dir)
+    return directory
+
+
+def _resolve(config: ModelConfig, cache_dir: Path, report: Report) -> Path:
     match config:
         case PathConfig():
             return check_model(Path(config.path).expanduser())

@@ -262,3 +262,18 @@ async def test_an_evaluation_is_told_once(
     for _ in range(2):
         await teller.report_evaluation(2, make_evaluation({"heldout/0": 1.0}))
     assert capsys.readouterr().out.count("held-out reward after step 2") == 1
+
+
+def test_a_chat_template_is_found_where_it_lies_now_and_must_be_the_same(
+    root: Path, tmp_path: Path
+) -> None:
+    for name, text in (("old", "a"), ("new", "a"), ("other", "b")):
+        (tmp_path / name).write_text(text)
+    model = {"kind": "path", "path": str(make_model(tmp_path / "model"))}
+    store = begin(root, model=model | {"chat_template": str(tmp_path / "old")})
+    assert set(read_manifest(store).model_digests) == {"model.path", "model.chat_template"}
+    resume(root, model={"chat_template": str(tmp_path / "new")})
+    with pytest.raises(ValueError, match=r"model.chat_template must hold the template .* another;"):
+        resume(root, model={"chat_template": str(tmp_path / "other")})
+    with pytest.raises(ValueError, match=r"must hold the template .* none is named; put"):
+        resume(root, model={"chat_template": ""})
