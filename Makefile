@@ -18,7 +18,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test recovery-test research-test gpu-test unit lint doctor explain clean
+.PHONY: help demo ui test recovery-test research-test gpu-test first-hour-test unit lint doctor explain clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ recovery-test: $(READY) ## the tests of the product that kill, lose and join par
 
 research-test: $(READY) ## the tests of research/: benchmarks, ablations, the papers' experiments
 	$(PYTEST) tests/research $(ARGS)
+
+first-hour-test: $(READY) ## what a newcomer types, in a terminal and in Chromium where it is installed
+	@$(BIN)/python -c 'import pexpect, selenium' 2>/dev/null || $(PIP:--no-deps=) pexpect selenium
+	$(BIN)/python -m pytest -W default -s tests/first_hour $(ARGS)
 
 # warnings of other builds of vLLM and torch are not what is asked there; the command's own part of
 # tests is for where it stands alone
