@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -190,5 +189,5 @@ def main(options: argparse.Namespace) -> int:
         print_line(f"sending {len(files)} files, {total}, of {manifest.run_id}")
         message = f"Rollflow run {manifest.run_id}"
         address = send_model(options.name, files, message, is_private=options.private)
-    print_line(f"sent: {address}; serve it: vllm serve {shlex.quote(options.name)}")
+    print_line(f"sent: {address}")
     return 0
