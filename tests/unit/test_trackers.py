@@ -168,7 +168,7 @@ def test_trackers_are_named_in_the_extras_and_read_from_one_word() -> None:
         KeepConfig.model_validate({"trackers": ["wandbb"]})
 
 
-def played(name: TrackerName, run: TrackedRun) -> None:
+def played(name: TrackerName, run: TrackedRun, apart_s: float = 0.0) -> None:
     """Two attempts at a run, of two steps and of three, by the real library."""
     for steps in ((1, 2), (1, 2, 3)):
         told = Trackers.named((name,), run.folder)
@@ -176,6 +176,7 @@ def played(name: TrackerName, run: TrackedRun) -> None:
         for step in steps:
             told.log(step, {"reward/mean": step / 4, "grad_norm": 1.0})
         assert told.finish("FINISHED") == ()
+        time.sleep(apart_s)
 
 
 def installed(name: TrackerName) -> None:
@@ -218,7 +219,7 @@ def test_wandb_has_every_step_once(run: TrackedRun, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WANDB_MODE", "offline")
     from wandb.proto import wandb_internal_pb2
 
-    played("wandb", run)
+    played("wandb", run, apart_s=1.1)  # it names folders by the second
     found, ids = [], set()
     for path in sorted(run.folder.glob("wandb/offline-run-*/run-*.wandb")):
         for data in logged_records(path.read_bytes()):
