@@ -30,6 +30,7 @@ CALLS = {
     "train": ("--set seed=no", 2),
     "worker": (f"{NOWHERE} --grace-s 1", 3),
     "workers": (f"{NOWHERE} --plan", 0),
+    "init": ("mine", 0),
     "explain": ("--preset tiny", 0),
     "doctor": ("", None),  # what it finds is the machine's
     "calibrate": ("--set seed=no", 2),
@@ -41,6 +42,8 @@ CALLS = {
     "compare": ("one two", 2),
     "track": ("nobody", 2),
     "ui": ("", 2),
+    "serve": ("nobody", 2),
+    "push": ("nobody somewhere", 2),
     "completion": ("bash", 0),
 }
 
