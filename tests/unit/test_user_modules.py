@@ -202,7 +202,7 @@ def starts(tree: ast.AST) -> list[str]:
 
 def test_whatever_starts_an_interpreter_says_where_that_imports_from() -> None:
     """A command line has -P, or its module, or the one that runs it, gives it `python_path`."""
-    runners = {"counterparts.py": "real.py", "ui.py": "local_stack.py"}
+    runners = {"counterparts.py": "real.py", "page_servers.py": "local_stack.py"}
     wanting = []
     for room in ("flows", "tasks", "artifacts"):
         for path in sorted((ROOT / room).rglob("*.py")):
