@@ -396,7 +396,7 @@ def test_a_part_is_replaced_field_by_field() -> None:
     ]
     words += ["task.kind=reasoning_gym", "task.datasets.gcd={}"]
     config = RunConfig.model_validate(assemble("tiny", "", words))
-    assert config.model.model_dump() == {"kind": "path", "path": "/m"}
+    assert config.model.model_dump() == {"kind": "path", "path": "/m", "chat_template": ""}
     assert config.rewards["*"].kind == "custom"
     assert config.task.kind == "reasoning_gym"
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from learner_factories import make_group, make_model, random_groups
 from rank_processes import run_processes
-from rich.console import Console
 
 from artifacts.records import Group, pack, unpack
 from flows.terminal import TerminalView
@@ -179,8 +178,6 @@ def test_the_line_of_a_step_says_that_it_made_no_update(capsys: pytest.CaptureFi
     made, skipped = capsys.readouterr().out.splitlines()
     assert made.endswith("queue 0")
     assert skipped.endswith("queue 0  no update: " + REASONS[Skipped.FLAT])
-    Console(width=200).print(view._picture([]))
-    assert "no update: " + REASONS[Skipped.FLAT] in capsys.readouterr().out
 
 
 def test_steps_of_an_earlier_version_have_no_such_figures() -> None:
