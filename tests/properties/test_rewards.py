@@ -91,7 +91,7 @@ work_lines = st.one_of(
             "s-u-n",
             "a-_-s-m-a-l-l",
             "4 pens",
-            "the answer is",
+            "the answer comes",
             "",
             "Answer",
             "Ana has pens.",
