@@ -102,6 +102,8 @@ class ClusterTaskRunner(DaskTaskRunner):  # type: ignore[misc]  # it has no type
             key=f"{task.name}-{task_run_id}",
             pure=False,
         )
+        # a task that is over runs again with its worker's death while anybody holds its future
+        self._exit_stack.callback(future.release)
         return PrefectDaskFuture[Any](wrapped_future=future, task_run_id=task_run_id)
 
 

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle
 import pytest
@@ -51,6 +52,16 @@ def test_a_runner_takes_no_client_to_a_worker() -> None:
     sent = pickle.loads(pickle.dumps(runner.duplicate()))
     with sent as started, pytest.raises(RuntimeError, match="must be started"):
         started.submit(run_rollout, {})
+
+
+def test_a_flow_run_that_is_over_holds_no_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask runs a task again when the worker dies that has its result, if anybody wants it."""
+    future = Mock()
+    monkeypatch.setattr(task_runner, "_context_of_tasks", lambda: b"context")
+    with ClusterTaskRunner(Mock(submit=Mock(return_value=future)), b"settings") as runner:
+        runner.submit(run_rollout, {})
+        future.release.assert_not_called()
+    future.release.assert_called_once_with()
 
 
 def test_tasks_run_in_the_settings_of_the_flow() -> None:
