@@ -257,7 +257,7 @@ def tiny() -> Values:
         "scheduling": {"kind": "tail_batching"},
         "sampling": {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 128},
         "engine": {"max_model_len": 256, "max_num_seqs": 128, "kv_cache_gb": 0.25},
-        # with twice this rate some runs learn nothing
+        # at three times this rate a run learns nothing
         "learner": {"optimizer": {"learning_rate": 2e-4, "warmup_steps": 1, "beta2": 0.95}},
         "cluster": {"num_devices": 2, "roles": SHARED},
         # 124 different questions: the interval of the gain is then clear of 0
