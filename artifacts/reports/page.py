@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from artifacts.reports.answers import EpisodeChange, HeldoutQuestion, TrainingSample
 from artifacts.reports.environment_processes import PoolState
+from artifacts.reports.html_pages import templates
 from artifacts.reports.summary import RunSummary, doubts, shares
 
 # the columns of the token ledger, explained on the page
@@ -94,13 +94,7 @@ class RunPage:
 
 def render(page: RunPage) -> bytes:
     """Render the page as HTML in UTF-8. Texts of models, data sets and users are escaped."""
-    environment = Environment(
-        loader=PackageLoader("artifacts.reports", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates()
     environment.filters |= {"drawing": Markup, "brief": brief, "duration": duration, "worth": worth}
     text = environment.get_template("page.html").render(
         page=page,

@@ -20,12 +20,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from artifacts import layout
 from artifacts.commit import read_manifest
 from artifacts.reports.figures import progress_text
+from artifacts.reports.html_pages import templates
 from artifacts.reports.step_curves import Points, StepCurves, drawing
 from artifacts.run_ids import run_ids
 from artifacts.store import Store
@@ -56,13 +56,7 @@ class RunsPage:
         self.root, self.servers = root, servers
         self.store = Store.open(str(root))
         self._curves, self._lock = StepCurves(), threading.Lock()
-        environment = Environment(
-            loader=PackageLoader("artifacts.reports", "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        environment = templates()
         environment.filters |= {
             "age": age_text,
             "change": change_text,

@@ -252,7 +252,8 @@ class BroadcastTransport:
         assert self._group is not None, "this process has entered the group"
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        return self._group.broadcast([values], options)  # type: ignore[attr-defined,no-any-return]  # the stubs lack it
+        # the stubs lack it
+        return self._group.broadcast([values], options)  # type: ignore[attr-defined,no-any-return]
 
     def _end(self, device: torch.device, ends: float) -> None:
         """Return when all ranks have come here: every member has every bucket."""

@@ -119,7 +119,8 @@ def _mapped(handle: Any, device: torch.device, version: int) -> Tensor:  # Any: 
         if os.fstat(opened).st_size < num_bytes:
             raise TransferLost(_gone(version, f"process {process} has another file there"))
         # torch's own way between processes; the stubs lack it
-        storage = torch.UntypedStorage._new_shared_fd_cpu(opened, num_bytes)  # type: ignore[attr-defined]
+        share = torch.UntypedStorage._new_shared_fd_cpu  # type: ignore[attr-defined]
+        storage = share(opened, num_bytes)
     finally:
         os.close(opened)
     return torch.empty(0, dtype=torch.bfloat16).set_(storage)
