@@ -27,7 +27,7 @@ ImportPath = Annotated[Location, AfterValidator(absolute)]
 
 
 class CustomPart(FrozenConfig):
-    """The settings of a part of the user's own: the import path of a class and its arguments."""
+    """Settings of a part of the user's own: the import path of a class and its arguments."""
 
     check: ClassVar[str] = ""  # KIND of the command `rollflow check KIND PATH`
     methods: ClassVar[tuple[str, ...]] = ()  # that the class must have
@@ -58,7 +58,7 @@ class CustomPart(FrozenConfig):
 
     @property
     def part(self) -> Any:  # Any: an object of the user's
-        """The object of the user's class. Raises ValueError if it cannot be made or lacks a method."""
+        """The user's object. Raises ValueError if it cannot be made or lacks a method."""
         return self.made()
 
     @contextmanager
