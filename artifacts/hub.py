@@ -71,10 +71,12 @@ def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision:
         reason = _reason(error)
         is_offline = constants.HF_HUB_OFFLINE
         cause = "HF_HUB_OFFLINE is set" if is_offline else f"{place} does not answer ({reason})"
+        folder = f"{kind}s--{repository.replace('/', '--')}"
+        what = repository if kind == "model" else f"--repo-type dataset {repository}"
         return (
             f"{name} at revision {revision!r} must be in the cache {constants.HF_HUB_CACHE} where"
-            f" the hub is not to be had, and is not, or not whole: {cause}; connect, or download"
-            " it on another machine and copy the cache"
+            f" the hub is not to be had, and is not, or not whole: {cause}; connect, or run `hf"
+            f" download {what}` on another machine and copy the folder {folder} of its cache there"
         )
     return f"{name} could not be fetched from {place} ({error}); try again"
 

@@ -79,10 +79,24 @@ class FilesConfig(MappedConfig):
     def load(self, seed: int) -> Dataset:
         """Load the files' rows in their order, rows of held-out questions apart. Raises ValueError
         for an unusable file or row."""
-        table, heldout = read_table(self, _records(self, self.path, "task.path"), self.path), None
+        records = _records(self, self.path, "task.path")
+        table, heldout = read_trained(self, records, self.path), None
         if path := self.heldout_path:
             heldout = read_table(self, _records(self, path, "task.heldout_path"), path)
         return split("files", table, heldout, self.heldout_fraction, seed)
+
+
+def read_trained(config: MappedConfig, records: Iterator[Record], source: str) -> RowTable:
+    """Read the table to train on, as `read_table` does. Raises ValueError as well if its first rows
+    are not those of `first_rows_sha256`."""
+    table, wanted = read_table(config, records, source), config.first_rows_sha256
+    if wanted and table.first_rows_sha256 != wanted:
+        raise ValueError(
+            f"the first rows of {source} must have the SHA-256 {wanted}, got"
+            f" {table.first_rows_sha256}: they are others, or are mapped in another way; name the"
+            " right revision or file, or correct task.first_rows_sha256"
+        )
+    return table
 
 
 def read_table(config: MappedConfig, records: Iterator[Record], source: str) -> RowTable:

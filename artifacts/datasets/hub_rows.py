@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import fsspec
 import yaml
@@ -22,6 +22,7 @@ from artifacts.datasets.file_rows import (
     format_by_suffix,
     read_records,
     read_table,
+    read_trained,
 )
 from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.datasets.row_table import split
@@ -33,12 +34,9 @@ CARD = "README.md"
 DEFAULT = "default"  # the configuration's name in a data set with only one
 
 
-class HubRowsConfig(MappedConfig):
-    """Rows of a data set on the Hugging Face hub."""
+class HubRows(MappedConfig):
+    """The settings of rows on the hub, whether a user names the data set or a kind does."""
 
-    kind: Literal["hub"] = Field(
-        "hub", description="Chooses rows of a data set on the Hugging Face hub."
-    )
     repository: Repository = Field(
         ..., pattern=REPOSITORY_PATTERN, description="The data set, such as zwhe99/DeepMath-103K."
     )
@@ -61,7 +59,7 @@ class HubRowsConfig(MappedConfig):
         description="Share of the distinct questions kept for evaluation, without heldout_split.",
     )
 
-    def pinned(self) -> HubRowsConfig:
+    def pinned(self) -> Self:
         """Replace the revision by the commit that it names now. Raises ValueError if there is no
         such data set or revision."""
         commit = fetch("dataset", self.repository, self.revision, [CARD]).name
@@ -71,13 +69,21 @@ class HubRowsConfig(MappedConfig):
         """Load the split's rows in their order, rows of held-out questions apart. Raises ValueError
         if the data set cannot be fetched or has an unusable row."""
         commit = self.pinned().revision
-        table, heldout = read_table(self, *_split(self, commit, self.split)), None
+        table, heldout = read_trained(self, *_split(self, commit, self.split)), None
         if self.heldout_split:
             heldout = read_table(self, *_split(self, commit, self.heldout_split))
         return split("hub", table, heldout, self.heldout_fraction, seed)
 
 
-def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Record], str]:
+class HubRowsConfig(HubRows):
+    """Rows of a data set on the Hugging Face hub."""
+
+    kind: Literal["hub"] = Field(
+        "hub", description="Chooses rows of a data set on the Hugging Face hub."
+    )
+
+
+def _split(config: HubRows, commit: str, split: str) -> tuple[Iterator[Record], str]:
     """The records of a split, and the split's name for error messages."""
     source = f"{config.repository}@{commit[:12]}/{config.name}/{split}"
     patterns = _patterns(config, fetch("dataset", config.repository, commit, [CARD]), split)
@@ -105,7 +111,7 @@ def _split(config: HubRowsConfig, commit: str, split: str) -> tuple[Iterator[Rec
     return records(), source
 
 
-def _patterns(config: HubRowsConfig, folder: Path, split: str) -> list[str]:
+def _patterns(config: HubRows, folder: Path, split: str) -> list[str]:
     """Glob patterns of the split's files, from the card or else by the usual names."""
     card = _card(folder / CARD)
     listed = card.get("configs")

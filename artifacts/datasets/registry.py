@@ -27,6 +27,7 @@ from artifacts.datasets.chain_sum import ChainSumConfig
 from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRowsConfig
 from artifacts.datasets.humaneval_rows import HumanEvalConfig
+from artifacts.datasets.published_rows import Published
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymTaskConfig
 from artifacts.datasets.rows import Dataset, Row
 from artifacts.datasets.tiny_mix import TinyMixConfig
@@ -103,6 +104,7 @@ SingleTask = Annotated[
     | ReasoningGymTaskConfig  # generators of reasoning-gym
     | FilesConfig  # Parquet, CSV or JSON lines of the user's
     | HubRowsConfig  # a data set of the Hugging Face hub
+    | Published  # data sets of the papers, by name
     | HumanEvalConfig  # HumanEval, evaluated only
     | SeedsConfig  # episodes of an environment
     | CustomTask,  # a class of the user's

@@ -81,6 +81,14 @@ class MappedConfig(FrozenConfig):
     limit: int = Field(
         0, ge=0, description="Take the first so many rows that meet the filter; 0: all."
     )
+    first_rows_sha256: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description=(
+            "SHA-256 of the first 64 rows as they are asked; others are refused. Empty: not"
+            " compared."
+        ),
+    )
     unusable_rows: Literal["refuse", "skip"] = Field(
         "refuse",
         description=(

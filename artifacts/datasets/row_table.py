@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from artifacts.datasets.rows import Dataset, Message, Row
 
+DIGESTED = 64  # rows of which a file's digest is made
 _LONE_SURROGATES = "surrogatepass"  # JSON may hold them; the tokenizer decides about them
 
 
@@ -39,6 +40,12 @@ class RowTable(Sequence[Row]):
     def taken(self, order: NDArray[np.int64]) -> RowTable:
         """A table of the file's rows with these row numbers, in this order."""
         return replace(self, order=order)
+
+    @property
+    def first_rows_sha256(self) -> str:
+        """SHA-256 of the texts of the file's first `DIGESTED` rows, or of all if it has fewer."""
+        end = int(self.ends[min(DIGESTED, len(self.ends)) - 1])
+        return hashlib.sha256(self.texts[:end]).hexdigest()
 
     def __len__(self) -> int:
         return len(self.order)

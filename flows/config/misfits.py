@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from artifacts import layout
 from artifacts.datasets.file_rows import FilesConfig
-from artifacts.datasets.hub_rows import HubRowsConfig
+from artifacts.datasets.hub_rows import HubRows
 from artifacts.datasets.registry import CurriculumConfig, MixtureConfig
 from artifacts.models.chat_template import read_template
 from artifacts.models.registry import PathConfig, TrainedElsewhere, check_model
@@ -272,7 +272,7 @@ def is_at_hand(task: BaseModel) -> bool:
             return all(is_at_hand(part.task) for part in task.parts)
         case CurriculumConfig():
             return all(map(is_at_hand, (task.task, *(stage.task for stage in task.stages))))
-        case HubRowsConfig():
+        case HubRows():
             return False
         case FilesConfig():
             files = [Path(path) for path in (task.path, task.heldout_path) if path]

@@ -24,7 +24,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from artifacts.config_parts import Misfits
-from artifacts.datasets.hub_rows import HubRowsConfig
+from artifacts.datasets.hub_rows import HubRows
 from artifacts.fixed_fields import reading_settings
 from artifacts.models.registry import HubModelConfig
 from artifacts.reports.mlflow_client import sqlite_uri
@@ -173,7 +173,7 @@ def pinned(config: RunConfig) -> RunConfig:
 
 def _pinned(value: Any) -> Any:  # Any: configurations and values of their fields
     match value:
-        case HubModelConfig() | HubRowsConfig():
+        case HubModelConfig() | HubRows():
             return value.pinned()
         case BaseModel():
             fields = {name: getattr(value, name) for name in type(value).model_fields}

@@ -167,7 +167,9 @@ def test_the_offline_switch_is_named(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; connect, or download"):
+    with pytest.raises(
+        ValueError, match=r"HF_HUB_OFFLINE is set; connect, or run `hf download acme"
+    ):
         resolve_model(HubModelConfig(repository="acme/tiny"), tmp_path)
 
 

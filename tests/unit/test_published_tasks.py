@@ -1,9 +1,12 @@
-"""The tasks of deployments/tasks on rows of the published shapes; published tests of programs."""
+"""The papers' data sets by name, and the files of deployments/tasks, on rows of the published
+shapes; published tests of programs."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +15,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hub_server import Hub, Repository, serve_hub, use_hub
+from huggingface_hub import constants
 from pydantic import TypeAdapter
 
+from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.program_tests import CodeGold, StdioCase, program_tests
+from artifacts.datasets.published_rows import Published, PublishedRows
 from artifacts.datasets.registry import TaskConfig, load_dataset
 from artifacts.datasets.rows import Dataset
 from artifacts.records import CaseVerdict
+from flows.config.run_config import RunConfig, pinned
 from tasks.isolation.isolation import Isolation, SandboxLimits
 from tasks.rewards.programs.sandbox.case_runner import CaseRunner
-from tasks.rewards.registry import RewardConfig
 
 TASKS = Path(__file__).parents[2] / "deployments" / "tasks"
-MAPPINGS: dict[str, Any] = {
-    path.stem: json.loads(path.read_text()) for path in sorted(TASKS.glob("*.json"))
-}
+OPENR1 = [
+    {"problem": f"What is {n} + 1?", "solution": "...", "answer": str(n + 1), "source": "cn_k12"}
+    for n in range(20)
+] + [{"problem": "Prove it.", "solution": "...", "answer": None, "source": "olympiads"}]
+OPENR1_CARD = b"""---
+license: apache-2.0
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+- config_name: extended
+  data_files:
+  - split: train
+    path: extended/train-*
+---
+"""
 
 ADD = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return a - b\n"
@@ -93,6 +113,11 @@ PUBLISHED = {
         "train.parquet": parquet(SUBJECTS),
         "test.parquet": parquet(SUBJECTS[:2]),
     },
+    "open-r1/OpenR1-Math-220k": {
+        "README.md": OPENR1_CARD,
+        "data/train-00000-of-00010.parquet": parquet(OPENR1[:1]),
+        "extended/train-00000-of-00010.parquet": parquet(OPENR1),
+    },
 }
 
 
@@ -112,14 +137,9 @@ def runner() -> Iterator[CaseRunner]:
     runner.close()
 
 
-def dataset_of(name: str, **changes: object) -> Dataset:
-    mapping = MAPPINGS[name]
-    task = TypeAdapter[TaskConfig](TaskConfig).validate_python(mapping["task"] | changes)
-    dataset = load_dataset(task, 0)
-    rewards = TypeAdapter[dict[str, RewardConfig]](dict[str, RewardConfig])
-    chosen = rewards.validate_python(mapping["rewards"])
-    assert "*" in chosen or set(dataset.domains) <= set(chosen)
-    return dataset
+def dataset_of(kind: str, **changes: object) -> Dataset:
+    task = TypeAdapter[TaskConfig](TaskConfig).validate_python({"kind": kind} | changes)
+    return load_dataset(task, 0)
 
 
 def verdicts(runner: CaseRunner, gold: CodeGold, program: str) -> list[CaseVerdict]:
@@ -127,24 +147,96 @@ def verdicts(runner: CaseRunner, gold: CodeGold, program: str) -> list[CaseVerdi
 
 
 def test_deepmath(hub: Hub) -> None:
-    dataset = dataset_of("deepmath")
+    dataset = dataset_of("deepmath", filter=["difficulty >= 5"])
     assert len(dataset.rows) + len(dataset.heldout) == 10, "half of the rows are hard enough"
+    assert set(dataset.domains) == {"math"}
     row = dataset.rows[0]
     assert row.messages[0].content.endswith("within \\boxed{}.")
     assert row.text.startswith("What is $")
     assert row.gold.startswith("\\dfrac{")
 
 
-def test_the_rows_of_the_artifact(tmp_path: Path) -> None:
+def test_openr1_without_its_rows_that_have_no_answer(hub: Hub) -> None:
+    dataset = dataset_of("openr1", heldout_fraction=0.1)
+    assert (len(dataset.rows), len(dataset.heldout)) == (18, 2)
+    assert dataset.left_out == {"unusable": 1}
+    assert [turn.role for turn in dataset.rows[0].messages] == ["user"]
+    assert dataset.rows[0].text.endswith("? Please reason step by step, and put your final answer"
+                                         " within \\boxed{}.")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["math", "judge"])
+def test_the_rows_of_the_artifact(tmp_path: Path, name: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, ROLLPACKER)))
-    dataset = dataset_of("rollpacker-artifact", path=str(path))
-    assert set(dataset.domains) == {"math_rule", "llm_judge"}
+    settings = json.loads((TASKS / f"rollpacker-artifact-{name}.json").read_text())
+    config = RunConfig.model_validate({"preset": "one-gpu", "task": settings["task"]})
+    assert isinstance(config.task, FilesConfig)
+    assert Path(config.task.path).name.endswith("_e2e.jsonl")
+    task = config.task.model_copy(update={"path": str(path)})
+    with pytest.raises(ValueError, match=r"rows.jsonl must have the SHA-256 \w{64}, got \w{64}:"):
+        load_dataset(task, 0)
+    dataset = load_dataset(task.model_copy(update={"first_rows_sha256": ""}), 0)
+    assert set(dataset.domains) == {"math_rule", "llm_judge"} >= set(settings["rewards"])
     assert [turn.role for turn in dataset.rows[0].messages] == ["system", "user"]
 
 
+def test_the_first_rows_count_as_they_are_asked(tmp_path: Path) -> None:
+    """Rows behind the first 64 do not count, nor does what is not asked of a row."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{n} + 1?", "answer": n + 1, "note": n} for n in range(80)]
+
+    def load(wanted: str) -> Dataset:
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return dataset_of("files", path=str(path), first_rows_sha256=wanted)
+
+    with pytest.raises(ValueError, match=r"got \w{64}:") as refused:
+        load("0" * 64)
+    found = re.findall(r"got (\w{64})", str(refused.value))[0]
+    rows[0]["note"] = "another"
+    rows[64]["answer"] = 0
+    assert len(load(found).rows) == 76
+    rows[63]["answer"] = 0
+    with pytest.raises(ValueError, match=found):
+        load(found)
+
+
+@pytest.mark.parametrize("kind", typing.get_args(Published))
+def test_a_data_set_that_cannot_be_fetched_says_what_to_put_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[PublishedRows]
+) -> None:
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    config = kind()  # type: ignore[call-arg]  # the mapping has a repository
+    owner, name = config.repository.split("/")
+    cure = f"run `hf download --repo-type dataset {owner}/{name}` on another machine and copy"
+    with pytest.raises(ValueError, match=re.escape(cure)) as refused:
+        config.load(0)
+    assert f"the folder datasets--{owner}--{name} of its cache there" in str(refused.value)
+    assert f"in the cache {tmp_path}" in str(refused.value)
+
+
+def test_the_data_sets_of_a_run_are_kept_at_their_commit(hub: Hub) -> None:
+    config = pinned(RunConfig.model_validate({"preset": "one-gpu", "model": {"kind": "smollm2"},
+                                              "task": {"kind": "deepmath"}}))  # fmt: skip
+    assert isinstance(config.task, PublishedRows)
+    assert config.task.revision == hub.repositories["datasets/zwhe99/DeepMath-103K"].commit
+    kept = config.model_dump(mode="json")
+    assert RunConfig.model_validate(kept) == config
+
+
+@pytest.mark.parametrize("kind", typing.get_args(Published))
+def test_the_page_has_the_licence_and_the_repository(kind: type[PublishedRows]) -> None:
+    page = (TASKS.parents[1] / "docs" / "data.md").read_text()
+    fields = kind.model_fields
+    licence = str(fields["kind"].description).rpartition("; ")[2].rstrip(".")
+    [row] = [line for line in page.splitlines() if line.startswith(f"| `{fields['kind'].default}`")]
+    assert f"{fields['repository'].default}" in row
+    assert licence in row
+
+
 def test_kodcode_with_assertions(hub: Hub, runner: CaseRunner) -> None:
-    dataset = dataset_of("kodcode-assertions", heldout_fraction=0)
+    dataset = dataset_of("kodcode", heldout_fraction=0)
     assert len(dataset.rows) == 3, "the test with a fixture cannot run"
     assert "`def add(a, b):`" in dataset.rows[0].text
     gold = CodeGold.model_validate_json(dataset.rows[0].gold)
@@ -154,7 +246,7 @@ def test_kodcode_with_assertions(hub: Hub, runner: CaseRunner) -> None:
 
 
 def test_kodcode_with_a_standard_input(hub: Hub, runner: CaseRunner) -> None:
-    (row,) = dataset_of("kodcode-programs", heldout_fraction=0).rows
+    (row,) = dataset_of("kodcode_programs", heldout_fraction=0).rows
     gold = CodeGold.model_validate_json(row.gold)
     right, wrong = ("print(sum(map(int, input().split())))", "print(5)")
     assert verdicts(runner, gold, right) == [CaseVerdict.PASS] * 2
@@ -162,7 +254,7 @@ def test_kodcode_with_a_standard_input(hub: Hub, runner: CaseRunner) -> None:
 
 
 def test_multi_subject_questions(hub: Hub) -> None:
-    dataset = dataset_of("multi-subject")
+    dataset = dataset_of("multi_subject")
     assert len(dataset.rows) == 6
     assert {row.gold for row in dataset.heldout} == {"law 0", "law 1"}
     assert set(dataset.domains) == {"subjects"}

@@ -192,8 +192,9 @@ def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes
     alternatives = [schema["$defs"][option["$ref"].rpartition("/")[2]] for option in others]
     assert first["title"] == "as the preset"
     kinds = [
-        "tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "files", "hub", "humaneval",
-        "seeds", "custom", "mixture", "curriculum",
+        "tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "files", "hub", "deepmath",
+        "openr1", "kodcode", "kodcode_programs", "multi_subject", "humaneval", "seeds",
+        "custom", "mixture", "curriculum",
     ]  # fmt: skip
     assert [one["title"] for one in alternatives] == kinds
     assert [one["properties"]["kind"]["default"] for one in alternatives] == kinds
