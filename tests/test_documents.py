@@ -112,8 +112,9 @@ def printed_commands(page: Path) -> Iterator[list[str]]:
 
 @of_each_page
 def test_every_printed_command_is_accepted(page: Path) -> None:
+    modules = {command.name: command.module for command in COMMANDS}
     for name, *words in printed_commands(page):
-        options = import_module(f"flows.commands.{name}").parser().parse_args(words)
+        options = import_module(modules[name]).parser().parse_args(words)
         if name in ("demo", "train", "explain") and not options.settings:
             RunConfig.model_validate(assemble(options.preset, "", options.set))
 

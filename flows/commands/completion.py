@@ -44,7 +44,7 @@ def whole_parser() -> ArgumentParser:
     whole = ArgumentParser(prog="rollflow")
     commands = whole.add_subparsers()
     for each in COMMANDS:
-        options = import_module(f"flows.commands.{each.name}").parser()
+        options = import_module(each.module).parser()
         for action in options._actions:  # a shell offers them; the command checks them itself
             if action.dest == "preset":
                 action.choices = tuple(PRESETS)

@@ -25,6 +25,7 @@ from flows.commands.command_line import configuration_of
 from flows.commands.options import add_configuration, command
 from flows.config.device_choice import told
 from flows.config.misfits import misfits_of_places
+from flows.config.other_systems import names_elsewhere
 from flows.config.presets import PRESETS
 from flows.config.run_config import RunConfig
 from flows.config.sentence import listed
@@ -178,7 +179,9 @@ def main(options: Namespace) -> int:
         for row in field_rows():
             if options.all or row.path in COMMON:
                 default = f" (default {row.default})" if row.default else ""
-                print(f"{row.path:<40} {row.type}{default}: {row.description}")
+                elsewhere = names_elsewhere(row.path)
+                named = f" [{elsewhere}]" if elsewhere else ""
+                print(f"{row.path:<40} {row.type}{default}: {row.description}{named}")
         if not options.all:
             print("These are what people set; 'rollflow explain --fields --all' lists the rest.")
         return 0

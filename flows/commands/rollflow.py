@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
+from keyword import iskeyword
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,10 +26,15 @@ SHELL: Final = "Shell"
 class ConsoleCommand(NamedTuple):
     """One command with its line on the help page."""
 
-    name: str  # as it is called, and the name of its module in this package
+    name: str  # as it is called
     group: str  # heading under which the help page lists it
     purpose: str  # what it does, in a few words
     example: str  # arguments that make sense to a newcomer
+
+    @property
+    def module(self) -> str:
+        """The name of its module, with an underscore behind a keyword."""
+        return f"flows.commands.{self.name}{'_' * iskeyword(self.name)}"
 
 
 COMMANDS = (
@@ -38,6 +44,9 @@ COMMANDS = (
     ConsoleCommand("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
     ConsoleCommand("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),
     ConsoleCommand("init", PREPARE, "write a first folder of your own", "mine"),
+    ConsoleCommand(
+        "import", PREPARE, "take settings of ROLL, veRL, PolyRL", "FILE --write run.json"
+    ),
     ConsoleCommand("explain", PREPARE, "say what a configuration means", "--preset smollm2"),
     ConsoleCommand("doctor", PREPARE, "check this machine, say what to do", ""),
     ConsoleCommand("calibrate", PREPARE, "measure engines for the planner", "--preset smollm2"),
@@ -100,7 +109,7 @@ def run_command(words: Sequence[str]) -> int:
         fault = f"the command must be one of {', '.join(names)}, got {name!r}; {cure}"
         print(f"error: {fault}", file=sys.stderr)
         return 2
-    status: int = import_module(f"flows.commands.{command.name}").main(rest)
+    status: int = import_module(command.module).main(rest)
     return status
 
 

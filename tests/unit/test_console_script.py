@@ -64,8 +64,8 @@ def test_a_misspelt_command_is_told_what_it_may_have_been(
 def test_every_command_is_a_module_that_helps(
     command: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = command.name  # type: ignore[attr-defined]
-    assert import_module(f"flows.commands.{name}").parser().prog == f"rollflow {name}"
+    name, module = command.name, command.module  # type: ignore[attr-defined]
+    assert import_module(module).parser().prog == f"rollflow {name}"
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0

@@ -31,6 +31,7 @@ CALLS = {
     "worker": (f"{NOWHERE} --grace-s 1", 3),
     "workers": (f"{NOWHERE} --plan", 0),
     "init": ("mine", 0),
+    "import": ("nowhere.yaml", 2),
     "explain": ("--preset tiny", 0),
     "doctor": ("", None),  # what it finds is the machine's
     "calibrate": ("--set seed=no", 2),
