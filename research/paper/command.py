@@ -6,7 +6,7 @@
 
     experiments ─▶ cases, each played once ─▶ figures ─▶ Parquet, PNG ─▶ table, JSON
 
-No simulated machine is fitted to a figure that is compared here.
+What is calibrated on what: docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from research.paper.beyond import beyond
 from research.paper.compared import keep, lines_of, markdown_of, table_of
 from research.paper.experiment import QUICK, Experiment, Scale, play_cases
 from research.paper.flash import roll_flash
+from research.paper.h200 import h200
 from research.paper.polyrl import polyrl
 from research.paper.rollout_rounds import curves, figure_6, figure_10, figure_11
 from research.paper.whole_steps import (
@@ -42,6 +43,7 @@ from research.paper.whole_steps import (
 TABLE_WIDTH = 132
 # in the order of the tables
 EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
+    "h200": h200,
     "table1": table_1,
     "table2": table_2,
     "rlhfuse": over_rlhfuse,

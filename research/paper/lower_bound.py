@@ -72,8 +72,8 @@ def resources_of(run: SimulatedRun) -> Resources:
         num_devices=len(placement.devices),
         rank_devices=placement.devices_per_rank,
         train_s_per_token=machine.train_s_per_token(),
-        free_s=machine.free_s() if placement.is_colocated else 0.0,
-        update_s=machine.update_s() + machine.publish_s(),
+        free_s=machine.free_s(max(sizes)) if placement.is_colocated else 0.0,
+        update_s=machine.update_s() + machine.publish_s(max(sizes)),
     )
 
 

@@ -22,6 +22,22 @@ ROLLPACKER = "RollPacker"  # NSDI '26
 FLASH = "ROLL-Flash"  # arXiv 2510.11345
 RLBOOST = "RLBoost"  # NSDI '26, arXiv 2510.19225
 FLUIDRL = "FluidRL, RLBoost's artifact"
+MEASURED = "Measured"
+
+# seconds of the recorded steps of an H200: rollout, training, all of it
+H200_STEPS = {
+    1: (7.382, 8.534, 18.725),
+    2: (8.643, 0.806, 11.497),
+    3: (8.224, 0.759, 10.776),
+    4: (6.437, 0.782, 9.003),
+    5: (11.308, 1.762, 14.886),
+}
+# which of them are compared, by machine: see `h200`
+H200_COMPARED = {
+    "fitted": {"rollout_s": (1,), "step_s": (3, 4)},
+    "at_pace": {"rollout_s": (1,), "step_s": (3, 4)},
+    "roofline": {"rollout_s": (1, 2, 3, 4, 5), "train_s": (2, 3, 4, 5)},
+}
 
 # shares of a step of veRL by task, 14B with 16k on 32 devices: rollout, reward, train
 TABLE_1 = {"math": (0.72, 0.05, 0.23), "code": (0.66, 0.13, 0.21), "judge": (0.71, 0.07, 0.22)}
@@ -83,6 +99,14 @@ def _rollpacker() -> Iterator[tuple[str, float, str]]:
     yield "fig13/judge/8k", 1.1, "its artifact's plot of Figure 13b"
 
 
+def _measured() -> Iterator[tuple[str, float, str]]:
+    for machine, compared in H200_COMPARED.items():
+        for figure, steps in compared.items():
+            for step in steps:
+                place = ("rollout_s", "train_s", "step_s").index(figure)
+                yield f"h200/{machine}/{step}/{figure}", H200_STEPS[step][place], "one H200"
+
+
 def _flash() -> Iterator[tuple[str, float, str]]:
     yield "flash/rlvr/speedup", 2.24, "abstract: Qwen3-8B on 128 GPUs"
     for varied, ratios in BEST_RATIOS.items():
@@ -112,6 +136,7 @@ PUBLISHED: Mapping[str, PublishedFigure] = {
         (FLASH, _flash()),
         (RLBOOST, _rlboost()),
         (FLUIDRL, _fluidrl()),
+        (MEASURED, _measured()),
     )
     for name, value, where in figures
 }

@@ -71,6 +71,8 @@ class RollpackerCase:
                 enabled=variant.plans_sizes,
                 rule="lengths" if variant.plans_by_lengths else "preemptions",
             ),
+            # the paper's sizes are what its profile chose
+            knows_profile=variant.plans_by_lengths,
             stream_trainer=StreamTrainerConfig(enabled=variant.streams, rule=variant.stream_rule),
             learner_devices=round(variant.learner_share * set_up.num_devices),
             reserved_devices=reserved_devices(set_up, variant),
@@ -143,7 +145,10 @@ def machine_of(set_up: SetUp, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> M
             pipeline=pipeline,
             context=context,
             micro_batch_tokens=micro_batch_tokens,
+            num_logprob_models=set_up.num_logprob_models,
         ),
+        sorts_logits=True,  # its artifact samples with top-p 0.99 and top-k 100
+        batch_positions=set_up.batch_positions,
     )
 
 

@@ -18,7 +18,7 @@ from research.paper.variants import PaperVariant
 from tasks.rewards.programs.adaptive_timeout import AdaptiveTimeoutConfig
 from tasks.simulation.length_law import LONGEST_SCORE, P75_SCORE, LengthLaw
 from tasks.simulation.reward_queue import JudgeTimes, ProgramTimes, RewardWorkers
-from tasks.simulation.workloads import CODE, JUDGE, MATH, Domain, Workload, mixed
+from tasks.simulation.workloads import CODE, JUDGE, LONGEST_PROMPT, MATH, Domain, Workload, mixed
 
 DEVICE = "h800"  # in hosts of 8
 ALL_TASKS = ("math", "code", "judge")
@@ -43,6 +43,12 @@ class SetUp:
     responses: int = 8  # of a prompt, R0
     tasks: tuple[str, ...] = ALL_TASKS  # in equal shares
     thinks: bool = False  # before it answers, so that its responses are long
+    num_logprob_models: int = 2  # asked for log-probabilities: the old policy, the reference
+
+    @property
+    def batch_positions(self) -> int:
+        """Positions of a step's batch, every response padded to the bounds."""
+        return self.prompts * self.responses * (LONGEST_PROMPT + self.cap_tokens)
 
 
 K = 1024
@@ -90,6 +96,7 @@ STREAMED = SetUp(
     prompts=64,
     responses=4,
     tasks=("math",),
+    num_logprob_models=0,  # it has no reference and skips the old log-probabilities
 )
 
 
@@ -104,6 +111,7 @@ def work_of(set_up: SetUp, variant: PaperVariant) -> Workload:
         workers=RewardWorkers(
             num_workers=PROGRAMS_PER_DEVICE * set_up.num_devices,
             num_judges=num_reserved or set_up.num_devices,
+            scores_rules_serially=variant.scores_last,
         ),
     )
 

@@ -1,9 +1,9 @@
 """The speeds and sizes of devices: one table of constants, each with its source (`SOURCES`).
 
-A data sheet gives a rate, `reaches` the share of it that the work at hand gets. Four numbers were
-calibrated on a published figure each, `host_s`, `host_s_per_sequence`, `process_s` and `eager_s`;
-all are the same for every model, size and batch. Leaves out what depends on a model (`roofline`,
-`machine`).
+A data sheet gives a rate, `reaches` the share of it that the work at hand gets. What an engine's
+process takes (`host_s`, `host_s_per_sequence`) was measured on an H200; one number was calibrated
+on a published figure, `process_s`. All are the same for every model, size and batch. Leaves out
+what depends on a model (`roofline`, `machine`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,16 @@ class Device:
     launch_s: float  # of a kernel in a captured graph, its ramp up and down
     host_s: float  # of an engine's step, in which the device waits for its process
     host_s_per_sequence: float  # of that step, for each sequence in it
+    sort_s_per_logit: float  # of a sampler that sorts the vocabulary, for each logit of a sequence
     process_s: float  # of that step, when several processes hold the engine and wait for each other
-    eager_s: float  # of an operation of the learner, which no graph captures
+    eager_s: float  # of an operation that no graph captures, as in a learner
     collective_s: float  # of an exchange within a host, however small
+    # of states that leave the device: their host memory is taken and pinned anew every time
+    offload_bytes_per_s: float
+    onload_bytes_per_s: float  # of states that come back from the host
+    refit_bytes_per_s: float  # of new weights into an engine: gathered, sent and loaded in buckets
+    # of a batch between the process that drives the steps and a host's workers
+    batch_bytes_per_s: float
     reaches: Reached
 
     @property
@@ -82,11 +89,16 @@ H800 = Device(
     network_bytes_per_s=50e9,
     host_bytes_per_s=64e9,
     launch_s=2.5e-6,
-    host_s=1.1e-3,
-    host_s_per_sequence=2e-4,
+    host_s=3.0e-3,
+    host_s_per_sequence=6.2e-5,
+    sort_s_per_logit=1.43e-10,
     process_s=1e-3,
-    eager_s=1.75e-5,
+    eager_s=1.56e-5,
     collective_s=15e-6,
+    offload_bytes_per_s=2.8e9,
+    onload_bytes_per_s=5.7e9,
+    refit_bytes_per_s=3.9e9,
+    batch_bytes_per_s=0.25e9,
     reaches=Reached(memory=0.8, matrix=0.6, training=0.4, links=0.7, cache=0.85),
 )
 H100 = replace(H800, name="h100", nvlink_bytes_per_s=450e9)
@@ -111,15 +123,22 @@ CORE = Device(
     launch_s=2.5e-5,
     host_s=5e-3,
     host_s_per_sequence=5e-5,
+    sort_s_per_logit=2e-9,
     process_s=2e-3,
     eager_s=2e-5,
     collective_s=2e-4,
+    offload_bytes_per_s=7e9,
+    onload_bytes_per_s=7e9,
+    refit_bytes_per_s=7e8,
+    batch_bytes_per_s=0.25e9,
     reaches=Reached(memory=0.8, matrix=0.75, training=0.65, links=0.7, cache=0.3),
 )
 
 DEVICES: Mapping[str, Device] = {device.name: device for device in (H800, H100, H200, A100, CORE)}
 
 SHEET = "data sheet"
+MEASURED = "measured (research/results/h200_run)"
+SHARED = "assumed: shared memory"
 # of every constant; a device's own beside its name
 SOURCES: Mapping[str, Mapping[str, str]] = {
     "memory_bytes_per_s": {
@@ -141,7 +160,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
         "h100": f"{SHEET}: 900 GB/s in both directions",
         "h200": f"{SHEET}: 900 GB/s in both directions",
         "a100": f"{SHEET}: 600 GB/s in both directions",
-        "core": "assumed: shared memory",
+        "core": SHARED,
     },
     "network_bytes_per_s": {
         "a100": "200 Gbit/s for each device, as in the maker's own hosts",
@@ -151,7 +170,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "host_bytes_per_s": {
         "a100": "PCIe 4, 16 lanes",
-        "core": "assumed: shared memory",
+        "core": SHARED,
         "": "PCIe 5, 16 lanes",
     },
     "launch_s": {
@@ -161,12 +180,15 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "host_s": {
         "core": "assumed",
-        "": "calibrated: RollPacker, figure 11, synchronous rollout of 7B/8k in 82 s",
+        "": f"{MEASURED}: a step of one sequence, 5.7 ms, less weights and launches without graphs",
     },
     "host_s_per_sequence": {
         "core": "assumed: bookkeeping in Python",
-        "": "calibrated: RollPacker, figure 11, a mean rollout of 47 s with both factors, beside"
-        " the others at 7B/8k (`length_calibration` of commit 2c4c821)",
+        "": f"{MEASURED}: what each further sequence adds to a step, less its arithmetic and cache",
+    },
+    "sort_s_per_logit": {
+        "core": "assumed",
+        "": "vLLM, pull request 40376: top-k and top-p of 128 x 131,072 logits in 2.4 ms",
     },
     "process_s": {
         "core": "assumed",
@@ -175,11 +197,29 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "eager_s": {
         "core": "assumed",
-        "": "calibrated: RollPacker, table 1, training 23 % beside rollout 72 % of 14B/16k",
+        "": "what a decode step takes longer without graphs, by the kernel: 9 us (8B on an H100,"
+        " cloudai.pt/tag/cuda-graphs) and 27 us (7B on an A800, issue 7960 of vLLM-Omni); their"
+        " geometric mean",
     },
     "collective_s": {
         "core": "assumed",
         "": "assumed: usual latency of a small all-reduce over NVLink",
+    },
+    "offload_bytes_per_s": {
+        "core": SHARED,
+        "": "SGLang, pull request 32032: 2.8 GB/s on an H200; also vime, 444: 2.4 GiB/s, and vLLM,"
+        " 48337: 1.6 GB/s (8B asleep in 10.6 s)",
+    },
+    "onload_bytes_per_s": {
+        "core": SHARED,
+        "": "vime, pull request 444: 5.3 GiB/s; also vLLM, 48337: 7.5 GB/s (8B awake in 2.2 s)",
+    },
+    "refit_bytes_per_s": {
+        "core": "measured (research/results/measurements.md): 135M parameters in 0.4 s",
+        "": "veRL's page on its checkpoint engine: 30B without it in 15.8 s",
+    },
+    "batch_bytes_per_s": {
+        "": "Ray, issue 42632: 200 to 300 MB/s to each host",
     },
     "reaches.memory": {"": "assumed: usual of streaming kernels"},
     "reaches.matrix": {
@@ -188,7 +228,7 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "reaches.training": {
         "core": "measured here (research/results/measurements.md): two thirds in matrix products",
-        "": "assumed: usual model FLOPs utilisation of long micro-batches",
+        "": "assumed; four steps of an H200 trained within 3 % of it (research/results/h200_run)",
     },
     "reaches.links": {"": "assumed: usual of large messages"},
     "reaches.cache": {

@@ -1,11 +1,14 @@
 """A cluster with a model on it: the seconds of each kind of work (`steps` plays rounds on it).
 
 Rollout and training are colocated, as in RollPacker: engines and learner take turns on the same
-devices, whose hosts keep the states of the side that sleeps, and engines of every size are kept
-built. Short micro-batches spread over many devices wait for the process that starts the operations
-and not for the arithmetic: with a response of a thousand tokens on eight devices that is most of
-the time. Leaves out the bubble of a pipeline, which hundreds of micro-batches hide, and the
-exchange of keys and values between context-parallel devices, which goes on during attention.
+devices, and engines of every size are kept built. The side that goes to sleep has its states copied
+to its host, and back when it wakes: weights of the engine, of the learner and of the reference,
+fp32 weights and moments; gradients are dropped (so do ROLL and veRL with Megatron). The process
+that drives the steps gathers and hands out the batch, padded to its bounds. Short micro-batches
+spread over many devices wait for the process that starts the operations and not for the arithmetic:
+with a response of a thousand tokens on eight devices that is most of the time. Leaves out the
+bubble of a pipeline, which hundreds of micro-batches hide, and the exchange of keys and values
+between context-parallel devices, which goes on during attention.
 """
 
 from __future__ import annotations
@@ -82,9 +85,15 @@ MAX_BATCH = 1024  # most sequences of an engine's step (veRL's max_num_seqs)
 MAX_MODEL_LEN = 40_960  # of Qwen3
 KV_MARGIN = 0.01  # vLLM's watermark
 GRADIENT_BYTES = 4  # of a parameter
+# of a padded position of a batch: five int64 tensors (tokens, mask, positions, response and its
+# mask) and six of fp32 (log-probabilities of policy and reference, rewards, advantages, returns)
+POSITION_BYTES = 64
+# of a batch between driver and workers: gathered after the rollout, handed out for the
+# log-probabilities of each model and for the update
+BATCH_MOVES = 4
 OPTIMIZER_BYTES = 12  # of a parameter: the weight and Adam's two moments in fp32
-WAKE_S = 1.0  # assumed: an engine maps its memory and empties its cache
-SLEEP_S = 0.5  # assumed: an engine gives its memory back
+WAKE_S = 1.0  # assumed: an engine maps its memory and empties its cache, copies apart
+SLEEP_S = 0.5  # assumed: an engine gives its memory back, copies apart
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LENGTHS = (256, 1024, 4096)
 
@@ -99,6 +108,9 @@ class Machine:
     devices_per_host: int = 8
     training: TrainingCost = field(default_factory=TrainingCost)
     context_tokens: float = 1_000  # before a trained token, on average over tokens
+    sorts_logits: bool = False  # whether sampling sorts the vocabulary, for top-k or top-p
+    is_eager: bool = False  # whether engines launch their steps kernel by kernel
+    batch_positions: int = 0  # of a step's batch: responses times prompt and response bounds
 
     def roofline(self, size: int) -> Roofline:
         """Returns the roofline of a replica of this tensor-parallel size."""
@@ -107,6 +119,8 @@ class Machine:
             device=self.device,
             size=size,
             is_one_host=size <= self.devices_per_host,
+            sorts_logits=self.sorts_logits,
+            is_eager=self.is_eager,
         )
 
     def sizes(self, num_devices: int, largest: int) -> tuple[int, ...]:
@@ -153,21 +167,27 @@ class Machine:
         return device_s_per_token(self.model, self.device, self.training, self.context_tokens)
 
     def update_s(self) -> float:
-        """Seconds from complete gradients to new weights. Gradients are summed at the owners of
-        their parameters, optimizer states are copied from the host and back, and all devices get
-        the new weights."""
+        """Seconds from complete gradients to new weights: the moves of the batch, gradients summed
+        at the owners of their parameters, the states of the optimizer from the host and back, Adam,
+        and the new weights to all devices."""
         own = self.model.parameters / self.num_devices
-        states_s = 2 * own * OPTIMIZER_BYTES / self.device.copy_bytes_per_s
+        states_s = self._there_and_back_s(own * OPTIMIZER_BYTES)
         adam_s = own * (2 * OPTIMIZER_BYTES + GRADIENT_BYTES) / self.device.read_bytes_per_s
         sent = (GRADIENT_BYTES + BF16_BYTES) * self._learner_parameters
-        return states_s + adam_s + sent / self._link_bytes_per_s
+        return self.batch_s() + states_s + adam_s + sent / self._link_bytes_per_s
 
-    def publish_s(self) -> float:
-        """Seconds from new weights to engines that generate with them: the learner's states leave
-        the devices, every device receives the weights once, and the engines wake."""
-        leaves = (GRADIENT_BYTES + BF16_BYTES) * self._learner_parameters
-        room_s = leaves / self.device.copy_bytes_per_s
-        return room_s + self.model.weight_bytes / self._link_bytes_per_s + WAKE_S
+    def batch_s(self) -> float:
+        """Seconds in which the driver gathers a step's batch and hands it out to all hosts."""
+        moved = BATCH_MOVES * POSITION_BYTES * self.batch_positions
+        num_hosts = math.ceil(self.num_devices / self.devices_per_host)
+        return moved / num_hosts / self.device.batch_bytes_per_s
+
+    def publish_s(self, size: int) -> float:
+        """Seconds from new weights to engines of `size` devices that generate with them: the
+        learner's weights leave the devices, those of the engines come back, and are replaced."""
+        leaves_s = BF16_BYTES * self._learner_parameters / self.device.offload_bytes_per_s
+        wakes_s = WAKE_S + self.model.weight_bytes / size / self.device.onload_bytes_per_s
+        return leaves_s + wakes_s + self.model.weight_bytes / self.device.refit_bytes_per_s
 
     def relayout_s(self, old: int, new: int) -> float:
         """Seconds in which the engines switch to another tensor-parallel size; the weights of the
@@ -177,11 +197,25 @@ class Machine:
         weights = self.model.weight_bytes / new
         return SLEEP_S + WAKE_S + weights / self.device.copy_bytes_per_s
 
-    def free_s(self) -> float:
-        """Seconds in which a device switches from generating to training; the learner's weights
-        come from the host."""
-        weights = BF16_BYTES * self._learner_parameters
-        return SLEEP_S + weights / self.device.copy_bytes_per_s
+    def free_s(self, size: int) -> float:
+        """Seconds in which a device of an engine of `size` devices switches from generating to
+        training: the engine's weights leave, the reference's come and go, the learner's come."""
+        sleeps_s = SLEEP_S + self.model.weight_bytes / size / self.device.offload_bytes_per_s
+        own = BF16_BYTES * self._learner_parameters
+        num_references = max(0, self.training.num_logprob_models - 1)
+        references_s = num_references * self._there_and_back_s(own)
+        return sleeps_s + references_s + own / self.device.onload_bytes_per_s
+
+    def reload_s(self) -> float:
+        """Seconds in which gradients come back from the host to ranks that had accumulated them
+        while others generated (RollPacker keeps them there until all are summed)."""
+        gradients = GRADIENT_BYTES * self._learner_parameters
+        return gradients / self.device.onload_bytes_per_s
+
+    def _there_and_back_s(self, num_bytes: float) -> float:
+        """Seconds in which so many bytes come to a device and leave it again."""
+        device = self.device
+        return num_bytes / device.onload_bytes_per_s + num_bytes / device.offload_bytes_per_s
 
     @property
     def _learner_parameters(self) -> float:

@@ -83,11 +83,14 @@ class PlainMachine:
     def update_s(self) -> float:
         return self.updating_s
 
-    def publish_s(self) -> float:
+    def publish_s(self, size: int) -> float:
         return self.publishing_s
 
     def relayout_s(self, old: int, new: int) -> float:
         return self.rebuilding_s
 
-    def free_s(self) -> float:
+    def reload_s(self) -> float:
+        return 0.0
+
+    def free_s(self, size: int) -> float:
         return self.freeing_s

@@ -30,13 +30,16 @@ class Roofline:
     device: Device
     size: int  # tensor-parallel
     is_one_host: bool = True  # whether its devices reach each other without the network
+    sorts_logits: bool = False  # whether the sampler sorts the vocabulary, for top-k or top-p
+    is_eager: bool = False  # whether steps are launched kernel by kernel, not as a graph
 
     @property
     def fixed_s(self) -> float:
         """Seconds that every step takes, whatever its batch: the engine's processes, kernel
         launches, the latency of exchanges."""
         layers = self.model.num_layers
-        launches_s = layers * KERNELS_PER_LAYER * self.device.launch_s
+        launch_s = self.device.eager_s if self.is_eager else self.device.launch_s
+        launches_s = layers * KERNELS_PER_LAYER * launch_s
         alone_s = self.device.host_s + launches_s
         if self.size == 1:
             return alone_s
@@ -45,8 +48,10 @@ class Roofline:
 
     @property
     def sequence_s(self) -> float:
-        """Seconds of a step for each sequence: bookkeeping and sampling in the engine's process."""
-        return self.device.host_s_per_sequence
+        """Seconds of a step for each sequence: bookkeeping in the engine's process, and sampling
+        where the vocabulary is sorted for that."""
+        logits = self.model.vocabulary_size if self.sorts_logits else 0
+        return self.device.host_s_per_sequence + self.device.sort_s_per_logit * logits
 
     @property
     def weights_s(self) -> float:

@@ -104,6 +104,8 @@ class SimulatedGradients:
             splits.append(split)
 
         await self._accumulation.finish(record)
+        if self._accumulation.num_streamed and self._cluster.placement.is_colocated:
+            await asyncio.sleep(self._run.machine.reload_s())
         return SimulatedTraining(
             split=splits[0], num_streamed=self._accumulation.num_streamed, spans=self._spans
         )
@@ -111,7 +113,7 @@ class SimulatedGradients:
     async def _stop(self, engines: Collection[str]) -> None:
         self._freed.update(engines)
         clock = asyncio.get_running_loop().time
-        start_s, free_s = clock(), self._run.machine.free_s()
+        start_s, free_s = clock(), self._run.machine.free_s(self._cluster.size)
         if not (engines and free_s):
             return
         await asyncio.sleep(free_s)
@@ -128,7 +130,7 @@ async def update_and_publish(
     start_s = clock()
     await asyncio.sleep(machine.update_s())
     updated_s = clock()
-    await asyncio.sleep(machine.publish_s())
+    await asyncio.sleep(machine.publish_s(cluster.size))
     await cluster.load(version, running)
     learners = device_names(placement.learner)
     return (

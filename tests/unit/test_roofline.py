@@ -68,12 +68,21 @@ def test_every_constant_has_a_source() -> None:
 def test_one_response_waits_for_the_weights_and_the_host() -> None:
     weights_s = 2 * QWEN.model.matrix_parameters / (3.35e12 * 0.8)
     launches_s = 28 * 12 * 2.5e-6
-    assert step_s(QWEN, 1, 0) == pytest.approx(weights_s + launches_s + 1.1e-3 + 2e-4)
+    assert step_s(QWEN, 1, 0) == pytest.approx(weights_s + launches_s + 3.0e-3 + 6.2e-5)
+    eager_s = 28 * 12 * (QWEN.device.eager_s - QWEN.device.launch_s)
+    eager = replace(QWEN, is_eager=True)
+    assert step_s(eager, 1, 0) - step_s(QWEN, 1, 0) == pytest.approx(eager_s)
+
+
+def test_a_sampler_that_sorts_the_vocabulary_costs_each_sequence_its_logits() -> None:
+    sorting = replace(QWEN, sorts_logits=True)
+    more_s = step_s(sorting, 100, 0) - step_s(QWEN, 100, 0)
+    assert more_s == pytest.approx(100 * 152_064 * 1.43e-10)
 
 
 def test_a_large_batch_waits_for_the_arithmetic() -> None:
     more_s = step_s(QWEN, 2000, 0) - step_s(QWEN, 1000, 0)
-    assert more_s == pytest.approx(1000 * (2 * QWEN.model.matrix_parameters / 593.4e12 + 2e-4))
+    assert more_s == pytest.approx(1000 * (2 * QWEN.model.matrix_parameters / 593.4e12 + 6.2e-5))
 
 
 def test_a_cached_token_costs_its_bytes() -> None:

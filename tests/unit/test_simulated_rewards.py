@@ -62,6 +62,16 @@ def waits(times: RewardTimes, workers: RewardWorkers, arrivals_s: Sequence[float
     return done
 
 
+def test_rules_that_are_scored_serially_wait_for_each_other_and_for_nothing_else() -> None:
+    workers = RewardWorkers(num_workers=8, scores_rules_serially=True)
+    works = waits(ONE_SECOND, workers, [0.0] * 4)
+    assert [work.begins_s for work in works] == [0.0, 1.0, 2.0, 3.0]
+    queue = RewardQueue(workers, MeasuredTimes(), seed=0)
+    assert len(queue.offer(answer(0), ONE_SECOND, 0.0)) == 1
+    assert not queue.offer(answer(1), ONE_SECOND, 0.0)
+    assert len(queue.offer(answer(2), ProgramTimes(), 0.0)) == 1
+
+
 def test_one_worker_with_random_arrivals_waits_as_the_m_d_1_queue_does() -> None:
     """Mean wait: load x service / (2 (1 - load)) (Pollaczek and Khinchine)."""
     load, num_answers, draws = 0.4, 200_000, random.Random(2)
