@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import pexpect
 
-BIN = Path(sys.prefix) / "bin"  # of the environment under test
 SIZE = (24, 80)
 ENDS_S = 60.0  # a program may take so long to end after Ctrl-C
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9])|\r")
@@ -31,16 +28,19 @@ class Shell:
     """Commands in one folder, each in a terminal of its own."""
 
     def __init__(self, folder: Path) -> None:
+        """folder: a clone, whose environment is as activated."""
         self.folder = folder
+        self.typed: list[str] = []  # every command so far
         # a newcomer's environment: nothing of a test's, and no login anywhere
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
         self._environment = kept | {
-            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PATH": f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}",
             "TERM": "xterm-256color",
             "HF_HUB_OFFLINE": "1",
         }
 
     def spawn(self, command: str, timeout_s: float) -> pexpect.spawn:
+        self.typed.append(command)
         return pexpect.spawn(
             "/bin/bash",
             ["-c", command],
@@ -68,10 +68,10 @@ class Shell:
     @contextmanager
     def running(self, command: str, timeout_s: float) -> Iterator[pexpect.spawn]:
         """A command that goes on until Ctrl-C, which must end it."""
-        child = self.spawn(f"exec {command}", timeout_s)
+        child = self.spawn(command, timeout_s)
         try:
             yield child
-            child.kill(signal.SIGINT)
+            child.sendintr()
             child.expect(pexpect.EOF, timeout=ENDS_S)
         finally:
             child.close(force=True)
