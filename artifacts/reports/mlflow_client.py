@@ -88,13 +88,12 @@ def sqlite_file(uri: str) -> Path | None:
 MAX_PARAMS_PER_CALL = 100
 MAX_PARAM_CHARS = 6000
 MAX_NAME_CHARS = 250
-# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns
+# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns;
+# data set and source are left out, because MLflow would put them before the rewards
 VIEW = "rollflow"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 VIEW_COLUMNS = (
     *(f"metrics.`{name}`" for name in dict.fromkeys((*COLUMNS[:2], *HEADLINES, *COLUMNS))),
-    "attributes.`Dataset`",
-    "attributes.`Source`",
     "tags.`rollflow.scheduling`",
 )
 

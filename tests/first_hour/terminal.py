@@ -45,7 +45,7 @@ class Shell:
             "/bin/bash",
             ["-c", command],
             cwd=str(self.folder),
-            env=self._environment,  # type: ignore[arg-type]  # its stubs want os.environ's type
+            env=self._environment,
             dimensions=SIZE,
             timeout=timeout_s,
             encoding="utf-8",

@@ -15,8 +15,7 @@ import pytest
 from terminal import Shell, Typed, plain
 
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):[0-9]+[^\s'\"]*")
-PHONE = (390, 844)
-WIDE = (1280, 900)
+DRAWN_S = 60.0
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -29,18 +28,33 @@ def addresses(demo: Typed, shell: Shell) -> Iterator[dict[str, str]]:
             child.expect(r"http://\S+\s")
             text += plain(child.before + child.after)
         lines = [line.split() for line in text.splitlines() if ADDRESS.search(line)]
-        yield {line[0]: next(filter(ADDRESS.match, line)) for line in lines}
+        yield {line[0]: next(filter(ADDRESS.match, line)).rstrip("/") for line in lines}
 
 
-def opened(browser: Any, url: str, wait_s: float = 2.0) -> str:
-    """Open a page, and return the text that it shows. Fails on an error in its console."""
+def opened(browser: Any, url: str, shows: str = "") -> str:
+    """Open a page, wait until it shows this, and return its text. Fails if it does not, or on an
+    error in its console."""
     browser.get(url)
-    time.sleep(wait_s)  # pages of Prefect and MLflow draw themselves
-    severe = [
-        entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"
-    ]
-    assert not severe, url
-    return str(browser.find_element("tag name", "body").text)
+    ends_s = time.monotonic() + DRAWN_S  # pages of Prefect and MLflow draw themselves
+    while True:
+        text = str(browser.find_element("tag name", "body").text)
+        if text.strip() and shows in text:
+            break
+        assert time.monotonic() < ends_s, f"{url} does not show {shows!r}: {text[:1000]}"
+        time.sleep(0.5)
+    messages = [entry["message"] for entry in browser.get_log("browser") if is_severe(entry)]
+    assert not messages, url
+    return text
+
+
+# of MLflow's own pages: a second drawing of a table, and a server without accounts
+HARMLESS = ("ResizeObserver loop", "mlflow/users/current")
+
+
+def is_severe(entry: dict[str, str]) -> bool:
+    """Whether a page's script or a request of it failed."""
+    harmless = any(words in entry["message"] for words in HARMLESS)
+    return entry["level"] == "SEVERE" and not harmless
 
 
 def links(browser: Any) -> dict[str, str]:
@@ -80,30 +94,30 @@ def test_every_link_of_the_runs_pages_leads_somewhere(
             waiting += links(browser)
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_a_report_stands_in_its_window_and_opens_offline(
-    addresses: dict[str, str], browser: Any, shell: Shell, size: tuple[int, int]
+@pytest.mark.parametrize("width", [1280, 390], ids=["wide", "phone"])
+def test_the_pages_stand_in_their_window_and_a_report_opens_offline(
+    addresses: dict[str, str], browser: Any, shell: Shell, width: int
 ) -> None:
     report = min((shell.folder / "runs").glob("tiny-2*/report/index.html"))
-    browser.set_window_size(*size)
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        for page in (report.as_uri(), addresses["runs"]):
+        for page in (
+            addresses["runs"],
+            f"{addresses['runs']}/{report.parts[-3]}/",
+            report.as_uri(),
+        ):
             opened(browser, page)
-            inner, whole = browser.execute_script(
-                "return [window.innerWidth, document.documentElement.scrollWidth]"
-            )
-            assert whole <= inner, page
+            whole = browser.execute_script("return document.documentElement.scrollWidth")
+            assert whole <= width, page
     finally:
-        browser.set_window_size(*WIDE)
-    files = {link for link in links_of(browser, report) if link.startswith("file:")}
-    assert [link for link in files if not Path(link.removeprefix("file://")).exists()] == []
-
-
-def links_of(browser: Any, report: Path) -> dict[str, str]:
-    text = opened(browser, report.as_uri())
-    for title in ("reward", "loss", "entropy", "KL"):
-        assert title in text
-    return links(browser)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    pictures = browser.find_elements("css selector", "figure[aria-label]")
+    titles = {picture.get_attribute("aria-label") for picture in pictures}
+    assert {"Reward", "Loss and gradient", "Entropy and length"} <= titles
+    files = [Path(link.removeprefix("file://")) for link in links(browser)]
+    assert files
+    assert [file for file in files if not file.exists()] == []
 
 
 def test_the_click_from_a_run_to_mlflow_and_prefect_shows_that_run(
@@ -111,16 +125,15 @@ def test_the_click_from_a_run_to_mlflow_and_prefect_shows_that_run(
 ) -> None:
     opened(browser, addresses["runs"])
     run = next(text for text in links(browser).values() if text.startswith("tiny-2"))
-    for name in ("mlflow", "prefect"):
-        text = opened(browser, f"{addresses['runs']}/{run}/{name}", wait_s=6)
-        assert run in text or "train" in text, text[:500]
-        assert "No data available" not in text
+    text = opened(browser, f"{addresses['runs']}/{run}/mlflow", shows=run)
+    assert "No data available" not in text
+    opened(browser, f"{addresses['runs']}/{run}/prefect", shows="step=1 ")
 
 
 def test_mlflow_lists_the_runs_with_their_reward(addresses: dict[str, str], browser: Any) -> None:
-    text = opened(browser, addresses["MLflow"], wait_s=6)
-    assert "tiny-2" in text
-    assert "reward" in text
+    opened(browser, addresses["MLflow"], shows="tiny-2")
+    heads = browser.find_elements("css selector", "[role=columnheader]")
+    assert any("reward" in head.text for head in heads)
 
 
 def test_the_form_of_a_deployment_has_ten_fields_and_the_rest_as_one(
@@ -129,9 +142,10 @@ def test_the_form_of_a_deployment_has_ten_fields_and_the_rest_as_one(
     with shell.running("rollflow serve tiny", timeout_s=300) as child:
         child.expect("Ctrl-C ends all")
         url = ADDRESS.findall(plain(child.before))[0]
-        opened(browser, f"{url}/deployments", wait_s=4)
+        opened(browser, f"{url}/deployments", shows="tiny")
         page = next(at for at, text in links(browser).items() if text == "tiny")
-        text = opened(browser, f"{page}/run", wait_s=4)
-    for title in ("Num Steps", "Advanced"):
-        assert title.lower() in text.lower(), text[:3000]
-    assert text.count("(Optional)") <= 16
+        text = opened(browser, f"{page}/run", shows="All other fields")
+    for title in ("Num Steps", "Learning Rate"):
+        assert title in text
+    assert "tiny has 0.0002" in text  # the preset's value
+    assert text.count("(Optional)") < 20

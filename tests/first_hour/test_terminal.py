@@ -91,7 +91,7 @@ def test_all_wrong_settings_are_told_at_once(demo: Typed, shell: Shell) -> None:
 
 def test_a_run_that_is_stopped_hears_it_and_goes_on(demo: Typed, shell: Shell) -> None:
     child = shell.spawn("rollflow demo --preset tiny --set num_steps=30", timeout_s=300)
-    child.expect("6/30")
+    child.expect("step 6 of 30")
     child.sendintr()
     child.expect("stopping", timeout=HEARD_S)
     child.expect(pexpect.EOF, timeout=90)
@@ -99,7 +99,7 @@ def test_a_run_that_is_stopped_hears_it_and_goes_on(demo: Typed, shell: Shell) -
     assert resume, plain(child.before)
     typed = shell.type(f"rollflow demo --resume {resume[1]} --set num_steps=9", timeout_s=300)
     assert typed.status == 0, typed.text[-3000:]
-    assert "9/9" in typed.text
+    assert "step 9 of 9" in typed.text
     again = shell.type("rollflow demo --resume last", timeout_s=120)
     assert "num_steps" in again.text
     typed = shell.type("rollflow compare tiny-2 last --plot compare.png")
@@ -107,7 +107,7 @@ def test_a_run_that_is_stopped_hears_it_and_goes_on(demo: Typed, shell: Shell) -
     first, second = sorted(path.name for path in (shell.folder / "runs").glob("tiny-2*"))[:2]
     typed = shell.type(f"rollflow compare {first} {second} --plot compare.png", timeout_s=180)
     assert typed.status == 0, typed.text
-    assert "held-out" in typed.text
+    assert "Held-out reward" in typed.text
     assert (shell.folder / "compare.png").stat().st_size > 0
 
 
@@ -152,7 +152,7 @@ def test_twenty_questions_of_ones_own_need_no_second_try(demo: Typed, shell: She
         timeout_s=600,
     )
     assert typed.status == 0, typed.text[-3000:]
-    assert "2/2" in typed.text
+    assert "step 2 of 2" in typed.text
 
 
 def readme_reward() -> str:
