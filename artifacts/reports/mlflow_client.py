@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from artifacts import layout
 from artifacts.proxies import bypass_proxies
-from artifacts.reports.figures import COLUMNS, HEADLINES
+from artifacts.reports.figures import COLUMNS
 from artifacts.reports.outbox import first_line
 from artifacts.store import Store
 
@@ -88,14 +88,11 @@ def sqlite_file(uri: str) -> Path | None:
 MAX_PARAMS_PER_CALL = 100
 MAX_PARAM_CHARS = 6000
 MAX_NAME_CHARS = 250
-# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns;
-# data set and source are left out, because MLflow would put them before the rewards
+# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns, few
+# because MLflow sorts them by name, attributes first, and rewards would be out of sight
 VIEW = "rollflow"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
-VIEW_COLUMNS = (
-    *(f"metrics.`{name}`" for name in dict.fromkeys((*COLUMNS[:2], *HEADLINES, *COLUMNS))),
-    "tags.`rollflow.scheduling`",
-)
+VIEW_COLUMNS = (*(f"metrics.`{name}`" for name in COLUMNS), "tags.`rollflow.scheduling`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
