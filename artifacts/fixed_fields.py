@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-import yaml
 from pydantic import BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
@@ -86,6 +85,8 @@ def with_profile(
 
 
 def _read(path: str, profiles: Mapping[str, Numbers]) -> Numbers:
+    import yaml  # here, because few configurations name a file
+
     rule = f"profile must be {', '.join(profiles)} or a file of JSON or YAML"
     try:
         text = Path(path).expanduser().read_text()

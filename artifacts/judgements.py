@@ -12,9 +12,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from artifacts.layout import JUDGEMENTS, partition
 from artifacts.store import RESTORE, Store
 
@@ -53,19 +50,31 @@ class Judgement:
     detail: str  # why there is no verdict; empty if there is one
 
 
-SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("p_yes", pa.float64()),
-        ("prompt_tokens", pa.int32()),
-        ("new_tokens", pa.int32()),
-        ("detail", pa.string()),
-    ]
-)
+def judgements_to_parquet(judgements: Iterable[Judgement]) -> bytes:
+    """The judgements as a file of this version."""
+    import pyarrow as pa  # here, because every command reads the settings of judges
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            ("key", pa.string()),
+            ("p_yes", pa.float64()),
+            ("prompt_tokens", pa.int32()),
+            ("new_tokens", pa.int32()),
+            ("detail", pa.string()),
+        ],
+        {VERSION_KEY: SCHEMA_VERSION},
+    )
+    sink = io.BytesIO()
+    rows = pa.Table.from_pylist([*map(asdict, judgements)], schema=schema)
+    pq.write_table(rows, sink, compression="zstd")
+    return sink.getvalue()
 
 
 def judgements_from_parquet(data: bytes) -> list[Judgement]:
     """Read the judgements of a file. Raises ValueError for a file of another version."""
+    import pyarrow.parquet as pq
+
     table = pq.ParquetFile(io.BytesIO(data)).read()
     found = (table.schema.metadata or {}).get(VERSION_KEY, b"none")
     if found != SCHEMA_VERSION:
@@ -119,12 +128,8 @@ class JudgementCache:
         unsaved, self._unsaved = self._unsaved, []
         if not unsaved:
             return
-        schema = SCHEMA.with_metadata({VERSION_KEY: SCHEMA_VERSION})
-        sink = io.BytesIO()
-        rows = pa.Table.from_pylist([*map(asdict, unsaved)], schema=schema)
-        pq.write_table(rows, sink, compression="zstd")
         first = len(store.list(partition(JUDGEMENTS, step)))
-        store.keep_part(JUDGEMENTS, step, first, sink.getvalue())
+        store.keep_part(JUDGEMENTS, step, first, judgements_to_parquet(unsaved))
 
 
 def kept_judgements(store: Store, step: int) -> list[Judgement]:

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
-from fsspec.core import url_to_fs
 from safetensors import SafetensorError
 
 from artifacts.digests import with_digest, without_digest
@@ -109,6 +108,8 @@ class Store:
     def open(cls, url: str, **storage_options: object) -> Self:
         """Open a store at an fsspec URL or local path. Raises ValueError for a URL that holds a
         secret and for a protocol that is unknown or not installed."""
+        from fsspec.core import url_to_fs  # here, because most errors of a command come before
+
         STORAGE.check(url, "artifact_root")
         try:
             # other processes write here, too

@@ -13,19 +13,12 @@ import io
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
 from lzma import LZMAError
 from pathlib import PurePosixPath
 from typing import IO, Any, Literal
 
-import fsspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from fsspec.utils import infer_compression
 from pydantic import Field
 
 from artifacts.datasets.row_fields import Fields
@@ -43,9 +36,8 @@ PACKED = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
 }  # fmt: skip
-ROWS_PER_READ = 512
 # what readers and unpackers raise
-_DAMAGED = (OSError, EOFError, LZMAError, zlib.error, UnicodeDecodeError, pa.ArrowException)
+_DAMAGED = (OSError, EOFError, LZMAError, zlib.error, UnicodeDecodeError)
 _LONGEST_CSV_FIELD = 1 << 30  # Python's own limit of 131,072 characters is too small for tests
 
 
@@ -141,7 +133,9 @@ def read_records(
     try:
         match format_:
             case "parquet":
-                yield from _parquet(file, paths, name)
+                from artifacts.datasets.parquet_rows import parquet_records  # pyarrow with it
+
+                yield from parquet_records(file, name, lambda names: _columns(paths, names, name))
             case "csv":
                 yield from _csv(file, paths, name)
             case "jsonl":
@@ -159,6 +153,8 @@ def format_by_suffix(name: str) -> Format:
     """The format of a file, by the suffix of its name. Raises ValueError for an unknown suffix."""
     path = PurePosixPath(name)
     if path.suffix in PACKED:
+        from fsspec.utils import infer_compression
+
         if infer_compression(name) is None:
             raise ValueError(
                 f"a packed file needs a package that unpacks {path.suffix}, got {name} without one;"
@@ -174,6 +170,8 @@ def format_by_suffix(name: str) -> Format:
 
 
 def _records(config: FilesConfig, path: str, field: str) -> Iterator[Record]:
+    import fsspec  # when rows are read: every command reads the settings of them
+
     with _readable(field, path):
         files: Sequence[Any] = fsspec.open_files(path, "rb", compression="infer")  # Any: untyped
     if not files:
@@ -197,17 +195,6 @@ def _readable(field: str, path: str) -> Iterator[None]:
         raise ValueError(
             f"{field} must be a file that can be read, got {path} ({reason}); correct the path"
         ) from error
-
-
-def _parquet(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
-    try:
-        parquet = pq.ParquetFile(file)
-    except pa.ArrowException as error:
-        raise ValueError(f"{name}: must be a Parquet file ({error}); set task.format") from error
-    columns = _columns(paths, parquet.schema_arrow.names, name)
-    batches = parquet.iter_batches(ROWS_PER_READ, columns=columns)
-    for number, fields in enumerate(chain.from_iterable(map(rows_of, batches)), start=1):
-        yield f"{name}:{number}", fields
 
 
 def _csv(file: IO[bytes], paths: Sequence[str], name: str) -> Iterator[Record]:
@@ -257,71 +244,3 @@ def _json_object(line: bytes, where: str) -> Fields | ValueError:
             " object per line"
         )
     return fields
-
-
-def rows_of(batch: Any) -> Iterator[Mapping[str, Any]]:  # Any: pyarrow is untyped
-    """Yield the rows of a record batch as dictionaries by column name."""
-    columns = [values_of(column) for column in batch.columns]
-    for values in zip(*columns, strict=True):
-        yield dict(zip(batch.schema.names, values, strict=True))
-
-
-def values_of(array: Any) -> list[Any]:  # Any: as above, and Python values of any type
-    """Convert an Arrow array of any type, nested types too, to Python values; null becomes None.
-
-    float16, float32        become their shortest decimals: 0.1, not 0.10000000149
-    maps                    become dictionaries, so that a path may name a key
-    dictionaries, run ends  become the values that they encode
-    times beyond Python's   become the text that Arrow writes
-    """
-    kind = array.type
-    if _needs_no_care(kind):
-        return list(array.to_pylist())
-    if isinstance(kind, pa.BaseExtensionType):
-        return values_of(array.storage)
-    if pa.types.is_dictionary(kind):
-        return values_of(array.dictionary.take(array.indices))
-    if pa.types.is_run_end_encoded(kind):
-        return values_of(pc.run_end_decode(array))
-    if pa.types.is_struct(kind):
-        names = [field.name for field in kind]
-        columns = [values_of(column) for column in array.flatten()]
-        rows = zip(*columns, strict=True) if columns else ((),) * len(array)
-        return [
-            dict(zip(names, values, strict=True)) if is_valid else None
-            for is_valid, values in zip(array.is_valid().to_pylist(), rows, strict=True)
-        ]
-    if pa.types.is_map(kind):
-        return [_dictionary(item) if item.is_valid else None for item in array]
-    if pa.types.is_nested(kind):
-        values = iter(values_of(pc.list_flatten(array)))
-        lengths = pc.list_value_length(array).to_pylist()
-        return [None if length is None else list(islice(values, length)) for length in lengths]
-    if pa.types.is_temporal(kind):
-        return [_time(item) for item in array]
-    narrow = np.float16 if pa.types.is_float16(kind) else np.float32
-    return [None if value is None else float(str(narrow(value))) for value in array.to_pylist()]
-
-
-def _needs_no_care(kind: Any) -> bool:  # Any: pyarrow is untyped
-    """True if Arrow's own conversion gives the values that were written into the column."""
-    if pa.types.is_float16(kind) or pa.types.is_float32(kind) or pa.types.is_map(kind):
-        return False
-    if isinstance(kind, pa.BaseExtensionType):
-        return _needs_no_care(kind.storage_type)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return _needs_no_care(kind.value_type)
-    parts = (kind.field(number).type for number in range(kind.num_fields))
-    return not pa.types.is_temporal(kind) and all(map(_needs_no_care, parts))
-
-
-def _dictionary(item: Any) -> dict[str, Any]:  # Any: a map of Arrow, and as values_of
-    keys, values = map(values_of, item.values.flatten())
-    return dict(zip(map(str, keys), values, strict=True))
-
-
-def _time(item: Any) -> Any:  # Any: a scalar of Arrow, and as values_of
-    try:
-        return item.as_py()
-    except (ValueError, OverflowError):  # nanoseconds, or a year that Python's have not
-        return item.cast(pa.string()).as_py()

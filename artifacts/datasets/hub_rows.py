@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import fsspec
-import yaml
 from pydantic import Field
 
 from artifacts.datasets.file_rows import (
@@ -103,6 +101,8 @@ def _split(config: HubRows, commit: str, split: str) -> tuple[Iterator[Record], 
         )
 
     def records() -> Iterator[Record]:
+        import fsspec
+
         for file in files:
             name, format_ = f"{source}: {file.relative_to(folder)}", format_by_suffix(file.name)
             with fsspec.open(str(file), "rb", compression="infer") as opened:
@@ -148,6 +148,8 @@ def _card(path: Path) -> Mapping[str, Any]:  # Any: YAML
     head = path.read_text(encoding="utf-8").split("---\n")
     if len(head) < 3 or head[0].strip():
         return {}
+    import yaml  # here, because settings of the hub are read by every command
+
     found = yaml.safe_load(head[1])
     return found if isinstance(found, dict) else {}
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from blake3 import blake3
-from filelock import FileLock
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import to_json
 from safetensors import SafetensorError, safe_open
@@ -238,6 +237,8 @@ def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Pat
     target = cache_dir / name
     if target.is_dir():
         return check_model(target)
+    from filelock import FileLock  # here, because every command reads the settings of models
+
     cache_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(cache_dir / f".{name}.lock"):
         if target.is_dir():

@@ -17,8 +17,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from artifacts.datasets.rows import Message, Role
 
 if TYPE_CHECKING:
@@ -161,6 +159,8 @@ class ChatTokens:
         `<think>`."""
         if not self.has_template:
             return ""
+        from jinja2 import TemplateError  # with the tokenizer, not with the settings of engines
+
         for roles in _PROBES:
             try:
                 return self._apply([{"role": role, "content": "x"} for role in roles], asks=False)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from artifacts import layout
 from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.registry import TaskConfig
-from artifacts.journal import Journal
 from artifacts.prices import PriceConfig
 from artifacts.records import Span, WeightsRef
 from artifacts.store import Store
@@ -34,6 +34,9 @@ from tasks.scheduling.policies.registry import SchedulingConfig
 from tasks.scheduling.seeding import PlannedWindow
 from tasks.scheduling.stream_training import StreamTrainerConfig
 from tasks.scheduling.wait_for_all import WaitForAll
+
+if TYPE_CHECKING:
+    from artifacts.journal import Journal
 
 
 class DeadlineConfig(FrozenConfig):
@@ -246,4 +249,6 @@ def store_of(plan: StepPlan) -> Store:
 
 def journal_of(plan: StepPlan) -> Journal:
     """The journal of this step's responses."""
+    from artifacts.journal import Journal  # pyarrow with it, which settings need not
+
     return Journal(store_of(plan))

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts.datasets.file_rows import FilesConfig, rows_of, values_of
+from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.parquet_rows import rows_of, values_of
 from artifacts.datasets.registry import load_dataset
 
 # a type, and a value of it with the text that a person would write for it

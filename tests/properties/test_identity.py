@@ -15,9 +15,9 @@ from sympy import Expr, Integer, Symbol, simplify, sqrt
 from tasks.rewards.maths import identity
 from tasks.rewards.maths.bounded_arithmetic import BITS, context
 from tasks.rewards.maths.closed_form import read_closed_form
-from tasks.rewards.maths.exact_number import too_complex
+from tasks.rewards.maths.exact_number import ComparisonRules, too_complex
 from tasks.rewards.maths.notation import uniform
-from tasks.rewards.maths.same_answer import ComparisonRules, same_answer
+from tasks.rewards.maths.same_answer import same_answer
 
 RULES = ComparisonRules(percent_is_hundredth=True, number_wants_number=False)
 

@@ -408,6 +408,6 @@ def test_failure_of_a_reader_is_an_unreadable_answer(monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise RecursionError
 
-    monkeypatch.setattr("tasks.rewards.maths.math_answer.same_answer", fail)
+    monkeypatch.setattr("tasks.rewards.maths.same_answer.same_answer", fail)
     score = MathAnswer(MathAnswerConfig()).score(prompt("x+1"), response(box("1+x")))
     assert (score.reward, score.outcome, score.detail) == (0.0, WRONG, "unreadable")

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from jinja2 import TemplateError
-
 from artifacts.datasets.rows import Message
 from tasks.engines.chat_tokens import ChatTokens, Decode, Encode
 from tasks.engines.model_files import read_stop_ids, read_tokenizer
@@ -72,6 +70,8 @@ def render_episode(
                 f" {CURE}"
             )
         return text[len(before) :]
+
+    from jinja2 import TemplateError  # with the tokenizer, not with the settings of episodes
 
     chat, openings = list(head), list[str]()
     try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
-
 from artifacts.datasets.rows import Row
 from artifacts.records import Prompt
 from tasks.engines.chat_tokens import chat_tokens
@@ -25,6 +23,8 @@ def render(
     Raises ValueError for a prompt of no token or of more than max_prompt_tokens, and for a row that
     the template or the tokenizer refuses.
     """
+    from jinja2 import TemplateError  # with the tokenizer, not with the settings of episodes
+
     try:
         token_ids = chat_tokens(tokenizer).chat(row.messages)
         f"{row.domain}{row.gold}".encode()  # no table holds half of a surrogate pair

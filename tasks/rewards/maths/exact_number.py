@@ -52,6 +52,14 @@ _POWER_TOKEN = re.compile(r"\^|[{(]|[})]|-|[0-9.]+|\\[A-Za-z]+|\S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRules:
+    """Rules by which two answers count as equal."""
+
+    percent_is_hundredth: bool  # 50% equals 0.5; otherwise both must have the sign or neither
+    number_wants_number: bool  # an unevaluated expression is wrong if the gold is a number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactNumber:
     """A number as it is written; 42 and 42% differ."""
 
@@ -172,3 +180,8 @@ def _is_tower(text: str) -> bool:
             over_number = False
             atom = token
     return False
+
+
+def same_number(gold: ExactNumber, answer: ExactNumber, rules: ComparisonRules) -> bool:
+    """True if two numbers are equal under the rule for percent signs."""
+    return gold.amount == answer.amount if rules.percent_is_hundredth else gold == answer

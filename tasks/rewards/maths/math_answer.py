@@ -43,16 +43,17 @@ from tasks.rewards.base import (
     wrong,
 )
 from tasks.rewards.maths.exact_number import (
+    ComparisonRules,
     ExactNumber,
     amount,
     exact_number,
     is_undone,
     is_unevaluated,
     plain,
+    same_number,
     too_complex,
 )
 from tasks.rewards.maths.final_answer import answer_tail, find_answer, fold, visible_text
-from tasks.rewards.maths.same_answer import ComparisonRules, is_readable, same_answer, same_number
 from tasks.rewards.verify_worker import VerifyWorker, without_value
 
 RECYCLE_CALLS = 10_000  # large, as a fresh worker costs seconds: its caches are empty
@@ -118,6 +119,10 @@ class MathAnswer(ProcessReward):
     name = "math_answer"
 
     def __init__(self, config: MathAnswerConfig) -> None:
+        # a quarter of a second, which commands need not wait for that read settings alone
+        from tasks.rewards.maths.same_answer import is_readable, same_answer
+
+        self._same_answer, self._is_readable = same_answer, is_readable
         self.num_verified = 0  # answers that math-verify was asked about
         self._unevaluated_is_wrong = config.unevaluated == "wrong"
         self._rules = ComparisonRules(
@@ -177,7 +182,7 @@ class MathAnswer(ProcessReward):
         result = answer.rpartition("=")[2]
         if self._unevaluated_is_wrong and is_undone(result) and not is_undone(gold):
             return wrong("unevaluated")
-        same = same_answer(gold, answer, self._rules)
+        same = self._same_answer(gold, answer, self._rules)
         if same is not None:
             if same:
                 return right("identical")
@@ -187,9 +192,10 @@ class MathAnswer(ProcessReward):
                 if self._unevaluated_is_wrong and is_unevaluated(answer):
                     return wrong("unevaluated")
             return wrong("unequal")
-        if (is_readable(gold) and not is_undone(answer)) or says_more(gold, answer):
+        if (self._is_readable(gold) and not is_undone(answer)) or says_more(gold, answer):
             return wrong("unreadable")
-        if is_readable(gold) and is_readable(answer):  # out of bounds, so floats cannot decide
+        # out of bounds, so floats cannot decide
+        if self._is_readable(gold) and self._is_readable(answer):
             return wrong("undecided")
         return self._verify(gold, answer)
 
@@ -202,7 +208,7 @@ class MathAnswer(ProcessReward):
         if reply.kind != "value":
             return without_value(reply)
         if reply.value == "bad_gold":  # an answer with the same text may still equal it
-            is_gold = same_answer(gold, gold, self._rules)
+            is_gold = self._same_answer(gold, gold, self._rules)
             return wrong("unequal") if is_gold else infra("bad_gold")
         return right("verified") if reply.value == "equal" else wrong("unequal")
 

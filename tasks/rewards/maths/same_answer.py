@@ -10,12 +10,12 @@ braces of a set. Statements of both must agree.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from tasks.rewards.maths.answer_form import read_form
 from tasks.rewards.maths.closed_form import read_closed_form
-from tasks.rewards.maths.exact_number import ExactNumber, exact_number
+from tasks.rewards.maths.exact_number import ComparisonRules, exact_number, same_number
 from tasks.rewards.maths.form import INFINITY, Form, scalar
 from tasks.rewards.maths.identity import (
     close_to_decimal,
@@ -30,14 +30,6 @@ UNORDERED = frozenset(("set", "list", "union", "both", "either"))
 MAX_PARTS = 24  # of an unordered form: every part may have to be compared with every other
 _LABEL = re.compile("[A-J]")  # of a choice
 _ROUNDED = re.compile(r"-?[0-9]*\.[0-9]{6,}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRules:
-    """Rules by which two answers count as equal."""
-
-    percent_is_hundredth: bool  # 50% equals 0.5; otherwise both must have the sign or neither
-    number_wants_number: bool  # an unevaluated expression is wrong if the gold is a number
 
 
 def same_answer(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
@@ -245,8 +237,3 @@ def _same_scalar(gold: str, answer: str, rules: ComparisonRules) -> bool | None:
         value = constant_value(gold)
         return value is not None and close_to_decimal(value, answer)
     return verdict
-
-
-def same_number(gold: ExactNumber, answer: ExactNumber, rules: ComparisonRules) -> bool:
-    """True if two numbers are equal under the rule for percent signs."""
-    return gold.amount == answer.amount if rules.percent_is_hundredth else gold == answer
