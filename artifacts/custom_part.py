@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from artifacts.config_parts import FrozenConfig
+from artifacts.config_parts import FrozenConfig, Misfits
 from artifacts.import_path import absolute, load, raised_at, source_digest
 from artifacts.urls import Arguments, Location
 
@@ -128,15 +128,20 @@ def own_parts(value: object, field: str = "") -> Iterator[tuple[str, Any]]:  # A
                 yield from own_parts(item, f"{field}.{place}")
 
 
-def check_own_parts(config: BaseModel) -> None:
-    """Make every part of the user's own once. Raises ValueError with the field of one that cannot
-    be made."""
+def faults_of_parts(config: BaseModel) -> Iterator[tuple[str, str]]:
+    """Make every part of the user's own once; yields (field, fault) for one that cannot be made."""
     for field, part in own_parts(config):
         if isinstance(part, CustomPart):
             try:
                 _ = part.part
             except ValueError as error:
-                raise ValueError(f"{field}: {error}") from error
+                yield field, str(error)
+
+
+def check_own_parts(config: BaseModel) -> None:
+    """Raise Misfits with all parts of the user's own that cannot be made."""
+    if found := [f"{field}: {fault}" for field, fault in faults_of_parts(config)]:
+        raise Misfits(found)
 
 
 def source_digests(config: BaseModel) -> dict[str, str]:

@@ -17,17 +17,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from artifacts.config_parts import Misfits
 from artifacts.conformance import RuleCheck
 from artifacts.datasets.conformance import check_dataset
 from artifacts.datasets.registry import SingleTask
 from artifacts.printable import printable
 from flows.commands.command_line import assign
 from flows.commands.options import command
+from flows.config.sentence import sentences
 from tasks.engines.conformance import check_engine
 from tasks.engines.model_files import read_tokenizer
 from tasks.engines.registry import EngineConfig
@@ -42,6 +45,15 @@ from tasks.scheduling.policies.conformance import check_policy
 from tasks.scheduling.policies.registry import SchedulingConfig
 
 MAX_TIMEOUT_S = 1e6
+PLACES = {  # of each part in a run's configuration
+    "loss": ("learner", "loss"),
+    "advantage": ("learner", "advantage"),
+    "policy": ("scheduling",),
+    "dataset": ("task",),
+    "reward": ("rewards", "*"),
+    "environment": ("environments", "*"),
+    "engine": ("engine",),
+}
 COLOURS = {"holds": "green", "broken": "red", "unknown": "yellow"}
 CHOICES: Mapping[str, Any] = {  # Any: unions of configurations
     "loss": LossConfig,
@@ -165,12 +177,36 @@ def settings_of(part: str, name: str, assignments: Sequence[str]) -> Any:  # Any
         near = get_close_matches(name, kinds, n=1)
         cure = f"did you mean {near[0]}?" if near else "or write 'package.module:Name'"
         raise ValueError(f"the name must be one of {', '.join(kinds)}, got {name!r}; {cure}")
+    if name == "custom":
+        raise ValueError(
+            f"a part of your own must be named by its import path, got 'custom'; write 'rollflow"
+            f" check {part} path/to/file.py:Name'"
+        )
     values: dict[str, Any] = (  # Any: parsed JSON
         {"kind": "custom", "path": name} if ":" in name else {"kind": name}
     )
     if faults := assign(values, assignments):
         raise ValueError("; ".join(faults))
-    return adapter.validate_python(values)
+    try:
+        return adapter.validate_python(values)
+    except ValidationError as error:
+        raise Misfits(_of_part(part, error)) from None
+
+
+def _of_part(part: str, error: ValidationError) -> list[str]:
+    """What is wrong with a part's settings, with its own fields, as --set of this command has
+    them."""
+    place = PLACES[part]
+    faults = [
+        InitErrorDetails(
+            type=PydanticCustomError(fault["type"], fault["msg"]),
+            loc=(*place, *fault["loc"]),
+            input=fault["input"],
+        )
+        for fault in error.errors()
+    ]
+    placed = ValidationError.from_exception_data(error.title, faults)
+    return [told.replace(f"{'.'.join(place)}.", "") for told in sentences(placed)]
 
 
 class PlayTimeout(BaseException):

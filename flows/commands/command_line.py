@@ -64,7 +64,7 @@ def checked_configuration(
     if config is not None and config.resume and not found:
         config = effective_config(config)
     if config is not None:
-        found = [*found, *misfits_of_places(config, wishes, settings.replaced)]
+        found = with_fields([*found, *misfits_of_places(config, wishes, settings.replaced)])
     if config is not None and not found:
         from flows.config.trials import misfits_of_trials  # after the quick checks
 
@@ -72,6 +72,12 @@ def checked_configuration(
     if found or config is None:
         raise Misfits(found)
     return config
+
+
+def with_fields(found: Sequence[str]) -> list[str]:
+    """Leave out what another sentence repeats with its field before it: a rule between parts tells
+    of a part of the user's own, too."""
+    return [each for each in found if not any(other.endswith(f": {each}") for other in found)]
 
 
 def configuration_of(options: Namespace) -> RunConfig:

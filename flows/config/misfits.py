@@ -1,5 +1,6 @@
 """Finds everything that keeps a run from starting at once: a sentence each, with the flag that
-cures it. Nothing is started, fetched or written, and no torch, vLLM or Prefect is imported.
+cures it. Nothing is started, fetched or written, and no torch, vLLM or Prefect is imported but by
+parts of the user's own.
 
     given values ─▶ misfits_of_settings  fields, kinds, rules between parts
     RunConfig    ─▶ misfits_of_places    files, folders, ports, rows
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from artifacts import layout
+from artifacts.custom_part import faults_of_parts
 from artifacts.datasets.file_rows import FilesConfig
 from artifacts.datasets.hub_rows import HubRows
 from artifacts.datasets.registry import CurriculumConfig, MixtureConfig
@@ -165,24 +167,29 @@ def _misfits_of_models(config: RunConfig) -> Iterator[str]:
 
 
 def misfits_of_code(config: RunConfig) -> Iterator[str]:
-    """Files of rewards and environments that are not there, or that processes could not read. A
-    joined cluster's workers may be on other machines."""
+    """Parts by path that are not there or cannot be made, and those that processes could not read.
+    A joined cluster's workers may be on other machines."""
     parts: dict[str, BaseModel] = {
         **{f"rewards.{domain}": reward for domain, reward in config.rewards.items()},
         **{f"environments.{domain}": game for domain, game in config.environments.items()},
     }
-    sound = []
+    unsound = set()
     for field, part in parts.items():
         file, _, name = str(getattr(part, "path", "")).rpartition(":")
         if file.endswith(".py") and not Path(file).is_file():
+            unsound.add(field)
             yield (
                 f"{field}.path must name a function or class in a file, there is no file {file};"
                 f" {flag(f'{field}.path', f'FILE.py:{name}')}"
             )
-        else:
-            sound.append(field)
+    for field, told in faults_of_parts(config):
+        if field not in unsound:
+            unsound.add(field)
+            yield f"{field}: {told}"
     games = [
-        game for domain, game in config.environments.items() if f"environments.{domain}" in sound
+        game
+        for domain, game in config.environments.items()
+        if f"environments.{domain}" not in unsound
     ]
     if games and not config.cluster.scheduler_address:
         try:

@@ -391,3 +391,15 @@ def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert main(["check", "advantage", "gae"]) == 2
     assert "waits for all rewards of the step" in capsys.readouterr().err
     assert not PolicyGradientLoss().corrects_staleness
+
+
+def test_the_check_of_a_kind_says_its_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command's --set names a field of the part, not of a whole configuration."""
+    for words, told in {
+        "environment custom": "'rollflow check environment path/to/file.py:Name'",
+        "environment gem": "error: id must be given, it is missing; --set id=VALUE",
+        "loss ppo_clip --set clip_hi=0.3": "did you mean --set clip_high=0.3?",
+        "reward math_answer --set percent=signn": "percent must be one of hundredth, sign, got",
+    }.items():
+        assert main(["check", *words.split()]) == 2
+        assert told in capsys.readouterr().err

@@ -102,6 +102,29 @@ def test_twenty_wrong_settings_in_ten_places_are_one_list() -> None:
     assert lines[-1].startswith(f" {len(found)}. ")
 
 
+def test_all_parts_of_the_users_own_are_in_the_list_with_their_fields(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("class Mine:\n    pass\n")
+    paths = {
+        "learner.loss": f"{tmp_path}/empty.py:Mine",
+        "learner.advantage": f"{tmp_path}/empty.py:Mine",
+        "scheduling": f"{tmp_path}/nothing.py:Mine",
+        "task": "no_package_of_this_name:Mine",
+        "engine": f"{tmp_path}/empty.py:Other",
+        "rewards.*": f"{tmp_path}/nothing.py:reward",
+        "environments.mine": f"{tmp_path}/nothing.py:Mine",
+    }
+    own = [
+        f"{field}.{each}"
+        for field, path in paths.items()
+        for each in ("kind=custom", f"path={path}")
+    ]
+    found = misfits(*own)
+    for field in paths:
+        told = [each for each in found if each.startswith((f"{field}: ", f"{field}.path "))]
+        assert len(told) == 1, (field, found)
+    assert not [each for each in found if each.startswith("an import path")], "each has its field"
+
+
 def test_a_placeholder_of_a_preset_is_asked_for_by_name() -> None:
     config = RunConfig.model_validate({"preset": "one-gpu"})
     [told] = misfits_of_places(config)
