@@ -46,6 +46,31 @@ def fetch(
         raise ValueError(without_secrets(sentence)) from (None if secret_in(str(error)) else error)
 
 
+def check_there(kind: RepositoryKind, repository: str, revision: str, file: str) -> None:
+    """Ask the hub for the head of a small file of a repository, unless the file is in the cache;
+    nothing is fetched. Raises ValueError as `fetch` does, within the client's own time limit
+    (HF_HUB_ETAG_TIMEOUT)."""
+    from huggingface_hub import (
+        constants,
+        errors,
+        get_hf_file_metadata,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
+
+    cached = try_to_load_from_cache(repository, file, repo_type=kind, revision=revision)
+    if isinstance(cached, str):
+        return
+    try:
+        url = hf_hub_url(repository, file, repo_type=kind, revision=revision)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except errors.RemoteEntryNotFoundError:
+        return  # a data set may have no card
+    except Exception as error:
+        sentence = _sentence(error, kind, repository, revision)
+        raise ValueError(without_secrets(sentence)) from (None if secret_in(str(error)) else error)
+
+
 def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision: str) -> str:
     """A sentence with the cause of a failed fetch, and its cure."""
     from huggingface_hub import constants, errors
@@ -67,7 +92,10 @@ def _sentence(error: Exception, kind: RepositoryKind, repository: str, revision:
             f"{name} must have the revision {revision!r}, {place} knows none; name a branch, a tag"
             " or a whole commit"
         )
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+    is_unreached = isinstance(error, errors.HTTPError) and not hasattr(error, "response")
+    if is_unreached or isinstance(
+        error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled
+    ):
         reason = _reason(error)
         is_offline = constants.HF_HUB_OFFLINE
         cause = "HF_HUB_OFFLINE is set" if is_offline else f"{place} does not answer ({reason})"

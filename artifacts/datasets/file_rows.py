@@ -68,6 +68,13 @@ class FilesConfig(MappedConfig):
         description="Share of the distinct questions kept for evaluation, without heldout_path.",
     )
 
+    def check_first_rows(self) -> None:
+        """Read the first row that is wanted of either side. Raises ValueError as `load` does."""
+        first = self.model_copy(update={"limit": 1})
+        for field, path in (("task.path", self.path), ("task.heldout_path", self.heldout_path)):
+            if path:
+                read_table(first, _records(self, path, field), path)
+
     def load(self, seed: int) -> Dataset:
         """Load the files' rows in their order, rows of held-out questions apart. Raises ValueError
         for an unusable file or row."""
@@ -191,7 +198,8 @@ def _readable(field: str, path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # every protocol has errors of its own
-        reason = getattr(error, "strerror", None) or str(error)
+        told = error.__cause__ or error  # fsspec's own may say no more than the URL
+        reason = getattr(told, "strerror", None) or str(told)
         raise ValueError(
             f"{field} must be a file that can be read, got {path} ({reason}); correct the path"
         ) from error

@@ -25,7 +25,7 @@ from artifacts.datasets.file_rows import (
 from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.datasets.row_table import split
 from artifacts.datasets.rows import Dataset
-from artifacts.hub import REPOSITORY_PATTERN, fetch
+from artifacts.hub import REPOSITORY_PATTERN, check_there, fetch
 from artifacts.urls import Repository
 
 CARD = "README.md"
@@ -56,6 +56,10 @@ class HubRows(MappedConfig):
         lt=1,
         description="Share of the distinct questions kept for evaluation, without heldout_split.",
     )
+
+    def check_there(self) -> None:
+        """Raises ValueError if the hub has no such data set, does not answer or may not give it."""
+        check_there("dataset", self.repository, self.revision, CARD)
 
     def pinned(self) -> Self:
         """Replace the revision by the commit that it names now. Raises ValueError if there is no

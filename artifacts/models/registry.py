@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from artifacts.config_parts import FrozenConfig
 from artifacts.digests import file_digest
 from artifacts.fixed_fields import Fixed, Profile, with_profile
-from artifacts.hub import REPOSITORY_PATTERN, fetch
+from artifacts.hub import REPOSITORY_PATTERN, check_there, fetch
 from artifacts.store import explained
 from artifacts.urls import Arguments, Location, Repository
 
@@ -149,6 +149,10 @@ class HubModelConfig(TrainedElsewhere):
         min_length=1,
         description="Branch, tag or commit; a run records the commit and keeps to it.",
     )
+
+    def check_there(self) -> None:
+        """Raises ValueError if the hub has no such model, does not answer or may not give it."""
+        check_there("model", self.repository, self.revision, "config.json")
 
     def pinned(self) -> HubModelConfig:
         """Replace the revision by the commit that it names now. Raises ValueError if there is no

@@ -4,6 +4,7 @@ these before a command starts anything."""
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -66,9 +67,11 @@ def checked_configuration(
     if config is not None:
         found = with_fields([*found, *misfits_of_places(config, wishes, settings.replaced)])
     if config is not None and not found:
-        from flows.config.trials import misfits_of_trials  # after the quick checks
+        from flows.config.trials import left_unchecked, misfits_of_trials  # after quick checks
 
         found = misfits_of_trials(config)
+        if not found and (left := left_unchecked(config)):
+            print(left, file=sys.stderr)
     if found or config is None:
         raise Misfits(found)
     return config

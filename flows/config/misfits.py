@@ -272,20 +272,29 @@ def _misfits_of_rows(config: RunConfig) -> Iterator[str]:
             )
 
 
-def is_at_hand(task: BaseModel) -> bool:
-    """True if the rows of a task are made here, or lie here in files that are read in a moment."""
+def single_tasks(task: BaseModel) -> Iterator[BaseModel]:
+    """The tasks of a mixture and of the stages of a curriculum; another task itself."""
     match task:
         case MixtureConfig():
-            return all(is_at_hand(part.task) for part in task.parts)
+            parts: Iterable[BaseModel] = (part.task for part in task.parts)
         case CurriculumConfig():
-            return all(map(is_at_hand, (task.task, *(stage.task for stage in task.stages))))
-        case HubRows():
-            return False
-        case FilesConfig():
-            files = [Path(path) for path in (task.path, task.heldout_path) if path]
-            is_here = not any("://" in str(path) for path in (task.path, task.heldout_path))
-            return (
-                is_here
-                and sum(each.stat().st_size for each in files if each.is_file()) < LARGEST_READ
-            )
-    return True
+            parts = (task.task, *(stage.task for stage in task.stages))
+        case _:
+            yield task
+            return
+    for part in parts:
+        yield from single_tasks(part)
+
+
+def is_at_hand(task: BaseModel) -> bool:
+    """True if the rows of a task are made here, or lie here in files that are read in a moment."""
+    return not any(map(is_far, single_tasks(task)))
+
+
+def is_far(task: BaseModel) -> bool:
+    """True if the rows of a single task are not here, or take their time to be read."""
+    if not isinstance(task, FilesConfig):
+        return isinstance(task, HubRows)
+    paths = [path for path in (task.path, task.heldout_path) if path]
+    sizes = [Path(path).stat().st_size for path in paths if Path(path).is_file()]
+    return any("://" in path for path in paths) or sum(sizes) >= LARGEST_READ

@@ -1,21 +1,31 @@
 """Tries what only an attempt shows, before anything of a run is started: the user's chat template
 renders a question, the user's reward is called once on the first one, the heads of environments are
-measured by the model's tokenizer, and the memory of GPUs is predicted.
-Takes as long as the user's imports and the tokenizer's do.
+measured by the model's tokenizer, the memory of GPUs is predicted, the hub is asked for what it
+shall give, and the first row is read of files that are large or elsewhere.
+Takes as long as the user's imports and the tokenizer's do, and seconds where others must answer.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
+from artifacts.datasets.file_rows import FilesConfig
+from artifacts.datasets.hub_rows import HubRows
 from artifacts.datasets.rows import Dataset
 from artifacts.models.chat_template import check_template
-from artifacts.models.registry import TinyLlamaConfig, TinyPlayerConfig, TrainedElsewhere
+from artifacts.models.registry import (
+    HubModelConfig,
+    TinyLlamaConfig,
+    TinyPlayerConfig,
+    TrainedElsewhere,
+)
 from artifacts.records import Generated, Outcome, Prompt, VersionSpan
-from flows.config.misfits import is_at_hand
+from artifacts.urls import without_secrets
+from flows.config.misfits import is_at_hand, is_far, single_tasks
 from flows.config.run_config import RunConfig
 from tasks.cluster.cards import smallest_card_bytes
 from tasks.environments.episodes.bridge import bridge_of, make_bridge
@@ -26,14 +36,57 @@ from tasks.rewards.registry import config_of
 from tasks.run.prompts import task_dataset
 from tasks.tiny_models.models import present_model, with_template
 
+LONGEST_LOOK_S = 10.0  # at the first row of files that are large or elsewhere
+
 
 def misfits_of_trials(config: RunConfig) -> list[str]:
     """What the attempts find, a sentence each; `misfits_of_places` must have found nothing."""
     templates = list(_misfits_of_templates(config))
     if templates:  # heads are rendered by them
         return list(dict.fromkeys([*templates, *_misfits_of_rewards(config)]))
-    checks = (_misfits_of_rewards, _misfits_of_heads, _misfits_of_memory)
+    checks = (_misfits_of_far_parts, _misfits_of_rewards, _misfits_of_heads, _misfits_of_memory)
     return list(dict.fromkeys(told for check in checks for told in check(config)))
+
+
+def _misfits_of_far_parts(config: RunConfig) -> Iterator[str]:
+    """What the hub does not give, and files, large or elsewhere, whose first row is unusable."""
+    judge = judge_engine_of(config.rewards)
+    for part in (config.model, judge and judge.model, *single_tasks(config.task)):
+        if isinstance(part, HubModelConfig | HubRows):
+            try:
+                part.check_there()
+            except ValueError as error:
+                yield str(error)
+        elif isinstance(part, FilesConfig) and is_far(part):
+            yield from in_time(part.check_first_rows)
+
+
+def in_time(check: Callable[[], None]) -> list[str]:
+    """The fault that a check finds within LONGEST_LOOK_S; empty if it finds none or takes longer:
+    then the run finds it."""
+    found: list[str] = []
+
+    def look() -> None:
+        try:
+            check()
+        except ValueError as error:
+            found.append(str(error))
+
+    looking = Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(LONGEST_LOOK_S)
+    return found[:1]
+
+
+def left_unchecked(config: RunConfig) -> str:
+    """A line on what only the run itself finds out about its rows; empty if all have been read."""
+    left = []
+    for task in filter(is_far, single_tasks(config.task)):
+        if isinstance(task, HubRows):
+            left.append(f"the rows of {task.repository} on the hub")
+        elif isinstance(task, FilesConfig):
+            left.append(f"all but the first row of {without_secrets(task.path)}")
+    return f"left to the run to check: {', '.join(left)}" if left else ""
 
 
 def _misfits_of_templates(config: RunConfig) -> Iterator[str]:

@@ -146,7 +146,8 @@ def stamp(
     outcome, detail = verdict.outcome, verdict.detail
     if generated.finish_reason == "length":
         outcome = Outcome.TRUNCATED if outcome is Outcome.WRONG else outcome
-        detail = f"{detail}, truncated"
+        # what failed is an error's own text, to which a length adds nothing
+        detail = detail if outcome is Outcome.INFRA else f"{detail}, truncated"
     return Score(
         prompt_id=prompt.prompt_id,
         index=generated.index,

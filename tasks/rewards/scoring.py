@@ -176,11 +176,12 @@ def check_infra(inputs: ScoringInputs, scores: Sequence[Score]) -> None:
     launched = max(len(plan.prompts) * plan.launch_per_prompt, len(scores))
     failed = [score for score in scores if score.outcome is Outcome.INFRA]
     if len(failed) >= MIN_FAILURES and len(failed) > share * launched:
+        scorer, detail = failed[0].scorer, failed[0].detail
+        told = detail if detail.startswith(scorer) else f"{scorer}: {detail}"
         raise RewardBroken(
             f"rewards must reach a verdict for all but {share:.0%} of the responses,"
             f" {len(failed)} of {launched} of step {plan.step} have none"
-            f" ({failed[0].scorer}: {failed[0].detail}); mend the reward, or raise"
-            " max_infra_fraction"
+            f" ({told}); mend the reward, or raise max_infra_fraction"
         )
 
 

@@ -121,6 +121,21 @@ def test_bash_completes_a_command_and_a_preset() -> None:
     assert completed(script, "rollflow", "demo", "--preset", "tiny-s") == ["tiny-sync"]
 
 
+def test_bash_completes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shtab
+
+    script = shtab.complete(whole_parser(), shell="bash")
+    for name in ("runs/tiny-2026a", "runs/tiny-2026b", "other/agent-1"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "manifest.json").write_text("{}")
+    (tmp_path / "runs" / "mlflow").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert completed(script, "rollflow", "ask", "t") == ["tiny-2026a", "tiny-2026b"]
+    assert completed(script, "rollflow", "demo", "--resume", "tiny-2026b") == ["tiny-2026b"]
+    assert completed(script, "rollflow", "compare", "last", "l") == ["last"]
+    assert completed(script, "rollflow", "episodes", "--root", "other", "") == ["last", "agent-1"]
+
+
 def completed(script: str, *words: str) -> list[str]:
     """What bash offers for the last word."""
     typed = " ".join(f"'{word}'" for word in words)

@@ -22,6 +22,7 @@ from artifacts.datasets.registry import MixtureConfig, PartConfig, load_dataset
 from artifacts.datasets.rows import Dataset
 from artifacts.models.registry import HubModelConfig
 from flows.config.run_config import RunConfig, pinned
+from flows.config.trials import misfits_of_trials
 from tasks.tiny_models.models import resolve_model
 
 MODEL = {
@@ -261,3 +262,37 @@ def test_a_part_of_a_mixture_may_come_from_the_hub(hub: Hub) -> None:
     part = PartConfig(task=HubRowsConfig(repository="acme/sums", name="easy"))
     dataset = load_dataset(MixtureConfig(parts=(part,), num_prompts=50, heldout_prompts=1), 0)
     assert len({row.text for row in dataset.rows}) == 38
+
+
+def test_what_the_hub_does_not_give_is_found_without_a_fetch(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub.repositories["models/acme/tiny"] = Repository(MODEL)
+    hub.repositories["models/acme/gated"] = Repository(MODEL, is_gated=True)
+    hub.repositories["datasets/acme/sums"] = Repository(SUMS)
+    hub.repositories["datasets/acme/bare"] = Repository({"train.jsonl": ROWS})
+    HubModelConfig(repository="acme/tiny").check_there()
+    for name in ("sums", "bare"):
+        HubRowsConfig(repository=f"acme/{name}").check_there()
+    assert hub.fetched == []
+    for model, told in {
+        HubModelConfig(repository="acme/none"): "which knows none of that name",
+        HubModelConfig(repository="acme/tiny", revision="v9"): "must have the revision 'v9'",
+        HubModelConfig(repository="acme/gated"): "is gated on the hub",
+    }.items():
+        with pytest.raises(ValueError, match=told):
+            model.check_there()
+    config = RunConfig.model_validate(
+        {
+            "preset": "tiny",
+            "model": {"kind": "hub", "repository": "acme/none"},
+            "task": {"kind": "hub", "repository": "acme/lost"},
+        }
+    )
+    found = misfits_of_trials(config)
+    assert len([each for each in found if "which knows none of that name" in each]) == 2
+    fetched = resolve_model(HubModelConfig(repository="acme/tiny"), tmp_path)
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "hub")
+    HubModelConfig(repository="acme/tiny", revision=fetched.name).check_there()
+    with pytest.raises(ValueError, match="does not answer"):
+        HubModelConfig(repository="acme/other").check_there()

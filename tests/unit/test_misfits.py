@@ -9,7 +9,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
 
+import fsspec
 import pytest
 
 from artifacts.config_parts import Misfits
@@ -20,7 +22,7 @@ from flows.config.misfits import misfits_of_places, misfits_of_settings
 from flows.config.presets import OWN, PRESETS
 from flows.config.run_config import RunConfig
 from flows.config.sentence import listed
-from flows.config.trials import misfits_of_trials
+from flows.config.trials import in_time, misfits_of_trials
 
 
 def options(*assignments: str, preset: str = "tiny") -> Namespace:
@@ -169,6 +171,36 @@ def test_with_few_rows_settings_that_fit_together_are_advised(
 
 
 REWARD = "def reward(prompt, response, gold):\n    return float(response == gold)\n"
+
+
+@pytest.mark.parametrize("where", ["far", "large"])
+def test_of_rows_far_away_or_of_many_the_first_one_is_read(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"memory://{tmp_path.name}/rows.jsonl" if where == "far" else f"{tmp_path}/rows.jsonl"
+    monkeypatch.setattr("flows.config.misfits.LARGEST_READ", 40)
+    rows = [{"prompt": f"{number} + 1?", "answer": number + 1} for number in range(200)]
+    own = ["task.kind=files", f"task.path={path}", "rewards.*.kind=math_answer"]
+    own += ["batch.prompts_per_step=4", "evaluation.num_prompts=4"]
+    with fsspec.open(path, "w") as file:
+        file.write("\n".join(map(json.dumps, rows)) + "\n{broken")
+    checked_configuration(options(*own))
+    assert f"left to the run to check: all but the first row of {path}" in capsys.readouterr().err
+    [told] = misfits(*own, "task.prompt_field=question")
+    assert "rows.jsonl:1: field 'question' is missing" in told
+    assert not capsys.readouterr().err
+
+
+def test_a_look_that_takes_too_long_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.config.trials.LONGEST_LOOK_S", 0.01)
+    ends = Event()
+
+    def look() -> None:
+        ends.wait()
+        raise ValueError
+
+    assert in_time(look) == []
+    ends.set()
 
 
 @pytest.mark.parametrize(

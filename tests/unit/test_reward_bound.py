@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy
@@ -23,6 +24,7 @@ from tasks.learner.overlong import SoftPunishment
 from tasks.learner.samples import TokenMean, moments_of, training_set
 from tasks.rewards.base import LARGEST_REWARD, Verdict, checked_reward, paid, right, stamp
 from tasks.rewards.episode import EpisodeRewardConfig
+from tasks.rewards.scoring import RewardBroken, check_infra
 
 PROMPT = Prompt(prompt_id="0/1", domain="own", token_ids=(1,), gold="", text="q")
 REWARDS = st.lists(st.floats(-LARGEST_REWARD, LARGEST_REWARD), min_size=2, max_size=6)
@@ -68,6 +70,19 @@ def test_no_reward_of_any_kind_is_stamped_beyond_the_bound() -> None:
     for verdict, outcome in ((beyond, Outcome.INFRA), (right(""), Outcome.OK)):
         score = stamp(verdict, PROMPT, make_generated(), scorer="own", started_s=0.0)
         assert (score.outcome, score.reward is None) == (outcome, outcome is Outcome.INFRA)
+
+
+def test_an_error_of_a_reward_is_told_with_its_path_once_and_unchanged() -> None:
+    path = "custom:/mine/my_reward.py:reward"
+    failed = Verdict(reward=None, outcome=Outcome.INFRA, detail=f"{path} failed: KeyError: 'gold'")
+    cut = make_generated(finish_reason="length")
+    scores = [stamp(failed, PROMPT, cut, scorer=path, started_s=0.0) for _ in range(8)]
+    assert scores[0].detail == failed.detail
+    round_plan = SimpleNamespace(prompts=(1,), launch_per_prompt=8, step=3)
+    inputs = SimpleNamespace(plan=round_plan, max_infra_fraction=0.25)
+    with pytest.raises(RewardBroken, match=r"step 3 have none \(custom:") as caught:
+        check_infra(inputs, scores)  # type: ignore[arg-type]
+    assert str(caught.value).count("my_reward.py") == 1
 
 
 @pytest.mark.parametrize("rewards", [(1e6, 1e6), (-1e308, -1e308), (1e308, 1e308)])
