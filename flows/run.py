@@ -285,7 +285,9 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
 def _weight_server(config: RunConfig) -> ElasticWeightsConfig | None:
     """Settings of the weight server, if any; its port is 0 (any) if the configured one is taken."""
     server = weight_server_of(config.elastic, config.cluster)
-    if server is None or not (server.port and refusal(server.port, server.host)):
+    if server is None or not (
+        server.port and any(refusal(server.port, host) for host in server.addresses)
+    ):
         return server
     print_line(f"port {server.port} is taken: the weight server has a free one")
     return server.model_copy(update={"port": 0})

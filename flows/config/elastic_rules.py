@@ -35,18 +35,19 @@ def weight_server_of(elastic: ElasticConfig, cluster: ClusterConfig) -> ElasticW
     if not elastic.enabled or not _is_wanted(elastic, cluster):
         return None
     host = weights.host or ("" if cluster.scheduler_address else cluster.scheduler_host)
-    if not _is_address(host):
+    if not (weights.interface or _is_address(host)):
         raise ValueError(
             "elastic.weights.host must be an IP address of this machine that elastic workers"
-            f" reach, got {host!r}; give it, or have elastic workers read the run's paths:"
-            " elastic.weights.enabled=false"
+            f" reach, got {host!r}; give it, name elastic.weights.interface, or have workers read"
+            " the run's paths: elastic.weights.enabled=false"
         )
     only_here = all(ip_network(network).is_loopback for network in weights.allowed_senders)
-    if only_here and not is_loopback(host):
+    if only_here and (weights.interface or not is_loopback(host)):
+        here = ", ".join(weights.interface) or f"the address {host}"
         raise ValueError(
             "elastic.weights.allowed_senders must have the networks that elastic workers are in,"
-            f" such as 10.1.0.0/16, got {', '.join(weights.allowed_senders)} beside the address"
-            f" {host}: nobody could pull; add them"
+            f" such as 10.1.0.0/16, got {', '.join(weights.allowed_senders)} beside"
+            f" {here}: nobody could pull; add them"
         )
     return weights.model_copy(update={"host": host})
 

@@ -207,8 +207,13 @@ def misfits_of_ports(config: RunConfig, wishes: Iterable[Wish] = ()) -> Iterator
     if server:
         is_named = "port" in config.elastic.weights.model_fields_set
         what, cure = "the weight server", "in elastic.weights.port"
-        weights = Wish(what=what, port=server.port, is_named=is_named, cure=cure, host=server.host)
-        own_wishes.append(weights)
+        try:
+            own_wishes += [
+                Wish(what=what, port=server.port, is_named=is_named, cure=cure, host=host)
+                for host in server.addresses
+            ]
+        except ValueError as error:
+            yield f"elastic.weights.interface: {error}"
     for wish in (*wishes, *own_wishes):
         try:
             wish.check()

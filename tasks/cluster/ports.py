@@ -145,6 +145,30 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def address_on(interface: str) -> str:
+    """The address of a network interface of this machine, IPv4 if it has one. Raises ValueError,
+    which lists those that there are, if the interface is unknown or without an address."""
+    found = {
+        name: [str(each.address) for each in addresses if _is_routable(each.address)]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    if addresses := found.get(interface):
+        return min(addresses, key=lambda address: ip_address(address).version)
+    there = ", ".join(sorted(name for name, addresses in found.items() if addresses))
+    raise ValueError(
+        f"a network interface must be of this machine and have an address, got {interface!r}; there"
+        f" are {there}"
+    )
+
+
+def _is_routable(address: str) -> bool:
+    """True for an IP address that needs no interface beside it."""
+    try:
+        return not ip_address(address).is_link_local
+    except ValueError:  # of the hardware, or with its interface: fe80::1%eth0
+        return False
+
+
 def reach_ranks_by(address: str) -> None:
     """Have gloo listen on the interface of this address, unless the environment names one; for a
     loopback address NCCL and vLLM as well. Its default, the address of the machine's own name, may

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import DerivedSeconds
 from artifacts.urls import Location, NetworkAddress
+from tasks.cluster.ports import address_on
 
 LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 
@@ -77,6 +78,14 @@ class ElasticWeightsConfig(FrozenConfig):
             " scheduler's, of a cluster that the run starts."
         ),
     )
+    interface: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Network interfaces of this machine from which elastic workers pull, instead of"
+            " elastic.weights.host: the one to use first (ib0, eth0). A worker that it does not"
+            " answer takes the next."
+        ),
+    )
     port: int = Field(0, ge=0, le=65535, description="Port of that; 0 takes any.")
     allowed_senders: Networks = Field(
         LOOPBACK_NETWORKS,
@@ -90,6 +99,12 @@ class ElasticWeightsConfig(FrozenConfig):
             " below some 300 MB/s."
         ),
     )
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """IP addresses to listen on, best first. Raises ValueError for an interface that this
+        machine lacks."""
+        return tuple(map(address_on, self.interface)) or (self.host,)
 
 
 class ElasticConfig(FrozenConfig):

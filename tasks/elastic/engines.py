@@ -113,7 +113,7 @@ class ElasticEngines:
             config = self._server.config
             raise ValueError(
                 "elastic.weights.host and port must be free on this machine, got"
-                f" {config.host} and {config.port} ({error}); correct them"
+                f" {', '.join(config.addresses)} and {config.port} ({error}); correct them"
             ) from error
 
     async def build(self, worker: AdmittedWorker) -> None:
@@ -123,7 +123,7 @@ class ElasticEngines:
         origin, within_s = None, config.build_s
         if server is not None:
             await server.publish_model(Path(self._run.model_path))
-            origin = WeightOrigin(url=server.url, config=config)
+            origin = WeightOrigin(urls=server.urls, config=config)
             within_s += config.pull_s + MARGIN_S
         recipes = {name: recipe(self._run, name, worker.devices, origin)}
         with config.bound("build_s", f"{name}: the engine's build"):

@@ -83,6 +83,10 @@ def test_weights_are_pulled_where_the_scheduler_is_reached_by_others() -> None:
         (FAR | {"cluster.scheduler_host": "0.0.0.0"}, r"host must be an IP address.*'0\.0\.0\.0'"),
         (FAR | {"cluster.scheduler_host": "trainer"}, "host must be an IP address.*'trainer'"),
         ({"cluster.scheduler_address": "tcp://10.1.0.9:8786"}, "host must be an IP address.*''"),
+        (
+            {"elastic.weights.enabled": True, "elastic.weights.interface": ["ib0", "eth0"]},
+            "allowed_senders must have the networks .* beside ib0, eth0: nobody could pull",
+        ),
     ],
 )
 def test_weights_that_nobody_could_pull_are_refused(settings: dict[str, object], told: str) -> None:

@@ -23,7 +23,7 @@ from flows.config.run_config import RunConfig
 from flows.resume import effective_config
 from flows.run import _weight_server
 from tasks.cluster.dask_cluster import wishes_of
-from tasks.cluster.ports import LOOPBACK, Wish, free_port, held_port, refusal
+from tasks.cluster.ports import LOOPBACK, Wish, address_on, free_port, held_port, refusal
 
 HOLDING = """
 import sys
@@ -196,6 +196,18 @@ def test_the_weight_server_of_a_resumed_run_takes_any_port_where_its_own_is_take
         server = _weight_server(config)
         assert server is not None
         assert (server.port, capsys.readouterr().out) == (0, told)
+
+
+def test_an_interface_that_is_not_there_is_told_with_those_that_are() -> None:
+    assert address_on("lo") == "127.0.0.1"
+    with pytest.raises(ValueError, match=r"got 'ib7'; there are .*\blo\b"):
+        address_on("ib7")
+    weights = {"enabled": True, "interface": ["ib7"], "allowed_senders": ["10.0.0.0/8"]}
+    config = RunConfig.model_validate(
+        {"preset": "tiny", "elastic": {"enabled": True, "weights": weights}}
+    )
+    [told] = misfits_of_ports(config)
+    assert told.startswith("elastic.weights.interface: a network interface must be of this machine")
 
 
 def test_ports_of_a_preset_are_not_named() -> None:

@@ -42,7 +42,7 @@ async def serving(folder: Path) -> AsyncIterator[WeightServer]:
 
 
 def told(origin: WeightServer) -> WeightOrigin:
-    return WeightOrigin(url=origin.url, config=ELASTIC)
+    return WeightOrigin(urls=origin.urls, config=ELASTIC)
 
 
 @asynccontextmanager

@@ -43,9 +43,9 @@ async def test_a_manifest_and_ranges_of_its_files_are_served(tmp_path: Path) -> 
     weights = written(tmp_path)
     content = Path(weights.path).read_bytes()
     async with serving(weights) as server:
-        assert from_json(await ask(server.url, "/versions/7")) == whole(weights).manifest
-        assert await received(server.url, whole(weights), 2) == content[2 * SHARD : 3 * SHARD]
-        rest = await received(server.url, whole(weights), 7, start=100)
+        assert from_json(await ask(server.urls[0], "/versions/7")) == whole(weights).manifest
+        assert await received(server.urls[0], whole(weights), 2) == content[2 * SHARD : 3 * SHARD]
+        rest = await received(server.urls[0], whole(weights), 7, start=100)
         assert rest == content[7 * SHARD + 100 :]
 
 
@@ -54,31 +54,31 @@ async def test_a_version_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
     async with serving(*versions) as server:
         await server.publish_model(tmp_path)
         for name in ("9", "10", MODEL):
-            assert from_json(await ask(server.url, f"/versions/{name}")).name == name
+            assert from_json(await ask(server.urls[0], f"/versions/{name}")).name == name
         with pytest.raises(WeightsRefused, match="410: version 8 is gone, 9 and 10 are kept"):
-            await ask(server.url, "/versions/8")
+            await ask(server.urls[0], "/versions/8")
         with pytest.raises(WeightsRefused, match="404: version 11 has not been published"):
-            await ask(server.url, "/versions/11")
+            await ask(server.urls[0], "/versions/11")
         overwritten = whole(versions[1])
         Path(versions[1].path).unlink()  # the learner writes the next version over it
         with pytest.raises(WeightsRefused, match="410: version 9 is gone"):
-            await received(server.url, overwritten, 0)
+            await received(server.urls[0], overwritten, 0)
 
 
 async def test_a_run_that_goes_back_makes_later_versions_anew(tmp_path: Path) -> None:
     versions = [written(tmp_path, version, 0.1) for version in (8, 9, 6)]
     async with serving(*versions) as server:
-        assert from_json(await ask(server.url, "/versions/6")).version == 6
+        assert from_json(await ask(server.urls[0], "/versions/6")).version == 6
         for later in (8, 9):
             with pytest.raises(WeightsRefused, match=r"404: version [89] has not been published"):
-                await ask(server.url, f"/versions/{later}")
+                await ask(server.urls[0], f"/versions/{later}")
 
 
 async def test_a_published_version_is_served_from_where_it_lies(tmp_path: Path) -> None:
     weights = written(tmp_path)
     async with serving() as server:
         await server.publish(weights)
-        manifest = from_json(await ask(server.url, "/versions/7"))
+        manifest = from_json(await ask(server.urls[0], "/versions/7"))
         assert manifest.local(tmp_path) == weights
 
 
@@ -89,7 +89,7 @@ async def test_without_the_token_nothing_is_given_and_it_is_known_who_knocked(
     async with serving(written(tmp_path, num_shards=0.1)) as server:
         for method in ("GET", "POST", "DELETE"):
             with pytest.raises(WeightsRefused, match="401: Unauthorized"):
-                await ask(server.url, path, method, token="another")
+                await ask(server.urls[0], path, method, token="another")
         (knock,) = server.denied_requests()
     assert (knock.address, knock.count) == ("127.0.0.1", 3)
     assert knock.reason == "its proof is not of this request and the run's token"
@@ -101,7 +101,7 @@ async def test_an_address_outside_the_networks_gets_nothing_for_its_token(tmp_pa
     await server.start()
     server.hold(whole(written(tmp_path, num_shards=0.1)))
     with pytest.raises(WeightsRefused, match="403: Forbidden"):
-        await ask(server.url, "/versions/7")
+        await ask(server.urls[0], "/versions/7")
     assert [knock.address for knock in server.denied_requests()] == ["127.0.0.1"]
     await server.close()
 
@@ -135,7 +135,7 @@ async def test_bytes_that_come_later_are_waited_for(tmp_path: Path) -> None:
     partial = HeldVersion(complete.manifest, tmp_path, [0])
     async with serving() as server:
         server.hold(partial)
-        coming = asyncio.create_task(received(server.url, complete, 3))
+        coming = asyncio.create_task(received(server.urls[0], complete, 3))
         await asyncio.wait([coming], timeout=0.1)
         assert not coming.done()
         partial.mark(2)
@@ -151,7 +151,7 @@ async def test_bytes_that_do_not_come_are_refused_for_now(
     async with serving() as server:
         server.hold(HeldVersion(complete.manifest, tmp_path, [0]))
         with pytest.raises(TransferBroken, match="503: these bytes have not come yet"):
-            await received(server.url, complete, 3)
+            await received(server.urls[0], complete, 3)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_bytes_that_do_not_come_are_refused_for_now(
 async def test_what_a_stranger_sends_is_checked(tmp_path: Path, body: bytes) -> None:
     async with serving(written(tmp_path, num_shards=0.1)) as server:
         with pytest.raises(WeightsRefused, match="400"):
-            await ask(server.url, "/versions/7/source", "POST", body)
+            await ask(server.urls[0], "/versions/7/source", "POST", body)
 
 
 async def test_no_path_leads_out_of_a_version(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_no_path_leads_out_of_a_version(tmp_path: Path) -> None:
     async with serving(written(tmp_path / "weights", num_shards=0.1)) as server:
         for path in ("../secret", "%2e%2e/secret", "..%2fsecret", f"{tmp_path}/secret"):
             with pytest.raises(WeightsRefused, match="404"):
-                await ask(server.url, f"/versions/7/{path}")
+                await ask(server.urls[0], f"/versions/7/{path}")
 
 
 async def test_an_elastic_worker_that_left_gets_nobody_sent_to_it(tmp_path: Path) -> None:
@@ -183,7 +183,9 @@ async def test_an_elastic_worker_that_left_gets_nobody_sent_to_it(tmp_path: Path
 
         async def source(name: str) -> object:
             body = json.dumps({"receiver": name, "port": 1234}).encode()
-            return json.loads(await ask(server.url, "/versions/7/source", "POST", body))["source"]
+            return json.loads(await ask(server.urls[0], "/versions/7/source", "POST", body))[
+                "source"
+            ]
 
         assert await source("a") is None
         assert await source("b") == "http://127.0.0.1:1234"

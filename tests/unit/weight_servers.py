@@ -70,7 +70,7 @@ def order(
     deadline_s: float = 20,
     receiver: str = "elastic-worker-0",
 ) -> Pull:
-    return Pull(origin=origin, name=name, token=token, deadline_s=deadline_s, receiver=receiver)
+    return Pull(origins=(origin,), name=name, token=token, deadline_s=deadline_s, receiver=receiver)
 
 
 class Wire:

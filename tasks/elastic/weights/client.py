@@ -55,34 +55,38 @@ def fetch(
     deadline_s. serve: called before the transfer, to pass shards on while others are still missing.
     older: a local version; the new one's shards may be sent as differences to it."""
     end_s = time.monotonic() + order.deadline_s
-    manifest = _manifest(order, end_s)
+    sources = TransferSources(order, end_s)
+    manifest = _manifest(sources, order, end_s)
     version = HeldVersion(manifest, folder / order.name, _prepared(manifest, folder / order.name))
     if version.missing:
-        port = serve(version) if serve else None
-        _Transfer(order, version, port, end_s, older).run()
+        sources.port = serve(version) if serve else None
+        _Transfer(order, version, sources, end_s, older).run()
     return version
 
 
 def _check_time(order: Pull, end_s: float, progress: Callable[[], str]) -> None:
     if time.monotonic() >= end_s:
         raise TimeoutError(
-            f"version {order.name} did not come from {order.origin} within"
+            f"version {order.name} did not come from {' or '.join(order.origins)} within"
             f" {order.deadline_s:.0f} s: {progress()}"
         )
 
 
-def _manifest(order: Pull, end_s: float) -> Manifest:
-    """Get the manifest from the origin; retry until the deadline while the origin is silent."""
+def _manifest(sources: TransferSources, order: Pull, end_s: float) -> Manifest:
+    """Get the manifest from the origin; retry until the deadline while it is silent at all of its
+    addresses."""
     while True:
+        origin = sources.origin
         try:
-            with closing(ServerConnection(order.origin, order.token, end_s)) as connection:
+            with closing(ServerConnection(origin, order.token, end_s)) as connection:
                 manifest = from_json(connection.request("GET", f"/versions/{order.name}"))
         except TransferBroken as error:
             _check_time(order, end_s, error.__str__)
+            sources.give_up(origin, str(error))
             time.sleep(PAUSE_S)
             continue
         if manifest.name != order.name:
-            raise WeightsRefused(f"{order.origin} gave version {manifest.name} for {order.name}")
+            raise WeightsRefused(f"{origin} gave version {manifest.name} for {order.name}")
         return manifest
 
 
@@ -111,12 +115,12 @@ class _Transfer:
         self,
         order: Pull,
         version: HeldVersion,
-        port: int | None,
+        sources: TransferSources,
         end_s: float,
         older: HeldVersion | None,
     ) -> None:
         self._order, self._version, self._end_s = order, version, end_s
-        self._sources = TransferSources(order, port, end_s)
+        self._sources = sources
         self._left = deque(version.missing)
         resembles = older is not None and version.manifest.resembles(older.manifest)
         self._older = older if resembles else None
@@ -155,12 +159,12 @@ class _Transfer:
         came = self._received(shard, connection, lambda: self._sources.current)
         if came != shard.blake3:
             self._sources.give_up(connection.url, f"its bytes of {shard.file} were wrong")
-            came = self._received(shard, connection, lambda: self._order.origin)
+            came = self._received(shard, connection, lambda: self._sources.origin)
         if came != shard.blake3:
             raise WeightsRefused(
                 f"bytes {shard.offset} to {shard.end} of {shard.file}, version"
                 f" {self._order.name}, must have BLAKE3 {shard.blake3}, they came twice with"
-                f" another, at last {came} from {self._order.origin}; check the link and the file"
+                f" another, at last {came} from {self._sources.origin}; check the link and the file"
                 " there"
             )
         self._version.mark(index)

@@ -68,7 +68,7 @@ class WorkerWeights:
 class WeightOrigin:
     """A run's weight server, for its elastic workers, which were started with its token."""
 
-    url: str  # http://ADDRESS:PORT
+    urls: tuple[str, ...]  # http://ADDRESS:PORT of each of its addresses, the one to ask first
     config: ElasticConfig  # the limits of pulls, and the settings of a worker's own server
 
 
@@ -82,7 +82,7 @@ class WeightPulls:
         self._loop: asyncio.AbstractEventLoop = worker.loop.asyncio_loop
         server = None
         if worker._start_host:  # started with --host: others reach it there
-            address = {"host": get_address_host(worker.address), "port": 0}
+            address = {"host": get_address_host(worker.address), "interface": (), "port": 0}
             server = WeightServer(origin.config.weights.model_copy(update=address), self._token)
         self._weights = WorkerWeights(Path(worker.local_directory) / FOLDER, server)
 
@@ -99,7 +99,7 @@ class WeightPulls:
         or as `weights.client.fetch`."""
         config = self._origin.config
         order = Pull(
-            origin=self._origin.url,
+            origins=self._origin.urls,
             name=name,
             token=self._token,
             deadline_s=config.pull_s,

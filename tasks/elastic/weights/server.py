@@ -50,7 +50,7 @@ class WeightServer:
     """Serves the last two published versions, and the model's folder."""
 
     def __init__(self, config: ElasticWeightsConfig, token: str) -> None:
-        """config: has a host. token: the run's secret."""
+        """config: has a host or interfaces. token: the run's secret."""
         self.config = config
         self._access = Access(token, config.allowed_senders)
         self._held: Mapping[str, HeldVersion] = {}
@@ -61,16 +61,17 @@ class WeightServer:
         self._runner: web.AppRunner | None = None
         self._publishing = asyncio.Lock()  # a version is hashed once
         self._published: WeightsRef | None = None
-        self.port = 0  # port and URL are known once the server has started
-        self.url = ""
+        self.port = 0  # port and URLs are known once the server has started
+        self.urls: tuple[str, ...] = ()  # one an address, in the order of the config
 
     def denied_requests(self) -> tuple[DeniedRequest, ...]:
         """Unauthorised weight requests, newest first."""
         return self._access.denied_requests
 
     async def start(self) -> None:
-        """Serve, if the server does not yet. Raises OSError if its address cannot be bound."""
-        if not self.url:
+        """Serve, if the server does not yet. Raises OSError if an address cannot be bound,
+        ValueError for an interface that this machine lacks."""
+        if not self.urls:
             self._thread.start()
             await self._in_thread(self._start())
 
@@ -134,9 +135,10 @@ class WeightServer:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self.config.host, self.config.port).start()
-        address, self.port = self._runner.addresses[0][:2]
-        self.url = server_url(address, self.port)
+        for address in self.config.addresses:  # all with one port: the first one's, if any will do
+            await web.TCPSite(self._runner, address, self.config.port or self.port).start()
+            self.port = self._runner.addresses[-1][1]
+        self.urls = tuple(server_url(bound[0], bound[1]) for bound in self._runner.addresses)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,7 +1,8 @@
 """Sends a receiver's requests to weight servers. They block, with a bound on every wait and on the
 whole answer.
 
-    TransferSources: the peer that the origin names; if that fails, another peer or the origin
+    TransferSources: the peer that the origin names; if that fails, another peer or the origin, at
+                     the next of its addresses where one does not answer
     ServerConnection: requests, bytes of a shard
 
 http.client receives into allocated memory: one block, which stays in the core's cache on its way to
@@ -16,6 +17,7 @@ import logging
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -54,7 +56,7 @@ class TransferBroken(OSError):
 class Pull:
     """Parameters of one pull by an elastic worker."""
 
-    origin: str  # http://ADDRESS:PORT of the trainer's weight server
+    origins: tuple[str, ...]  # http://ADDRESS:PORT of the trainer's weight server, the first to ask
     name: str  # the version's number, or MODEL for the folder that the run started from
     token: str = field(repr=False)  # the run's secret
     deadline_s: float  # seconds for the whole pull
@@ -165,28 +167,40 @@ class ServerConnection:
 class TransferSources:
     """The server from which to pull the next shard, shared by the threads of one transfer."""
 
-    def __init__(self, order: Pull, port: int | None, end_s: float) -> None:
-        """port: of the worker's own server, if it has one. end_s: monotonic end of the pull."""
-        self._order, self._port, self._end_s = order, port, end_s
+    def __init__(self, order: Pull, end_s: float) -> None:
+        """end_s: monotonic end of the pull."""
+        self._order, self._end_s = order, end_s
+        self.port: int | None = None  # of the worker's own server, if it has one
         self._failed: list[str] = []
         self._lock = threading.Lock()
-        self.current = order.origin  # the address from which to pull now
+        self._origins = deque(order.origins)
+        self.current = self.origin  # the address from which to pull now
+
+    @property
+    def origin(self) -> str:
+        """The address of the origin that answered last, or that is tried next."""
+        return self._origins[0]
 
     def find(self) -> None:
         """Ask the origin for a source; if it does not name one, pull from the origin itself."""
         try:
-            source = json.loads(self._report("source"))["source"] or self._order.origin
+            source = json.loads(self._report("source"))["source"] or self.origin
             _http_connection(source)  # is it an address at all?
             self.current = source
         except (TransferBroken, WeightsRefused, ValueError, KeyError, TypeError) as error:
             logger.info("pulling from the origin, which named no peer: %s", error)
-            self.current = self._order.origin
+            self.current = self.origin
 
     def give_up(self, source: str, reason: str) -> bool:
-        """Replace this peer, which failed, by another source; False if it is the origin."""
-        if source == self._order.origin:
-            return False
+        """Replace this peer, which failed, by another source. False if it is the origin, which is
+        asked again, at the next of its addresses."""
         with self._lock:
+            if source in self._order.origins:
+                if source == self.origin:
+                    self._origins.rotate(-1)
+                if self.current == source:
+                    self.current = self.origin
+                return False
             if source == self.current:  # else another thread has replaced it already
                 name = self._order.name
                 logger.warning("gave up peer=%s version=%s: %s", source, name, reason)
@@ -204,7 +218,7 @@ class TransferSources:
 
     def _report(self, subject: str) -> bytes:
         order, failed = self._order, tuple(self._failed)
-        report = ReceiverReport(receiver=order.receiver, port=self._port, failed=failed)
+        report = ReceiverReport(receiver=order.receiver, port=self.port, failed=failed)
         body = RECEIVER_REPORT.dump_json(report)
-        with closing(ServerConnection(order.origin, order.token, self._end_s)) as connection:
+        with closing(ServerConnection(self.origin, order.token, self._end_s)) as connection:
             return connection.request("POST", f"/versions/{order.name}/{subject}", body)
