@@ -112,6 +112,7 @@ def test_the_steps_of_the_images_make_a_working_command_in_a_root_of_their_own(
     assert not tmp_path.is_relative_to("/tmp"), "the root hides /tmp: use --basetemp elsewhere"
     tried = "rollflow worker --help; rollflow explain --preset tiny; pwd; ls /opt/rollflow/.git"
     done = run_in_a_root(tmp_path / "root", f"{script}\n{tried}", timeout_s=800)
+    shutil.rmtree(tmp_path / "root")  # gigabytes
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "a step in numbers" in done.stdout
     assert "/runs\n" in done.stdout
