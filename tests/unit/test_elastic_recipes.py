@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import yaml
 
 from flows.commands.worker import check_elastic_worker, dask_command, parser
 
-KUBERNETES = Path(__file__).parents[2] / "deployments" / "kubernetes"
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "deployments" / "kubernetes"
 Json = dict[str, Any]  # Any: YAML values
 
 
@@ -25,7 +27,9 @@ def test_the_worker_group_belongs_to_the_cluster_beside_it() -> None:
     assert group["spec"]["cluster"] == cluster["metadata"]["name"]
     (ours,) = group["spec"]["worker"]["spec"]["containers"]
     (theirs,) = cluster["spec"]["scheduler"]["spec"]["containers"]
-    assert ours["image"] == theirs["image"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert ours["image"] == f"rollflow-rollout:{version}"
+    assert theirs["image"] == f"rollflow:{version}"
 
 
 def test_a_pod_starts_an_elastic_worker_that_drains_in_the_time_it_has() -> None:
