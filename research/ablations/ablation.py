@@ -49,6 +49,7 @@ from research.ablations.ablation_plot import VariantCurves, ablation_plot
 from research.ablations.ablation_variants import TAIL, AblationVariant, Job, job_of, plan
 from research.ablations.comparisons import COMPARISONS
 from research.ablations.measured_run import measured
+from research.ablations.validation_figures import over_time
 from tasks.cluster.parent import bound_command
 from tasks.cluster.process_environment import python_path
 
@@ -143,6 +144,7 @@ def _complete(options: argparse.Namespace) -> None:
     comparison = COMPARISONS[options.comparison]
     options.preset = options.preset or comparison.preset
     options.variants = options.variants or list(comparison.variants)
+    options.set = [*comparison.settings, *options.set]
     unknown = [name for name in options.variants if name not in comparison.variants]
     if unknown:
         raise ValueError(
@@ -236,6 +238,7 @@ def curves(line: TableLine, runs: Sequence[MeasuredRun]) -> VariantCurves | None
         label=line.name,
         samples=[mean(values) for values in zip(*groups, strict=False)],
         elapsed_s=[mean(values) for values in zip(*elapsed, strict=False)],
+        validation=[over_time(run) for run in runs if run.variant == line.name],
         reward=[mean(values) for values in zip(*rewards, strict=False)],
         stages_s={stage: mean(step.timings[stage] for step in every) for stage in STAGES},
     )

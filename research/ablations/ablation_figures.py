@@ -81,6 +81,8 @@ class MeasuredRun:
     # mean held-out reward by prompt id after the last step; empty where too few were asked
     heldout: Mapping[str, float] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)  # what these prompts ask
+    # mean held-out reward by the step after which it was asked, 0 before the first
+    validation: Mapping[int, float] = field(default_factory=dict)
     ideal: Ideal | None = None  # its steps at best; None where that cannot be told
 
 
@@ -178,9 +180,9 @@ def _speed_ups(lines: Sequence[TableLine], runs: Sequence[MeasuredRun], period: 
             line.label,
             f"{_median_step_s(runs, line.name):.1f}",
             f"{mean(costs[line.name].values()):.2f}",
-            _interval(speed_up(costs[first], costs[line.name])) if line.name != first else "1",
-            _interval(speed_up(costs[line.over], costs[line.name])) if line.over in costs else "",
-            _interval(speed_up(per_token[first], per_token[line.name]))
+            interval(speed_up(costs[first], costs[line.name])) if line.name != first else "1",
+            interval(speed_up(costs[line.over], costs[line.name])) if line.over in costs else "",
+            interval(speed_up(per_token[first], per_token[line.name]))
             if line.name != first
             else "1",
             str(len(costs[line.name])),
@@ -251,7 +253,8 @@ def steps_of(runs: Sequence[MeasuredRun], variant: str) -> list[StepCommit]:
     return [step for run in runs if run.variant == variant for step in run.steps]
 
 
-def _interval(estimate: Estimate | None) -> str:
+def interval(estimate: Estimate | None) -> str:
+    """A mean with its interval, if it has one."""
     if estimate is None:
         return ""
     told = f"{estimate.mean:.2f}"

@@ -25,13 +25,19 @@ class VariantCurves:
     elapsed_s: Sequence[float]  # seconds of steps up to each step
     reward: Sequence[float]  # mean training reward of each step
     stages_s: Mapping[str, float]  # mean seconds of a step by stage
+    # of each repeat: seconds of steps, held-out reward
+    validation: Sequence[Sequence[tuple[float, float]]] = ()
 
 
 def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
-    """Three panels; reward lines are smoothed over five steps, which is a period of tail batching
-    at its defaults."""
-    figure = Figure(figsize=(15.0, 4.6), dpi=DOTS_PER_INCH, layout="constrained")
-    by_samples, by_time, times = figure.subplots(1, 3)
+    """Three panels, and one of held-out rewards if there are some; reward lines are smoothed over
+    five steps, which is a period of tail batching at its defaults."""
+    is_validated = any(variant.validation for variant in variants)
+    figure = Figure(figsize=(20.0 if is_validated else 15.0, 4.6), dpi=DOTS_PER_INCH)
+    figure.set_layout_engine("constrained")
+    by_samples, by_time, times, *more = figure.subplots(1, 4 if is_validated else 3)
+    for axes in more:
+        _draw_validation(axes, variants)
     for place, variant in enumerate(variants):
         for axes, x in ((by_samples, variant.samples), (by_time, variant.elapsed_s)):
             axes.plot(
@@ -58,6 +64,7 @@ def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
         (by_samples, "Reward at equal samples"),
         (by_time, "Reward at equal time"),
         (times, "Step time by stage"),
+        *((axes, "Held-out reward at equal time") for axes in more),
     ):
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
         axes.grid(color=GRID, linewidth=0.8)
@@ -67,6 +74,22 @@ def ablation_plot(variants: Sequence[VariantCurves]) -> bytes:
     by_samples.legend(frameon=False, fontsize=9)
     times.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return png(figure)
+
+
+def _draw_validation(axes: Axes, variants: Sequence[VariantCurves]) -> None:
+    """A line for each repeat of a variant, with a dot for each evaluation."""
+    for place, variant in enumerate(variants):
+        for repeat, points in enumerate(variant.validation):
+            axes.plot(
+                [time_s for time_s, _ in points],
+                [reward for _, reward in points],
+                color=COLOURS[place % len(COLOURS)],
+                marker="o",
+                markersize=4,
+                label=None if repeat else variant.label,
+            )
+    axes.set(xlabel="seconds of steps", ylabel="held-out reward")
+    axes.legend(frameon=False, fontsize=9)
 
 
 def _draw_stages(axes: Axes, variants: Sequence[VariantCurves]) -> None:

@@ -9,6 +9,8 @@ a machine that gets slower does so for all of them. Pure. Leaves out the running
     ASYNCHRONY   async ratios; all score per response, with the preset's own limits of running
                  times. The records of `sync`, where both devices generate and then train, tell
                  what the others could be at best (`ideal_steps`)
+    VALIDATED    what a user compares: the presets as they are, with rounds that are plain or
+                 RollPacker's
     SERVED       the same with verdicts of a service, none of which waits for another
                  (`verdict_service`)
     OPEN         what a run pays for being open to elastic workers while none comes
@@ -213,6 +215,18 @@ ASYNCHRONY: Mapping[str, AblationVariant] = {
         label="asynchronous, α 1, nine responses for eight",
         over="async-one",
         settings=(*ASYNCHRONOUS, "scheduling.async_ratio=1", *SPECULATIVE, *A_DEVICE_EACH),
+    ),
+}
+
+
+VALIDATED: Mapping[str, AblationVariant] = {
+    "sync": AblationVariant(
+        label="sync: rewards per response", over="", settings=("scheduling.kind=sync",)
+    ),
+    "stream": AblationVariant(
+        label="all of RollPacker",
+        over="sync",
+        settings=("scheduling.kind=tail_batching", "scheduling.drain=false", *STREAM),
     ),
 }
 

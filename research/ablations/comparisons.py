@@ -13,10 +13,12 @@ from research.ablations.ablation_variants import (
     LEVELS,
     OPEN,
     SERVED,
+    VALIDATED,
     VARIANTS,
     AblationVariant,
 )
 from research.ablations.asynchrony_figures import asynchrony_report
+from research.ablations.validation_figures import validation_report
 from research.ablations.verdict_service import verdict_service
 
 Tables = Callable[
@@ -34,6 +36,7 @@ class Comparison:
     tables: tuple[Tables, ...]  # Markdown each
     # the variant whose records tell what every other could be at best; empty tells nothing
     recorded: str = ""
+    settings: tuple[str, ...] = ()  # of every variant, FIELD=VALUE; the user's go before
     # what is there while a run goes on
     beside: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -44,6 +47,17 @@ COMPARISONS: Mapping[str, Comparison] = {
         preset="smollm2-mixed",
         variants=VARIANTS,
         tables=(report,),
+    ),
+    "validation": Comparison(
+        about="held-out reward over time beside plain synchronous rounds",
+        preset="smollm2",
+        variants=VALIDATED,
+        tables=(validation_report, report),
+        settings=(
+            "evaluation.num_prompts=128",
+            "evaluation.responses_per_prompt=2",
+            "evaluation.every_steps=10",
+        ),
     ),
     "eta": Comparison(
         about="what tail batching is worth by eta on prompts and on responses (its periods differ:"

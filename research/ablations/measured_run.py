@@ -83,6 +83,7 @@ def measured_run(folder: Path, variant: str) -> MeasuredRun | None:
         idle_fraction=idle_fraction(steps, spans),
         heldout=heldout,
         questions=questions,
+        validation=_validation(store, config) if is_evaluated else {},
     )
 
 
@@ -111,6 +112,16 @@ def idle_fraction(steps: Sequence[StepCommit], spans: Sequence[Span]) -> float:
 def _spans(store: Store, step: int) -> list[Span]:
     name = table_file("spans", step)
     return Journal(store).read_spans(step) if store.exists(name) else []
+
+
+def _validation(store: Store, config: RunConfig) -> dict[int, float]:
+    """Mean held-out reward of each evaluation up to the last step, by step."""
+    found = {}
+    for step in range(config.num_steps + 1):
+        if store.child(EVALUATION).exists(table_file("responses", step)):
+            rewards, _ = _heldout(store, step)
+            found[step] = mean(rewards.values())
+    return found
 
 
 def _heldout(store: Store, step: int) -> tuple[dict[str, float], dict[str, str]]:

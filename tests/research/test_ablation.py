@@ -30,6 +30,7 @@ from research.ablations.ablation_figures import (
 from research.ablations.ablation_plot import ablation_plot
 from research.ablations.ablation_variants import LEVELS, VARIANTS, Job, job_of, plan
 from research.ablations.measured_run import measured
+from research.ablations.validation_figures import over_time, reward_at, validation_report
 
 SYNC = TableLine(name="sync", label="plain", over="")
 TAIL = TableLine(name="tail", label="+ tail batching", over="sync")
@@ -74,6 +75,31 @@ def test_a_block_is_a_period_and_costs_seconds_per_trained_group() -> None:
         (3, 0): 10 / 4,
         (3, 1): 20 / 4,
     }
+
+
+def validated(variant: str, repeat: int, seconds: float, rewards: Sequence[float]) -> MeasuredRun:
+    """A run of four steps of so many seconds, asked before them and after every second one."""
+    made = run(variant, repeat, [seconds] * 4)
+    return replace(made, validation=dict(zip((0, 2, 4), rewards, strict=True)))
+
+
+def test_held_out_rewards_are_compared_at_the_time_of_the_run_that_is_over_first() -> None:
+    runs = [
+        validated("sync", 1, 10, [0.2, 0.3, 0.4]),
+        validated("tail", 1, 5, [0.2, 0.4, 0.6]),  # over after 20 s, where sync has 0.3
+        validated("sync", 2, 10, [0.1, 0.3, 0.4]),
+        validated("tail", 2, 5, [0.1, 0.4, 0.7]),
+    ]
+    assert over_time(runs[0]) == [(0, 0.2), (20, 0.3), (40, 0.4)]
+    assert reward_at([(0, 0.2), (20, 0.3)], 5) == pytest.approx(0.225)
+    told = validation_report([SYNC, TAIL], runs, 4).splitlines()
+    assert told[2] == "| plain | 40 | 0.150 | 0.400 | 0.300 |  | 2 |"
+    assert told[3].startswith("| + tail batching | 20 | 0.150 | 0.650 | 0.650 | 0.35 [-0.29, 0.99]")
+
+
+def test_a_repeat_without_a_run_of_every_variant_is_not_compared() -> None:
+    runs = [validated("sync", 1, 10, [0, 0, 0]), validated("tail", 2, 5, [0, 0, 0])]
+    assert validation_report([SYNC, TAIL], runs, 4).startswith("no repeat has a run of every")
 
 
 def test_a_run_shorter_than_a_period_is_one_block() -> None:
