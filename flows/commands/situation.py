@@ -21,7 +21,7 @@ from flows.config.run_config import RunConfig
 from flows.config.settings_file import OF_ONE_RUN, kept_config
 from tasks.cluster.devices import parse_role_map
 from tasks.simulation.calibration import calibrated, pace_of
-from tasks.simulation.hardware import CORE, DEVICES
+from tasks.simulation.hardware import COMPARED_WITH, CORE, DEVICES
 from tasks.simulation.machine import ROLLPACKER, Machine, TrainingCost
 from tasks.simulation.plain import PlainMachine
 from tasks.simulation.protocols import RunWork
@@ -79,8 +79,8 @@ def build_situation(options: Namespace) -> Situation:
             sizes=(1,),
             group_size=1,
             work=work,
-            about=f"{asked.devices} devices as the run measured them (seconds of a response are"
-            f" off by {pace_of(run).residual:.0%} on average), {lengths}",
+            about=f"{asked.devices} devices, a machine fitted to your run (seconds of a response"
+            f" are off by {pace_of(run).residual:.0%} on average), {lengths}",
             recorder=run if is_as_recorded else None,
         )
     machine = _roofline(asked, store)
@@ -90,8 +90,9 @@ def build_situation(options: Namespace) -> Situation:
         sizes=_sizes(machine),
         group_size=machine.training.group_size,
         work=work,
-        about=f"{machine.model.name} on {asked.devices} {asked.device} by a roofline, {lengths};"
-        " measure it before you rely on it",
+        about=f"{machine.model.name} on {asked.devices} {asked.device}, a roofline, compared with"
+        f" {COMPARED_WITH.get(asked.device, 'nothing')}, {lengths}; record a run and name it with"
+        " --run before you rely on it",
     )
 
 

@@ -23,7 +23,14 @@ from rich.table import Table
 
 from artifacts.store import Store
 from research.paper.beyond import beyond
-from research.paper.compared import keep, lines_of, markdown_of, table_of
+from research.paper.compared import (
+    errors_in_words,
+    keep,
+    lines_of,
+    markdown_of,
+    table_of,
+    with_figures,
+)
 from research.paper.experiment import QUICK, Experiment, Scale, play_cases
 from research.paper.flash import roll_flash
 from research.paper.h200 import h200
@@ -88,8 +95,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1))
     if options.markdown is not None:
-        pages = (markdown_of(experiment, of_each[experiment.name]) for experiment in experiments)
-        options.markdown.write_text("\n".join(pages))
+        tables = [markdown_of(experiment, of_each[experiment.name]) for experiment in experiments]
+        told = "\n".join([f"{errors_in_words(figures)}\n", *tables])
+        page = options.markdown.read_text() if options.markdown.exists() else ""
+        options.markdown.write_text(with_figures(page, told))
     return 0
 
 
@@ -132,7 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list experiments, and play nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write our figures")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="where to write the tables of a page"
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="page to write the tables to, between its marks if it has them",
     )
     parser.add_argument(
         "--periods",

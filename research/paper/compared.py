@@ -11,6 +11,8 @@ import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from textwrap import wrap
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,6 +47,8 @@ STEP_COLUMNS = pa.schema(
     ]
 )
 HEAD = ("figure", "ours", "published", "ratio", "source")
+PAGE_HEAD = ("figure", "ours", "published", "error", "source")
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"  # of a page that has them
 BAR = 0.36  # of the distance of two figures
 
 
@@ -60,6 +64,20 @@ class ComparedFigure:
     def ratio(self) -> float | None:
         """Ours over the published one."""
         return self.ours / self.published.value if self.published else None
+
+    @property
+    def error(self) -> float | None:
+        """Ours less the published one, over the latter."""
+        return self.ratio - 1 if self.ratio is not None else None
+
+    @property
+    def page_cells(self) -> tuple[str, ...]:
+        """The row of a table under `PAGE_HEAD`; empty where nothing was published."""
+        if self.published is None or self.error is None:
+            return self.name, number(self.ours), "", "", ""
+        published = number(self.published.value)
+        error = f"{self.error:+.0%}"
+        return self.name, number(self.ours), published, error, self.published.source
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -91,9 +109,41 @@ def table_of(lines: Iterable[ComparedFigure]) -> Table:
 
 
 def markdown_of(experiment: Experiment, figures: Mapping[str, float]) -> str:
-    """The table of an experiment, for a page."""
-    rows = [line.cells for line in lines_of(figures)]
-    return f"### {experiment.name}: {experiment.about}\n\n{markdown_table(HEAD, rows)}\n"
+    """The figures of an experiment, for a page: a table of those whose counterpart is known, and
+    the others in a paragraph."""
+    lines = lines_of(figures)
+    paragraphs = [f"**{experiment.name}**: {experiment.about} ({experiment.unit})."]
+    if rows := [line.page_cells for line in lines if line.published is not None]:
+        paragraphs.append(markdown_table(PAGE_HEAD, rows))
+    start = f"{experiment.name}/"
+    others = (
+        f"{line.name.removeprefix(start)} {number(line.ours)}"
+        for line in lines
+        if line.published is None
+    )
+    if said := "; ".join(others):
+        paragraphs.append("\n".join(wrap(f"No published figure is known of: {said}.", 100)))
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def errors_in_words(figures: Mapping[str, float]) -> str:
+    """A sentence with the median and the largest error of the figures whose counterpart is known.
+    Raises StatisticsError without one."""
+    known = [line for line in lines_of(figures) if line.error is not None]
+    worst = max(known, key=lambda line: abs(line.error or 0.0))
+    middle = median(abs(line.error or 0.0) for line in known)
+    return (
+        f"{len(known)} figures have a counterpart: the error is {middle:.0%} in the median, at most"
+        f" {abs(worst.error or 0.0):.0%} ({worst.name})."
+    )
+
+
+def with_figures(page: str, told: str) -> str:
+    """Returns a page with this text between its marks in place of what is there; the text alone for
+    a page without marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n{told}\n{end}{after}" if begin and end else told
 
 
 def unit_of(name: str, otherwise: str) -> str:

@@ -10,9 +10,12 @@ lengths are log-normal (median 9k, sigma 0.8, 70 % of the variance the prompt's)
 bound; a device decodes a token of all its sequences in 5 ms, the time to read the weights at 3.35
 TB/s, and 0.06 ms for each sequence of 8B, in proportion to the square root of the size; training
 takes 10 operations a parameter and token (forward, backward, recomputation, the pass for the old
-log-probabilities) at 250 TFLOP/s; weights load at once. Synchronous steps have all devices generate
-and then all train. Asynchronous ones share the devices out in the way that makes the slower side
-fastest, with as many responses under way as a ratio of two admits.
+log-probabilities) at 250 TFLOP/s, and the new weights go to the engines at the rate of
+`hardware.Device.refit_bytes_per_s`. What runs at an update is interrupted and prefilled again, its
+tokens included, as ROLL does after it has reset the prefix cache; a prompt has 200 tokens.
+Synchronous steps have all devices generate and then all train. Asynchronous ones share the devices
+out in the way that makes the slower side fastest, with as many responses under way as a ratio of
+two admits.
 
 Played at a sixteenth of the size (devices and prompts), 32 tokens as one, for 20 steps, of which
 7 to 15 are measured: the first fill the buffer, the last have nothing to generate ahead.
@@ -31,8 +34,10 @@ import numpy as np
 from research.ablations.policies import policy_of
 from research.paper.experiment import Experiment, FigurePart, Observed, Played, Scale, mean
 from research.spot.simulated_rounds import (
+    PROMPT_TOKENS,
     OverlappedRun,
     SimulatedLearner,
+    blank_prompts,
     make_engines,
     play_overlapped,
 )
@@ -42,6 +47,8 @@ from tasks.engines.simulation.virtual_time import run_virtual
 from tasks.engines.simulation.writers import LengthModel
 from tasks.scheduling.batch import BatchConfig
 from tasks.scheduling.policies.base import Policy
+from tasks.simulation.hardware import DEVICES
+from tasks.simulation.shapes import BF16_BYTES
 
 SCALE, TOKENS_AS_ONE, RESPONSES = 16, 32, 16
 NUM_STEPS, FIRST_MEASURED, LAST_MEASURED = 20, 6, 15
@@ -86,15 +93,22 @@ class FlashSetting:
     def engine(self) -> SimulatedEngineConfig:
         weights_s = self.billions * 2e9 / 3.35e12
         sequence_s = self.sequence_s * math.sqrt(self.billions / 8)
+        prefill_s = 2e9 * self.billions / DEVICES["h100"].matrix_flops
         return SimulatedEngineConfig(
             max_batch=1024,
             step_s=(0.005 + weights_s) * TOKENS_AS_ONE,
             step_s_per_sequence=sequence_s * TOKENS_AS_ONE,
-            prefill_s_per_token=0.0,
+            prefill_s_per_token=prefill_s * TOKENS_AS_ONE,
+            shares_prompts=True,
             kv_capacity_tokens=1_000_000_000,
             max_model_len=1_000_000,
             lengths=self.lengths,
         )
+
+    @property
+    def refit_s(self) -> float:
+        """Seconds from new weights until the engines have them."""
+        return BF16_BYTES * self.billions * 1e9 / DEVICES["h100"].refit_bytes_per_s
 
     @property
     def mean_tokens(self) -> float:
@@ -138,9 +152,10 @@ def step_s(setting: FlashSetting, policy: Policy, seed: int = 0) -> float:
             num_steps=NUM_STEPS,
             domains=("any",) * 100_000,
             engines=engines,
-            learner=SimulatedLearner(engines, setting.train_s(num_training)),
+            learner=SimulatedLearner(engines, setting.train_s(num_training) + setting.refit_s),
             feed=lambda: SimulatedFeed(SimulatedRewardConfig(median_s=0.0)),
             max_response_tokens=setting.most_tokens // TOKENS_AS_ONE,
+            ask=partial(blank_prompts, num_tokens=PROMPT_TOKENS // TOKENS_AS_ONE),
             seed=seed,
         )
         clock = asyncio.get_running_loop()

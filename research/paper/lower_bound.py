@@ -45,6 +45,7 @@ class Resources:
     num_devices: int  # that generate or train
     rank_devices: int  # that train a response together
     train_s_per_token: float  # of one device
+    train_s_per_response: float = 0.0  # the least of a response that shares no micro-batch
     free_s: float  # every device goes over from generating to training so long, once a step
     update_s: float  # of a step: new weights, and into the engines
 
@@ -72,6 +73,7 @@ def resources_of(run: SimulatedRun) -> Resources:
         num_devices=len(placement.devices),
         rank_devices=placement.devices_per_rank,
         train_s_per_token=machine.train_s_per_token(),
+        train_s_per_response=machine.train_s_per_response(),
         free_s=machine.free_s(max(sizes)) if placement.is_colocated else 0.0,
         update_s=machine.update_s() + machine.publish_s(max(sizes)),
     )
@@ -192,6 +194,14 @@ def _reading_s(resources: Resources, groups: Sequence[TrainedGroup]) -> float:
 
 
 def _training_s(resources: Resources, groups: Sequence[TrainedGroup]) -> float:
-    """Device-seconds of training: every response, and every prompt once."""
-    num_tokens = sum(group.prompt_tokens + sum(group.response_tokens) for group in groups)
-    return num_tokens * resources.train_s_per_token
+    """Device-seconds of training: every response, and every prompt once or, where a response shares
+    no micro-batch, with each of its responses."""
+    token_s, least_s = resources.train_s_per_token, resources.train_s_per_response
+    if not least_s:
+        num_tokens = sum(group.prompt_tokens + sum(group.response_tokens) for group in groups)
+        return num_tokens * token_s
+    return sum(
+        max(least_s, token_s * (group.prompt_tokens + tokens))
+        for group in groups
+        for tokens in group.response_tokens
+    )

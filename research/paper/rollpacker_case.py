@@ -28,9 +28,6 @@ from tasks.simulation.simulated_run import NUM_ROWS, SimulatedRun
 from tasks.simulation.steps import play
 from tasks.simulation.trained_round import ROW_TOKENS
 
-MICRO_BATCH_TOKENS = 1_250  # one response to a micro-batch (the artifact), with its prompt
-PACKED_TOKENS = ROW_TOKENS  # a full row to a micro-batch, as our learner packs them
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollpackerCase:
@@ -59,7 +56,7 @@ class RollpackerCase:
     def run(self) -> SimulatedRun:
         set_up, variant = self.set_up, self.variant
         return SimulatedRun(
-            machine=machine_of(set_up, PACKED_TOKENS if variant.packs else MICRO_BATCH_TOKENS),
+            machine=machine_of(set_up, variant.packs),
             work=self._work,
             policy=policy_of(variant.scheduling),
             batch=BatchConfig(
@@ -133,8 +130,9 @@ class RollpackerCase:
         )
 
 
-def machine_of(set_up: SetUp, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> Machine:
-    """The devices of a set-up, with its model on them."""
+def machine_of(set_up: SetUp, packs: bool = False) -> Machine:
+    """The devices of a set-up, with its model on them. packs: whether micro-batches are full rows,
+    as our learner makes them; else each is one response, as in the artifact."""
     tensor, pipeline, context = set_up.train_sizes
     return Machine(
         model=MODELS[set_up.model],
@@ -144,7 +142,8 @@ def machine_of(set_up: SetUp, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> M
             tensor=tensor,
             pipeline=pipeline,
             context=context,
-            micro_batch_tokens=micro_batch_tokens,
+            micro_batch_tokens=ROW_TOKENS,
+            is_one_response=not packs,
             num_logprob_models=set_up.num_logprob_models,
         ),
         sorts_logits=True,  # its artifact samples with top-p 0.99 and top-k 100

@@ -7,8 +7,9 @@ update, publication.
 
 Within a round: window open, own engines and workers generate ─▶ closed, learners train ─▶ round
 over ─▶ what is left is trained. Driver, router, policies, dealing of groups and the ledger of costs
-are the real ones; engines, learners, workers and verdicts take time and compute nothing. Leaves out
-what it costs a GPU to change from generating to training.
+are the real ones; engines, learners, workers and verdicts take time and compute nothing. The driver
+hands groups out while learners train others, or all when a plain round is over. Leaves out the
+release of an engine's memory before its devices train: the artifact keeps no copy of its weights.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from tasks.scheduling.stream_training import (
     StreamTrainer,
     StreamTrainerConfig,
 )
+from tasks.simulation.protocols import every_token
 from tasks.simulation.trained_round import ROW_TOKENS, SimulatedRank
 
 RESERVED = "reserved"
@@ -215,9 +217,13 @@ class _ElasticRound:
         alone = StreamTrainer(run.stream_trainer, groups, plan.accept_prompts, lengths)
         self._window = SeedingWindow(window_s, groups, alone)
         self._spans: list[Span] = []
-        s_per_token = run.shape.train_s_per_token
         self._ranks = [
-            SimulatedRank(f"learner-{place}", (f"own:{place}",), s_per_token, self._spans)
+            SimulatedRank(
+                f"learner-{place}",
+                (f"own:{place}",),
+                lambda parts: run.shape.train_s_per_token * every_token(parts),
+                self._spans,
+            )
             for place in own
         ]
         self._clock = asyncio.get_running_loop().time
@@ -256,6 +262,9 @@ class _ElasticRound:
             )
             result = await drive_round(inputs)
             self._closed_s = self._clock()
+            if not self._freed_s:  # else groups were handed out while others were trained
+                num_responses = sum(len(group.responses) for group in result.groups)
+                await asyncio.sleep(self._run.shape.move_s * num_responses)
             await accumulation.finish(_unrecorded)
         return result
 

@@ -2,7 +2,8 @@
 
 Trainer: 8 H100, four engines of two GPUs, which train, too. A worker: 2 H100. A step: 128 prompts x
 8 responses of at most 14,336 tokens. Speeds follow from data sheets and three efficiencies that
-were fixed before the first run; none is fitted to a published throughput.
+were fixed before the first run, updates, publications and the driver's batches from the rates of
+`tasks.simulation.hardware`; none is fitted to a published throughput.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass, replace
 
 from tasks.engines.simulation.replica import SimulatedEngine, SimulatedEngineConfig
 from tasks.engines.simulation.writers import BlankWriter, LengthModel
+from tasks.simulation.hardware import DEVICES
+from tasks.simulation.machine import BATCH_MOVES, OPTIMIZER_BYTES, POSITION_BYTES, WAKE_S
+from tasks.simulation.shapes import BF16_BYTES
 from tasks.simulation.workloads import WORKLOADS, Workload
 
 BYTES_PER_S = 3.35e12  # memory of an H100
@@ -28,6 +32,9 @@ CACHE_SHARE = 0.6  # of the memory that engine weights and cache may take (the a
 FLOPS_PER_PARAMETER = 12
 MAX_BATCH = 256  # sequences of an engine (the artifact's)
 LINK_BYTES_PER_S = 50e9 / 8 * 0.7  # of a worker: 50 Gbit/s, of which 70 % are reached
+LONGEST_PROMPT, LONGEST_RESPONSE = 512, 14_336  # tokens, to which the artifact pads
+GPUS_PER_HOST = 8
+H100 = DEVICES["h100"]
 LENGTHS = LengthModel(median_tokens=3000, sigma=0.8)  # of responses before the bound cuts them
 
 
@@ -41,12 +48,13 @@ class SpotShape:
     gpus: int = 2  # of an engine, of a rank and of a worker
     num_prompts: int = 128
     responses_per_prompt: int = 8
-    longest_tokens: int = 14_336
+    longest_tokens: int = LONGEST_RESPONSE
     prompt_tokens: int = 200
     lengths: LengthModel = LENGTHS
     workload: Workload | None = None  # whose responses are as long as they are; None: `lengths`
     update_s: float = 5.0  # the optimizer step, whose states lie in the hosts' memory
     publish_s: float = 3.0  # the trainer's own engines take the weights over
+    move_s: float = 0.0  # of the driver's process, which hands a padded response to the learners
     build_s: float = 90.0  # from the start of a worker to an engine without weights
     load_s: float = 3.0  # weights from a worker's memory into its engine
     report_tokens: int = 0  # decode steps between two token reports of an engine; 0 for none
@@ -96,9 +104,25 @@ LENGTH_LAWS: Mapping[str, Callable[[int], Workload | None]] = {
     "rlboost": lambda longest_tokens: None,
     "rollpacker": WORKLOADS["math"],
 }
+
+
+def _shape(parameters: float, num_layers: int, num_hosts: int = 1) -> SpotShape:
+    """A model whose optimizer states come from the host for an update and go back, and whose new
+    weights are loaded into the own engines, as in the artifact's veRL."""
+    states = OPTIMIZER_BYTES * parameters / (GPUS_PER_HOST * num_hosts)
+    moved = BATCH_MOVES * POSITION_BYTES * (LONGEST_PROMPT + LONGEST_RESPONSE)
+    return SpotShape(
+        parameters=parameters,
+        cache_bytes=num_layers * 8 * 128 * 4,
+        num_own=4 * num_hosts,
+        update_s=states / H100.onload_bytes_per_s + states / H100.offload_bytes_per_s,
+        publish_s=WAKE_S + BF16_BYTES * parameters / H100.refit_bytes_per_s,
+        move_s=moved / num_hosts / H100.batch_bytes_per_s,
+    )
+
+
 SHAPES: Mapping[str, SpotShape] = {
-    "8b": SpotShape(parameters=8.19e9, cache_bytes=36 * 8 * 128 * 4),
-    "14b": SpotShape(parameters=14.77e9, cache_bytes=40 * 8 * 128 * 4),
-    # two trainer nodes, as the paper has them
-    "32b": SpotShape(parameters=32.76e9, cache_bytes=64 * 8 * 128 * 4, num_own=8),
+    "8b": _shape(8.19e9, 36),
+    "14b": _shape(14.77e9, 40),
+    "32b": _shape(32.76e9, 64, num_hosts=2),  # as the paper has it
 }

@@ -6,7 +6,7 @@ to its host, and back when it wakes: weights of the engine, of the learner and o
 fp32 weights and moments; gradients are dropped (so do ROLL and veRL with Megatron). The process
 that drives the steps gathers and hands out the batch, padded to its bounds. Short micro-batches
 spread over many devices wait for the process that starts the operations and not for the arithmetic:
-with a response of a thousand tokens on eight devices that is most of the time. Leaves out the
+on eight devices a response of one thousand tokens takes 14B as long as one of two. Leaves out the
 bubble of a pipeline, which hundreds of micro-batches hide, and the exchange of keys and values
 between context-parallel devices, which goes on during attention.
 """
@@ -40,6 +40,8 @@ class TrainingCost:
     pipeline: int = 1  # groups of layers
     context: int = 1  # devices that share out the tokens of a micro-batch
     micro_batch_tokens: int = 16_384  # prompts included
+    # whether a micro-batch is one response, however long, as in RollPacker's artifact
+    is_one_response: bool = False
     num_logprob_models: int = 2  # asked for log-probabilities: the old policy, a reference
 
     @property
@@ -53,31 +55,40 @@ class TrainingCost:
         return self.tensor * self.pipeline * self.context
 
 
-# RollPacker's (section 6: tensor, pipeline, context), one response to a micro-batch (its artifact)
+# RollPacker's (section 6: tensor, pipeline, context)
 ROLLPACKER: Mapping[str, TrainingCost] = {
-    "qwen2.5-7b": TrainingCost(tensor=2, micro_batch_tokens=1_250),
-    "qwen2.5-14b": TrainingCost(tensor=2, pipeline=2, context=2, micro_batch_tokens=1_250),
-    "qwen2.5-32b": TrainingCost(tensor=4, context=4, micro_batch_tokens=1_250),
+    "qwen2.5-7b": TrainingCost(tensor=2, is_one_response=True),
+    "qwen2.5-14b": TrainingCost(tensor=2, pipeline=2, context=2, is_one_response=True),
+    "qwen2.5-32b": TrainingCost(tensor=4, context=4, is_one_response=True),
 }
 
 
 def device_s_per_token(
     model: ModelShape, device: Device, training: TrainingCost, context_tokens: float
 ) -> float:
-    """Returns the device-seconds to train a token that has context_tokens before it. A step takes
-    these seconds times its tokens, divided by the number of devices."""
+    """Returns the device-seconds to train a token that has context_tokens before it, in a full
+    micro-batch. A step takes these seconds times its tokens, divided by the number of devices."""
     passes = training.num_passes
     flops = model.flops_per_token + model.flops_per_token_pair * context_tokens
-    arithmetic_s = passes * flops / device.training_flops
-    layer_passes = passes * model.num_layers
+    token_s = passes * flops / device.training_flops
+    if training.tensor > 1:
+        sent = 2 * (training.tensor - 1) * BF16_BYTES * model.hidden_size
+        exchanges = passes * model.num_layers * EXCHANGES_PER_LAYER
+        token_s += exchanges * sent / device.link_bytes_per_s(is_one_host=True)
+    least_s = device_s_per_micro_batch(model, device, training)
+    return (
+        token_s if training.is_one_response else max(token_s, least_s / training.micro_batch_tokens)
+    )
+
+
+def device_s_per_micro_batch(model: ModelShape, device: Device, training: TrainingCost) -> float:
+    """Returns the least device-seconds of a micro-batch: its operations are started one after the
+    other while the devices compute, and every device that shares a layer waits for that."""
     waits_s = OPERATIONS_PER_LAYER * device.eager_s
-    sent_s = 0.0
     if training.tensor > 1:
         waits_s += EXCHANGES_PER_LAYER * device.collective_s
-        sent = 2 * (training.tensor - 1) * BF16_BYTES * model.hidden_size
-        sent_s = EXCHANGES_PER_LAYER * sent / device.link_bytes_per_s(is_one_host=True)
-    sharers = training.tensor * training.context  # of a layer; each waits
-    return arithmetic_s + layer_passes * (sharers * waits_s / training.micro_batch_tokens + sent_s)
+    sharers = training.tensor * training.context
+    return training.num_passes * model.num_layers * sharers * waits_s
 
 
 CHUNK_TOKENS = 8192  # most tokens of an engine's step (ROLL's max_num_batched_tokens)
@@ -163,8 +174,15 @@ class Machine:
         )
 
     def train_s_per_token(self) -> float:
-        """Seconds that one device takes to train a token: log-probabilities, forward, backward."""
+        """Seconds of one device to train a token: log-probabilities, forward, backward."""
         return device_s_per_token(self.model, self.device, self.training, self.context_tokens)
+
+    def train_s_per_response(self) -> float:
+        """Least seconds of one device for a response that is a micro-batch by itself; 0 where
+        responses share micro-batches."""
+        if not self.training.is_one_response:
+            return 0.0
+        return device_s_per_micro_batch(self.model, self.device, self.training)
 
     def update_s(self) -> float:
         """Seconds from complete gradients to new weights: the moves of the batch, gradients summed

@@ -80,6 +80,9 @@ class PlainMachine:
     def train_s_per_token(self) -> float:
         return self.token_s
 
+    def train_s_per_response(self) -> float:
+        return 0.0
+
     def update_s(self) -> float:
         return self.updating_s
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from artifacts.records import Group, Running, Span
 from tasks.learner.dealing import GroupPart
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.split import Split
-from tasks.learner.streaming import StreamedAccumulation
+from tasks.learner.streaming import StreamedAccumulation, tokens_of
 from tasks.scheduling.stream_training import ScaleDown
 from tasks.simulation.cluster import Cluster, device_names, spans_on
-from tasks.simulation.protocols import MachineCosts, every_token
+from tasks.simulation.protocols import GradientWork, MachineCosts, every_token
 from tasks.simulation.simulated_run import SimulatedRun
 
 ROW_TOKENS = 16_384  # of a full learner row
@@ -29,24 +30,35 @@ ROW_TOKENS = 16_384  # of a full learner row
 
 @dataclass(slots=True)
 class SimulatedRank:
-    """A learner rank that takes a fixed time per computed token and computes nothing
-    (`GradientRank`)."""
+    """A learner rank that takes time and computes nothing (`GradientRank`)."""
 
     name: str
     devices: Sequence[str]  # that compute together
-    s_per_token: float
+    seconds: Callable[[Sequence[GroupPart]], float]  # that they take for the parts of a call
     spans: list[Span]  # the rank appends its work here
     num_tokens: Callable[[Sequence[GroupPart]], int] = every_token  # that it computes
 
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         clock = asyncio.get_running_loop().time
         start_s = clock()
-        num_tokens = self.num_tokens(parts)
-        await asyncio.sleep(self.s_per_token * num_tokens)
+        await asyncio.sleep(self.seconds(parts))
         self.spans += spans_on(self.devices, self.name, "train", start_s, clock())
         return AccumulateReport(
-            num_groups=sum(part.is_first for part in parts), num_tokens_computed=num_tokens
+            num_groups=sum(part.is_first for part in parts),
+            num_tokens_computed=self.num_tokens(parts),
         )
+
+
+def training_s(
+    machine: MachineCosts, work: GradientWork, num_devices: int, parts: Sequence[GroupPart]
+) -> float:
+    """Returns the seconds in which so many devices together train these parts. A response that is a
+    micro-batch by itself has its prompt with it, and takes as long as the machine says at least."""
+    token_s, least_s = machine.train_s_per_token(), machine.train_s_per_response()
+    if not least_s:
+        return token_s * work.num_tokens(parts) / num_devices
+    alone = (GroupPart(group=part.group, places=(at,)) for part in parts for at in part.places)
+    return sum(max(least_s, token_s * tokens_of(part)) for part in alone) / num_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +80,14 @@ class SimulatedGradients:
         self._spans: list[Span] = []
         self._freed: set[str] = set()  # engines that have stopped
         work = run.work.gradients(run.seed)
-        s_per_token = run.machine.train_s_per_token()
         ranks = [
-            SimulatedRank(name, devices, s_per_token / len(devices), self._spans, work.num_tokens)
+            SimulatedRank(
+                name,
+                devices,
+                partial(training_s, run.machine, work, len(devices)),
+                self._spans,
+                work.num_tokens,
+            )
             for name, devices in cluster.placement.ranks.items()
         ]
         self._places = {rank.name: place for place, rank in enumerate(ranks)}

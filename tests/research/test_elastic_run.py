@@ -71,6 +71,19 @@ def test_without_workers_seeding_is_the_trainer_alone() -> None:
     assert not any("cost/spot_worker_s" in step.figures for step in plain.steps)
 
 
+@pytest.mark.parametrize(("num_workers", "moved_s"), [(0, 8 * 4 * 0.5), (2, 0.0)])
+def test_the_driver_hands_out_a_plain_round_at_its_end(num_workers: int, moved_s: float) -> None:
+    """Responses move while others are trained where learners were freed in mid-round."""
+
+    def seconds(move_s: float) -> float:
+        shape = replace(SMALL, move_s=move_s)
+        run = replace(RUN, shape=shape, trace=steady(num_workers), num_steps=1, seeds=False)
+        (step,) = play(run).steps
+        return step.end_s - step.start_s
+
+    assert seconds(0.5) - seconds(0.0) == pytest.approx(moved_s)
+
+
 @pytest.mark.parametrize(("name", "usual"), [("A", 5.3), ("B", 2.25), ("C", 3.75)])
 def test_a_drawn_segment_offers_what_its_market_says(name: str, usual: float) -> None:
     hours = 200 * 3600.0

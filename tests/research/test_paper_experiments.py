@@ -14,7 +14,15 @@ import pytest
 from artifacts.store import Store
 from research.paper import command
 from research.paper.command import EXPERIMENTS, chosen
-from research.paper.compared import lines_of, unit_of
+from research.paper.compared import (
+    BEGIN,
+    END,
+    errors_in_words,
+    lines_of,
+    markdown_of,
+    unit_of,
+    with_figures,
+)
 from research.paper.experiment import (
     Experiment,
     FigurePart,
@@ -160,6 +168,19 @@ def test_a_ratio_is_ours_over_the_published_one() -> None:
     assert known.ratio == pytest.approx(1.5)
     assert known.cells[1:4] == ("1.95", "1.3", "1.50")
     assert unknown.ratio is None
+
+
+def test_a_page_gets_known_figures_as_a_table_and_their_errors() -> None:
+    figures = {"table2/7B/tail": 1.43, "table2/7B/reward": 1.81, "table2/14B/tail": 2.0}
+    told = markdown_of(EXPERIMENTS["table2"](SCALE), figures)
+    assert "| table2/7B/tail | 1.43 | 1.3 | +10% | RollPacker, Table 2 |" in told
+    assert "No published figure is known of: 14B/tail 2." in told
+    sentence = errors_in_words({**figures, "table2/7B/stream": 4.06})
+    assert "3 figures" in sentence
+    assert "10% in the median, at most 100% (table2/7B/stream)" in sentence
+    page = f"before\n{BEGIN}\nold\n{END}\nafter"
+    assert with_figures(page, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter"
+    assert with_figures("", "new") == "new"
 
 
 def test_units_follow_from_names() -> None:

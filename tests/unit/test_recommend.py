@@ -200,13 +200,25 @@ def test_a_model_may_be_a_config_file(tmp_path: Path) -> None:
     assert situation.base["model"] == {"kind": "path", "path": str(tmp_path)}
 
 
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("h200", "a roofline, compared with one H200 run"),
+        ("h100", "a roofline, compared with nothing"),
+    ],
+)
+def test_a_roofline_says_what_it_was_compared_with(device: str, words: str) -> None:
+    situation = build_situation(parser().parse_args([*MATH, "--device", device]))
+    assert words in situation.about
+
+
 def test_a_run_says_what_is_not_given_and_how_fast_its_machine_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, file = keep_run(tmp_path / "recorded"), tmp_path / "best.json"
     assert main(["--run", str(run), "--seeds", "2", "--write", str(file)]) == 0
     told = capsys.readouterr().out
-    assert "2 devices as the run measured them" in told
+    assert "2 devices, a machine fitted to your run" in told
     assert f"it took {STEP_S:.2f} s" in told.partition("the recorded run itself plays as")[2]
     config = RunConfig.model_validate(json.loads(file.read_text()))
     assert config.batch == CONFIG.batch
