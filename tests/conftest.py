@@ -38,6 +38,7 @@ RECOVERY = (
     "flows/test_multilevel_run.py",
     "flows/test_elastic_worker_joins.py",
     "flows/test_critic_run.py",
+    "flows/test_paper_jobs.py",
     "sandbox/test_environment_process_deaths.py",
     "sandbox/test_environment_workers_die.py",
     "sandbox/test_killed_engine.py",

@@ -173,7 +173,7 @@ def main(options: Namespace) -> int:
     console = Console()
     if options.list:
         for name, preset in PRESETS.items():
-            console.print(f"{name:<16} {' '.join((preset.__doc__ or '').split())}", highlight=False)
+            console.print(f"{name:<20} {' '.join((preset.__doc__ or '').split())}", highlight=False)
         return 0
     if options.fields:
         for row in field_rows():

@@ -164,6 +164,7 @@ def cures(config: Parts, size: ModelSize, card: int) -> list[str]:
     """The fewest settings with which the run fits, alternatives side by side; empty if none do."""
     steps: tuple[Callable[[Parts], Iterator[tuple[str, Parts]]], ...] = (
         _recomputing,
+        _after_the_round,
         _sharded,
         _sleeping,
         lambda changed: _smaller_share(changed, size, card),
@@ -192,6 +193,16 @@ def _with(config: Parts, part: str, **values: Any) -> Parts:  # Any: values of f
 def _recomputing(config: Parts) -> Iterator[tuple[str, Parts]]:
     if not config.learner.recompute_layers:
         yield "learner.recompute_layers=true", _with(config, "learner", recompute_layers=True)
+
+
+def _after_the_round(config: Parts) -> Iterator[tuple[str, Parts]]:
+    """Train when the round is over: only then can parameters be sharded."""
+    enabled = [part for part in ("stream_trainer", "seeding") if getattr(config, part).enabled]
+    changed = config
+    for part in enabled:
+        changed = _with(changed, part, enabled=False)
+    if enabled:
+        yield " and ".join(f"{part}.enabled=false" for part in enabled), changed
 
 
 def _sharded(config: Parts) -> Iterator[tuple[str, Parts]]:

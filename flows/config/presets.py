@@ -11,7 +11,9 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any
 
-Values = dict[str, Any]  # Any: JSON values, checked by RunConfig
+from flows.config.paper_presets import JOBS
+from flows.config.paper_presets import Values as Values
+
 Preset = Callable[[], Values]
 PRESETS: dict[str, Preset] = {}  # in the order of `explain --list`
 # placeholders of presets that need a user's own
@@ -382,3 +384,7 @@ def eight_gpu() -> Values:
     cluster = {"num_devices": 8, "roles": "rollout: 0-7, learner: 0-7"}
     learner = {"parameters": "sharded"}
     return {"batch": {"prompts_per_step": 128}, "cluster": cluster, "learner": learner}
+
+
+for _job, _over in JOBS.items():
+    preset(over=_over)(_job)

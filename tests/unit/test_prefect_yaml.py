@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prefect import Flow
 
+from flows.config.paper_presets import JOBS
 from flows.config.presets import PRESETS
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.elastic_worker import ElasticWorkerConfig
@@ -26,7 +27,9 @@ OF_TRAINING = [name for name in DEPLOYMENTS if name != ELASTIC_WORKER]
 def test_there_is_a_deployment_for_every_profile() -> None:
     tiny = ("tiny", "tiny-async", "tiny-agent", "tiny-tools")
     gpu = ("one-gpu", "eight-gpu")
-    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *gpu, "elastic", ELASTIC_WORKER]
+    paper = [job.__name__.replace("_", "-") for job in JOBS]
+    rest = [*gpu, *paper, "elastic", ELASTIC_WORKER]
+    assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *rest]
     assert len(FILE["deployments"]) == len(DEPLOYMENTS)
 
 
