@@ -212,6 +212,7 @@ class RunReporter:
         message = f"held-out reward after step {step}: {report.mean:.3f} {asked}"
         self._view.note(message)
         get_run_logger().info(message)
+        self._tell_of_trackers()
         write_figures(self._run.store, self._figures_now())
 
     async def report_step(self, report: StepReport, commit: StepCommit) -> None:
@@ -238,6 +239,7 @@ class RunReporter:
                 f"step={commit.step} update={skipped}: no update, because {REASONS[skipped]}"
             )
         self._warn(commit)
+        self._tell_of_trackers()
         key, about = f"steps-{self._key}", f"The last steps of {self._run.context.run_id}"
         await publish_artifact(
             acreate_table_artifact(table=list(self._rows), key=key, description=about)
@@ -266,6 +268,10 @@ class RunReporter:
         if raised:
             warnings = run_warnings(self._commits, config, self._journal)
             self._run.tracker.tag(ALARM_TAG, "\n".join(warning.text for warning in warnings))
+
+    def _tell_of_trackers(self) -> None:
+        for told in self._run.tracker.untold():
+            self._view.warn(told)
 
     def _add_row(self, commit: StepCommit) -> None:
         figures = {name: round(commit.metrics.get(name, 0.0), 3) for name in TABLE_COLUMNS}

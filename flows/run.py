@@ -228,7 +228,7 @@ def _tracked(run: OpenRun) -> Iterator[None]:
     finally:
         if not run.tracker.end(status):
             print_line(run.untracked)
-        for warning in run.tracker.warnings:
+        for warning in run.tracker.untold():
             print_line(warning)
 
 

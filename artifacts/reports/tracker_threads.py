@@ -129,9 +129,13 @@ class Trackers:
         for thread in self._threads:
             thread.log(step, metrics)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each tracker that lacks something of the run by now."""
+        return tuple(thread.warning for thread in self._threads if thread.warning)
+
     def finish(self, status: TrackerStatus) -> tuple[str, ...]:
-        """End the run in every tracker that was begun; returns a sentence for each that lacks
-        something."""
+        """End the run in every tracker that was begun; returns their warnings."""
         until_s = time.monotonic() + ENDS_WITHIN_S
         if self._is_begun:
             for thread in self._threads:
@@ -139,4 +143,4 @@ class Trackers:
             for thread in self._threads:
                 thread.wait(max(0.0, until_s - time.monotonic()))
         self._is_begun = False
-        return tuple(thread.warning for thread in self._threads if thread.warning)
+        return self.warnings

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from artifacts.reports.outbox import first_line
+
 TrackerName = Literal["wandb", "tensorboard", "swanlab", "trackio"]
 TrackerStatus = Literal["FINISHED", "FAILED", "KILLED"]
 STEP = "step"  # the metric that W&B takes for the horizontal axis of all others
@@ -53,9 +55,22 @@ class WandbTracker:
     def begin(self, run: TrackedRun, params: Mapping[str, Any]) -> None:  # Any: JSON values
         import wandb
 
+        try:
+            self._run = self._begun(run, params)
+        except wandb.errors.Error as error:
+            raise ConnectionError(
+                f"{first_line(error)}; 'export WANDB_MODE=offline' writes files for `wandb sync`"
+            ) from error
+        # a step of the library's own must never go back, which metrics of an evaluation may
+        self._run.define_metric("*", step_metric=STEP)
+
+    @staticmethod
+    def _begun(run: TrackedRun, params: Mapping[str, Any]) -> Any:  # Any: no types, JSON values
+        import wandb
+
         wanted = wandb.setup().settings.mode
         run.folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(
+        return wandb.init(
             project=run.project,
             id=run.run_id,
             name=run.run_id,
@@ -67,8 +82,6 @@ class WandbTracker:
             mode="offline" if wanted == "online" and not wandb.login(prompt=False) else wanted,
             settings=wandb.Settings(console="off", silent=True, x_save_requirements=False),
         )
-        # a step of the library's own must never go back, which metrics of an evaluation may
-        self._run.define_metric("*", step_metric=STEP)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({STEP: step, **metrics})

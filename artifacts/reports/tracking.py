@@ -93,7 +93,7 @@ class RunTracker:
         self._is_resumed = False
         self._others = others or Trackers({})
         self._monitor: SystemMetricsMonitor | None = None
-        self.warnings: tuple[str, ...] = ()  # a sentence for each of those that lacks something
+        self._told: set[str] = set()  # sentences of `untold` so far
 
     @property
     def page(self) -> str:
@@ -203,11 +203,17 @@ class RunTracker:
             self.end(ended_by(error))
             raise
 
+    def untold(self) -> list[str]:
+        """A sentence for each other tracker that lacks something of the run; none twice."""
+        new = [told for told in self._others.warnings if told not in self._told]
+        self._told.update(new)
+        return new
+
     def end(self, status: TrackerStatus, at_s: float | None = None) -> bool:
         """End the MLflow run, if there is one. Waiting calls are tried a last time, and a warning
         names those that still fail. Returns True if none does. at_s: time of the end, Unix seconds;
         None for now. Other trackers are waited for, up to a limit."""
-        self.warnings += self._others.finish(status)
+        self._others.finish(status)
         if not (self.run_id or self.outbox.waiting):
             return True
         if self._monitor is not None:

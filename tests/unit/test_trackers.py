@@ -92,7 +92,7 @@ def test_a_tracker_gets_the_metrics_of_mlflow_with_headlines_first(
         {"reward/heldout": 0.25, "heldout/reward_mean": 0.25, "heldout/infra": 0.0},
     )
     assert step == (1, {"reward/mean": 0.5, "entropy": 1.5, "train/entropy_nats": 1.5})
-    assert tracker.warnings == ()
+    assert tracker.untold() == []
 
 
 def test_headlines_are_few_and_first() -> None:
@@ -128,6 +128,42 @@ def test_a_tracker_that_refuses_costs_one_warning(
     assert caplog.text.count("refusing lacks part") == 1
     assert len(recorder.calls) == 5
     assert told.finish("FINISHED")  # told again, and waits for nothing
+
+
+def test_what_a_tracker_lacks_is_told_once_as_soon_as_it_is_known(
+    run: TrackedRun, tmp_path: Path
+) -> None:
+    told = Trackers({"refusing": Refusing(), "recorder": (recorder := Recorder())}, run.folder)
+    tracker = RunTracker(f"sqlite:///{tmp_path}/mlflow.db", told)
+    tracker.start(experiment="tests", run_name="tiny-1", params={}, tags={})
+    tracker.log_step(1, {"reward/mean": 0.5})
+    until_s = time.monotonic() + 30
+    while not (found := tracker.untold()) and time.monotonic() < until_s:
+        threading.Event().wait(0.01)
+    assert [each.partition(" lacks")[0] for each in found] == ["refusing"]
+    tracker.log_step(2, {"reward/mean": 0.5})
+    assert tracker.end("FINISHED")
+    assert tracker.untold() == []
+    assert [call[0] for call in recorder.calls[1:-1]] == [1, 2]  # type: ignore[index]
+
+
+def test_a_key_of_wandb_without_a_network_is_one_sentence_and_its_cure(
+    run: TrackedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed("wandb")
+    import wandb
+
+    wandb.teardown()  # it reads its environment once
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    told = Trackers.named(("wandb", "tensorboard"), run.folder)
+    told.begin("tiny-1", "rollflow", {})
+    told.log(1, {"reward/mean": 1.0})
+    (warning,) = told.finish("FINISHED")
+    wandb.teardown()
+    assert warning.startswith("wandb lacks part of this run, which goes on: ConnectionError: ")
+    assert warning.endswith("; 'export WANDB_MODE=offline' writes files for `wandb sync`")
+    assert (run.folder / "tensorboard.sent").read_text().splitlines() == ["1 reward/mean"]
 
 
 def test_a_tracker_that_hangs_holds_nothing_up(
