@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from artifacts import layout
 from artifacts.proxies import bypass_proxies
-from artifacts.reports.figures import COLUMNS
+from artifacts.reports.figures import COLUMNS, HEADLINES
 from artifacts.reports.outbox import first_line
 from artifacts.store import Store
 
@@ -88,8 +88,8 @@ def sqlite_file(uri: str) -> Path | None:
 MAX_PARAMS_PER_CALL = 100
 MAX_PARAM_CHARS = 6000
 MAX_NAME_CHARS = 250
-# a shared view of the list of runs, which MLflow keeps as a tag of the experiment: its columns, few
-# because MLflow sorts them by name, attributes first, and rewards would be out of sight
+# a shared view of the runs, which MLflow keeps as a tag of the experiment: its charts, and its few
+# columns: MLflow sorts them by name, attributes first, and rewards would be out of sight
 VIEW = "rollflow"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 VIEW_COLUMNS = (*(f"metrics.`{name}`" for name in COLUMNS), "tags.`rollflow.scheduling`")
@@ -119,9 +119,32 @@ def reopen(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
 
 
 def send_view(client: MlflowClient, experiment_id: str) -> None:
-    """Set the columns that the list of the experiment's runs shows without a click."""
-    view = json.dumps({"selectedColumns": VIEW_COLUMNS})
-    client.set_experiment_tag(experiment_id, VIEW_TAG, view)
+    """Set the columns that the list of the experiment's runs shows without a click, and the charts
+    that stand first where MLflow draws them, before a section for each first part of a name."""
+    section = {"uuid": VIEW, "name": "headlines", "display": True, "isReordered": True}
+    view = {
+        "selectedColumns": VIEW_COLUMNS,
+        "compareRunCharts": [_line_chart(name) for name in HEADLINES],
+        "compareRunSections": [{**section, "deleted": False, "isGenerated": False}],
+        "isAccordionReordered": True,
+    }
+    client.set_experiment_tag(experiment_id, VIEW_TAG, json.dumps(view, separators=(",", ":")))
+
+
+def _line_chart(metric: str) -> dict[str, object]:
+    """A chart of a metric by step, as MLflow's page keeps it."""
+    return {
+        "type": "LINE",
+        "uuid": metric,
+        "metricSectionId": VIEW,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "runsCountToCompare": 10,
+        "scaleType": "linear",
+        "xAxisKey": "step",
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
 
 
 def send_data(client: MlflowClient, run_id: str, data: TrackedData) -> None:
