@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from learner_factories import make_model
@@ -13,11 +15,14 @@ from report_factories import make_run
 from artifacts import layout
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.printable import plain_signs
+from artifacts.records import Generated, Prompt, WeightsRef
 from artifacts.store import Store
 from flows.commands import ask
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun
+from tasks.checkpointing import export_model
 from tasks.engines import plain
+from tasks.tiny_models.models import resolve_model
 
 WARM_START = {"kind": "path", "path": "start"}
 
@@ -138,3 +143,35 @@ def test_a_run_that_goes_on_has_no_model_to_ask(
     told = capsys.readouterr().err
     assert "run has made 0 of 36 steps" in told
     assert f"'rollflow demo --root {tmp_path} --resume run'" in told
+
+
+def test_a_chat_template_of_the_runs_own_is_that_of_both_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The starting model is asked by the user's file, the trained one by its exported copy."""
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "start", seed=0)
+    character_tokenizer().save_pretrained(tmp_path / "start")
+    loud = "{% for message in messages %}={{ message['content'] }}={% endfor %}"
+    (tmp_path / "mine.jinja").write_text(loud)
+    settings = {**WARM_START, "chat_template": "mine.jinja"}
+    made = make_run(
+        Store.open(str(tmp_path / "runs")), model=settings, sampling={"max_response_tokens": 8}
+    )
+    found = resolve_model(made.config.model, Path(made.config.keep.model_cache))
+    context = replace(made.context, model_path=str(found), artifact_root=str(tmp_path / "runs"))
+    weights = WeightsRef(version=1, path=str(tmp_path / "start" / "model.safetensors"), digest="")
+    export_model(context, weights)
+    asked: list[str] = []
+    answer = plain.PlainModel.answer
+
+    def noted(model: plain.PlainModel, prompt: Prompt, *rest: Any) -> Generated:  # Any: as it has
+        asked.append(str(model.tokenizer.decode(list(prompt.token_ids))))
+        return answer(model, prompt, *rest)
+
+    monkeypatch.setattr(plain.PlainModel, "answer", noted)
+    (tmp_path / "mine.jinja").rename(tmp_path / "moved.jinja")
+    assert ask.main(["run", "a1b2="]) == 0
+    (tmp_path / "moved.jinja").rename(tmp_path / "mine.jinja")
+    assert ask.main(["run", "a1b2=", "--before"]) == 0
+    assert asked == ["=a1b2=="] * 3
