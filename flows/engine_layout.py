@@ -62,7 +62,8 @@ class EngineLayouts:
             "relayout layout=%s tensor_parallel_size=%d engines=%d", layout, size, len(members)
         )
         await fleet.relayout(members)
-        await publish(fleet.run)
+        if fleet.run.learners:  # else they keep the first model's weights
+            await publish(fleet.run)
         ended_s = time.time()
         run = fleet.run
         return tuple(

@@ -166,7 +166,9 @@ class HeldoutAnswers:
 
 
 def read_answers(store: Store, evaluations: Evaluations) -> HeldoutAnswers:
-    """Read the answers of a run's first and last evaluation; there must be at least one."""
+    """Read the answers of a run's first and last evaluation; none without evaluations."""
+    if not evaluations:
+        return HeldoutAnswers(before=(), after=())
     journal = Journal(store.child(layout.EVALUATION))
     first, last = min(evaluations), max(evaluations)
     return HeldoutAnswers(

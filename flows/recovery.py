@@ -20,6 +20,7 @@ from distributed.client import FutureCancelledError
 from pydantic import TypeAdapter
 
 from artifacts import layout
+from artifacts.commit import read_commits
 from artifacts.records import WeightsRef
 from artifacts.store import RESTORE, Store
 from flows.run import OpenRun
@@ -28,6 +29,7 @@ from tasks.cluster.actors import ActorLost
 from tasks.engines.base import EngineLost
 from tasks.learner.ranks import PeerLost
 from tasks.run.fleet import Fleet
+from tasks.run.run_context import RunContext
 from tasks.scheduling.events import RoundPlan
 from tasks.scheduling.queue_state import QueueState
 
@@ -72,10 +74,17 @@ async def recover(run: OpenRun, fleet: Fleet, committed: int) -> WeightsRef:
 async def restore(run: OpenRun, fleet: Fleet, step: int) -> WeightsRef:
     """Bring learners and engines to the state after this step; returns the weights that they hold:
     those of the next step, if its update was made before the loss."""
+    if not run.context.learners:
+        return first_weights(run.context)
     kept, committed = run.config.keep.checkpoints, run.weights_of(step)
     report = await restore_policy(fleet.run, step, kept, committed)
     await fleet.elastic.publish(report)
     return report.weights
+
+
+def first_weights(context: RunContext) -> WeightsRef:
+    """The weights of the first model, which engines hold from their start: of version 0."""
+    return WeightsRef(version=0, path=context.model_path, digest="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +103,25 @@ def keep_round(store: Store, begun: PartialRound) -> PartialRound:
     """Store a round as the plan of its step, and return it."""
     store.keep(layout.step_file(layout.PLANS, begun.plan.step), _JSON.dump_json(begun, indent=1))
     return begun
+
+
+def copy_plans(run: OpenRun) -> None:
+    """Store the plans of the committed rounds of the run that this one replays, if it replays one;
+    those that are there stay. A step whose plan is stored plays its round as planned. Raises
+    ValueError for a run whose rounds carry responses into the next."""
+    if not run.config.replays:
+        return
+    source = Store.open(run.config.replays)
+    for commit in read_commits(source):
+        begun = partial_round(source, commit.step, commit.step, ())
+        if begun is None or begun.plan.admission is not None:
+            raise ValueError(
+                f"replays must name a run of synchronous rounds whose plans are there,"
+                f" {source.url} has none for step {commit.step}; name another, or play its task"
+                " anew: rollflow rollout without --from"
+            )
+        if not run.store.exists(layout.step_file(layout.PLANS, commit.step)):
+            keep_round(run.store, begun)
 
 
 def partial_round(

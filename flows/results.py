@@ -5,6 +5,7 @@ that a resumed run also shows the steps of earlier attempts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,18 +73,21 @@ class RunResults:
         evaluations: Evaluations,
         links: Mapping[str, str],
     ) -> RunSummary:
-        """Summarise a run's gain and cost so far; `evaluations` must not be empty."""
-        first, last = min(evaluations), max(evaluations)
-        before, after = evaluations[first], evaluations[last]
-        is_trained = last > first
+        """Summarise a run's gain and cost so far; of a run that does not train, and evaluates
+        nothing, the mean reward of its steps."""
+        first, last = min(evaluations, default=0), max(evaluations, default=0)
+        before, after = evaluations.get(first), evaluations.get(last)
+        rewards = [commit.metrics["reward/mean"] for commit in commits]
+        of_rounds = sum(rewards) / len(rewards) if rewards else math.nan
         return RunSummary(
             run_id=self._run.context.run_id,
             num_steps=len(commits),
             run_s=sum(seconds_added(commits)),
-            reward_before=before.mean,
-            reward_after=after.mean if is_trained else None,
+            is_heldout=before is not None,
+            reward_before=of_rounds if before is None else before.mean,
+            reward_after=after.mean if after and last > first else None,
             gain=gain_of(evaluations, self._run.config.seed),
-            num_unpaired=unpaired(before.scores, after.scores),
+            num_unpaired=unpaired(before.scores, after.scores) if before and after else 0,
             time_s={stage: sum(commit.timings[stage] for commit in commits) for stage in STAGES},
             ledger_tokens=_ledger(commits, evaluations),
             links=links,
@@ -178,7 +182,7 @@ class RunResults:
             questions=answers.shown,
             num_questions=len(distinct(answers.questions)),
             samples=self._samples(commits),
-            steps_asked=(min(evaluations), max(evaluations)),
+            steps_asked=(min(evaluations, default=0), max(evaluations, default=0)),
         )
         return render(page)
 
@@ -214,6 +218,8 @@ class RunResults:
 def gain_of(evaluations: Evaluations, seed: int) -> Estimate | None:
     """The paired difference between first and last evaluation; None if they share no prompt with a
     verdict, or are one."""
+    if not evaluations:
+        return None
     before, after = evaluations[min(evaluations)], evaluations[max(evaluations)]
     if before is after or before.scores.keys().isdisjoint(after.scores):
         return None

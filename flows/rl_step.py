@@ -28,10 +28,18 @@ from prefect import flow
 
 from flows.steps import StepOrdering
 from flows.task_runner import result_of
-from tasks.learner.reports import GradientReport, PolicyReport, PublishReport
+from tasks.learner.reports import (
+    GradientReport,
+    PolicyReport,
+    PublishReport,
+    Skipped,
+    UpdateReport,
+)
 from tasks.metrics.report import StepReport
 from tasks.reward import score_responses
+from tasks.rewards.scoring import RewardReport
 from tasks.rollout import run_rollout
+from tasks.rounds.report import RolloutReport
 from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import RoundAborted
 from tasks.train import accumulate_gradients, publish_weights, update_policy
@@ -51,6 +59,9 @@ async def rl_step(plan: StepPlan, ordering: StepOrdering | None = None) -> StepR
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)  # prompts become responses, scored ones become groups
         reward = score_responses.submit(plan)  # a response that is finished gets its score
+    if not plan.trains:
+        rolled_out, scored = await all_results(result_of(rollout), result_of(reward))
+        return untrained(plan, rolled_out, scored, started_s)
     if ordering is not None and not await ordering.may_train(rollout):
         await all_results(result_of(rollout), result_of(reward))
         raise RoundAborted("a step that overlaps this one failed")
@@ -70,6 +81,32 @@ async def rl_step(plan: StepPlan, ordering: StepOrdering | None = None) -> StepR
         started_s=started_s,
         turn_s=turn_s,
         held_s=ordering.held_s if ordering is not None else 0.0,
+        finished_s=time.time(),
+    )
+
+
+def untrained(
+    plan: StepPlan, rollout: RolloutReport, reward: RewardReport, started_s: float
+) -> StepReport:
+    """The report of a step that only generates and scores: the weights stay what they are."""
+    nothing = UpdateReport(
+        step=plan.step,
+        skipped=Skipped.EMPTY,
+        normaliser=0.0,
+        loss=0.0,
+        grad_norm=0.0,
+        learning_rate=0.0,
+        busy=(),
+    )
+    return StepReport(
+        plan=plan,
+        rollout=rollout,
+        reward=reward,
+        gradients=GradientReport(ranks=()),
+        policy=PolicyReport(update=nothing, spans=()),
+        published=PublishReport(weights=plan.weights, probe_difference_nats=None, check_s=0.0),
+        started_s=started_s,
+        turn_s=started_s,
         finished_s=time.time(),
     )
 

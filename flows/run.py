@@ -32,7 +32,7 @@ from flows.config.elastic_rules import weight_server_of
 from flows.config.gpu_memory import check_gpu_memory, with_sleep
 from flows.config.keep import KeepConfig
 from flows.config.misfits import misfits_of_places
-from flows.config.rows_needed import fitted, misfit_of_rows
+from flows.config.rows_needed import fitted, heldout_asked, misfit_of_rows
 from flows.config.run_config import RunConfig, pinned
 from flows.config.subject import lent_questions, subject
 from flows.output import print_line
@@ -305,7 +305,7 @@ def _without_unfit(
     # a step that gives prompts up asks new ones, at most as many as may be under way
     under_way = times(1 + algebra.mean_lag, algebra.ordinary.launch_prompts)
     num_asked = under_way + algebra.reserve_prompts
-    asked = config.evaluation.num_prompts
+    asked = heldout_asked(config)
     # a round that was begun may be read back, even if the run now ends before it
     num_begun = len(context.open_store().list(PLANS))
     num_steps = max(0, max(config.num_steps, num_begun) - len(commits))

@@ -162,7 +162,7 @@ class StepController:
         await self.fleet.elastic.publish(report.published, plan.round.at_update)
         await self.checkpoint_saved()
         checkpoint = None
-        if is_due(plan.step, keep.checkpoint_every_steps):
+        if placed.trains and is_due(plan.step, keep.checkpoint_every_steps):
             checkpoint = layout.checkpoint_dir(plan.step)
             self._saving = await begin_checkpoint(self.run.context, plan.step, keep.checkpoints)
         if plan.step >= self.run.config.num_steps:

@@ -37,7 +37,7 @@ from flows.engine_layout import EngineLayouts
 from flows.evaluate import EvaluationReport, evaluate, evaluation_plan, recorded_evaluation
 from flows.output import keep_log_in, print_line
 from flows.prefect_server import hide_refused_secrets, logged_in_prefect, prefect_loss_explained
-from flows.recovery import RECOVERABLE, recover, retry, start_at
+from flows.recovery import RECOVERABLE, copy_plans, recover, retry, start_at
 from flows.reporter import RunReporter
 from flows.resume import effective_config, meant_run, nothing_left
 from flows.rl_step import rl_step
@@ -147,23 +147,29 @@ async def train_steps(
 
         for past in evaluations_until(run, step):
             await evaluate_and_report(past, weights)
+        copy_plans(run)
         ops = StepController(run, fleet, layouts, step_flow, evaluation_flow, reporter, records)
         steps = Steps(ops, run.state, step, weights)
         try:
             while await steps.play():
-                if is_due(steps.step, run.config.evaluation.every_steps):
+                if run.config.trains and is_due(steps.step, run.config.evaluation.every_steps):
                     await evaluate_and_report(steps.step, steps.weights)
         except BaseException as error:
             is_stopped = not isinstance(error, Exception)
             await ops.drop_checkpoint(0.0 if is_stopped else SAVED_WITHIN_S)
             raise
+        if not run.config.trains:
+            return await reporter.finish("")
         await evaluate_and_report(steps.step, steps.weights)
         model = await asyncio.to_thread(export_model, run.context, steps.weights)
         return await reporter.finish(model)
 
 
 def evaluations_until(run: OpenRun, step: int) -> list[int]:
-    """List the steps up to this one whose evaluation is recorded, and this step if one is due."""
+    """List the steps up to this one whose evaluation is recorded, and this step if one is due; none
+    of a run that does not train."""
+    if not run.config.trains:
+        return []
     missing = {step} if step == 0 or is_due(step, run.config.evaluation.every_steps) else set()
     return sorted(missing | evaluated_steps(run.store))
 

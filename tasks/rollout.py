@@ -72,7 +72,7 @@ async def roll_out(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     report = read_round(store_of(plan), plan.step)
     if report is None:
         report = await play_round(plan, stream)
-    elif not plan.is_evaluation:  # its groups are not trained
+    elif plan.trains:
         if not plan.overlaps:
             await sleep_engines(plan.run, plan.run.engines)
         for group in journal_of(plan).read_groups(plan.step):
@@ -89,23 +89,25 @@ async def play_round(plan: StepPlan, stream: SampleStream) -> RolloutReport:
     async with shown_progress(plan) as progress:
         inputs = round_inputs(plan, prompts, stream, progress)
         began_s = time.time()
+        before = [] if run.learners else await _readings(plan)
         with written_tokens(run) as write:
             result = await drive_round(replace(inputs, on_new_tokens=write))
-    if not (plan.is_evaluation or plan.overlaps):
+    if plan.trains and not plan.overlaps:
         await sleep_engines(run, run.engines)
-    if not plan.is_evaluation:  # learners may begin: writing the records takes a moment
+    if plan.trains:  # learners may begin: writing the records takes a moment
         over: list[Group | ScaleDown | AllAccepted] = [AllAccepted()]
         if is_streamed(plan):
             over.insert(0, ScaleDown(engines=run.engines, learners=run.learners))
         await stream.put(GROUPED, over)
     devices = {**{name: run.devices_of(name) for name in run.engines}, **result.joined}
-    readings = await asyncio.gather(*(_reading(plan, name) for name in run.engines))
     report = round_report(
         result,
-        [reading for reading in readings if reading is not None],
+        await _readings(plan),
         devices,
         is_evaluation=plan.is_evaluation,
     )
+    earlier = sum(reading.num_preemptions for reading in before)
+    report = replace(report, num_preemptions=max(0, report.num_preemptions - earlier))
     report = with_record(report, inputs, result, began_s)
     await stream.close(GENERATED)
     _record(plan, prompts, result, report)
@@ -119,7 +121,7 @@ def round_inputs(
 
     async def accept(group: Group) -> None:
         progress.accept(group)
-        if not plan.is_evaluation:  # its groups are not trained
+        if plan.trains:
             await stream.put(GROUPED, [group])
 
     async def free(decision: ScaleDown) -> None:
@@ -161,7 +163,7 @@ def client_of(plan: StepPlan) -> EngineClient:
 
 def is_streamed(plan: StepPlan) -> bool:
     """True if accepted groups may be trained before the round closes."""
-    return plan.run.stream_trainer.enabled and not plan.is_evaluation
+    return plan.run.stream_trainer.enabled and plan.trains
 
 
 def _stream_trainer(plan: StepPlan) -> StreamTrainer:
@@ -205,6 +207,13 @@ def with_record(
     if not isinstance(window, SeedingWindow):
         return report
     return replace(report, window=window_record(window, result, began_s))
+
+
+async def _readings(plan: StepPlan) -> list[EngineStats]:
+    """The readings of the engines that live. Their counters begin with a load of weights, so that
+    without one between rounds those of earlier rounds are in them."""
+    readings = await asyncio.gather(*(_reading(plan, name) for name in plan.run.engines))
+    return [reading for reading in readings if reading is not None]
 
 
 async def _reading(plan: StepPlan, name: str) -> EngineStats | None:

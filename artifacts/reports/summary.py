@@ -44,8 +44,8 @@ class RunSummary:
     run_id: str  # the run's name
     num_steps: int  # committed steps
     run_s: float  # seconds of its steps, without those between two attempts at the run
-    # mean held-out reward of the model the run started from; not a number if no response has a
-    # verdict, as below
+    # mean held-out reward of the model the run started from, or without evaluations that of the
+    # rounds; not a number if no response has a verdict, as below
     reward_before: float
     # mean held-out reward of the last weights that were evaluated; None before there are any
     reward_after: float | None
@@ -61,6 +61,7 @@ class RunSummary:
     cost: RunCost | None = None  # of a run whose devices have prices
     # what MLflow lacks and how it gets that; for the terminal at the end of the run
     untracked: str = ""
+    is_heldout: bool = True  # False for a run that does not train: its rewards are of its rounds
 
 
 def paired_difference(
@@ -181,6 +182,8 @@ def headline(summary: RunSummary) -> str:
     """The run's result in one line: held-out rewards, their difference, steps and seconds."""
     plural = "" if summary.num_steps == 1 else "s"
     steps = f"{summary.num_steps} step{plural} in {summary.run_s:.0f} s."
+    if not summary.is_heldout:
+        return f"Reward {summary.reward_before:.3f} of the rounds, without training. {steps}"
     if summary.reward_after is None:
         return f"Held-out reward {summary.reward_before:.3f} before training. {steps}"
     rewards = f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}"

@@ -44,7 +44,8 @@ def algebra_rows(config: RunConfig, card: int | None = None) -> Iterator[tuple[s
     yield from _episode_rows(config)
     yield from _group_rows(algebra)
     yield from _load_rows(config, algebra)
-    yield from _memory_rows(config, card)
+    if config.trains:
+        yield from _memory_rows(config, card)
     yield (
         "rewards",
         "when nothing generates any more"
@@ -52,11 +53,13 @@ def algebra_rows(config: RunConfig, card: int | None = None) -> Iterator[tuple[s
         else f"as each response finishes, up to {config.reward_workers} side by side",
     )
     yield from _judge_rows(config)
-    yield from _update_rows(config)
+    yield from _update_rows(config) if config.trains else (("training", "none: no updates"),)
     yield "steps", f"{config.num_steps}{_pace(algebra)}"
     yield "prompts trained", f"about {config.num_steps * algebra.ordinary.accept_prompts}"
     evaluation = config.evaluation
     every = f"; x 1 every {evaluation.every_steps} steps" if evaluation.every_steps else ""
+    if not config.trains:
+        return
     yield (
         "evaluation",
         f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"
@@ -136,6 +139,8 @@ def _load_rows(config: RunConfig, algebra: BatchAlgebra) -> Iterator[tuple[str, 
     )
     if steps := config.engine.explain_steps(config.cluster.device_kind != "cuda"):
         yield "decode steps", steps
+    if not config.trains:
+        return
     yield (
         "micro-batches",
         f"packed to at most {config.learner.max_tokens_per_microbatch} tokens, shared prompts"

@@ -58,9 +58,8 @@ def parser() -> ArgumentParser:
     return made
 
 
-@command(parser, RuntimeError)
 @private_files()
-def main(options: Namespace) -> int:
+def run(options: Namespace) -> int:
     """Start a server and the training beside it; the exit status is the training's."""
     stop_on_signals()
     began_s = time.time()
@@ -103,6 +102,9 @@ def main(options: Namespace) -> int:
             run_id = begun.relative_to(options.root).parts[0]
             print(f"'rollflow demo{where} --resume {run_id}' goes on with it", file=sys.stderr)
         raise
+
+
+main = command(parser, RuntimeError)(run)
 
 
 def next_commands(where: str, *, plays: bool) -> str:

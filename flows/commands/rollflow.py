@@ -41,6 +41,7 @@ class ConsoleCommand(NamedTuple):
 COMMANDS = (
     ConsoleCommand("demo", TRAIN, "post-train, with servers of its own", "--preset tiny"),
     ConsoleCommand("train", TRAIN, "post-train, on a server that is running", "--preset tiny"),
+    ConsoleCommand("rollout", TRAIN, "generate and score alone", "--preset tiny"),
     ConsoleCommand("serve", TRAIN, "offer runs to Prefect's pages", "tiny"),
     ConsoleCommand("worker", LEND, "lend this machine as a rollout worker", "tls://HOST:8786"),
     ConsoleCommand("workers", LEND, "lend several, by a schedule", "tls://HOST:8786"),

@@ -42,7 +42,30 @@ def _check_members(config: Parts) -> None:
     engine_members(config.cluster, config.engine.tensor_parallel_size)
 
 
+def _check_training(config: Parts) -> None:
+    """A run that trains needs a learner, one that does not needs rounds of one weight version."""
+    has_learner = bool(device_map(config.cluster)["learner"])
+    if config.trains and not has_learner:
+        raise ValueError(
+            "cluster.roles must place rollout and learner, learner missing in"
+            f" {config.cluster.roles!r}; add 'learner: 0', or generate and score alone: rollflow"
+            " rollout"
+        )
+    if not config.trains and config.scheduling.algebra(config.batch).is_off_policy:
+        raise ValueError(
+            "trains=false needs rounds that carry nothing into the next one, scheduling.kind"
+            f" {config.scheduling.kind!r} does; --set scheduling.kind=sync"
+        )
+    if config.trains and config.replays:
+        raise ValueError(
+            f"replays needs trains=false, got {config.replays!r} beside training; use rollflow"
+            " rollout --from RUN"
+        )
+
+
 def _check_held_out(config: Parts) -> None:
+    if not config.trains:  # it evaluates nothing
+        return
     if field := _nothing_held_out(config.task):
         raise ValueError(
             f"task.{field} must be > 0, got 0: a run asks {config.evaluation.num_prompts} held-out"
@@ -64,6 +87,8 @@ def _nothing_held_out(task: TaskConfig) -> str:
 def _check_warm_ups(config: Parts) -> None:
     """A warm-up must end within the run. A preset's own may be longer: a trial of two steps trains
     as the first two steps of the whole run do."""
+    if not config.trains:
+        return
     learner, last = config.learner, config.num_steps
     warm_ups = {"learner.optimizer.warmup_steps": learner.optimizer.warmup_steps}
     if learner.has_critic:
@@ -202,7 +227,7 @@ def _check_updates(config: Parts) -> None:
 
 
 def _check_shards(config: Parts) -> None:
-    if config.learner.parameters != "sharded":
+    if config.learner.parameters != "sharded" or not config.trains:
         return
     num_ranks = len(device_map(config.cluster)["learner"])
     if num_ranks < 2:
@@ -331,6 +356,7 @@ def _check_judge(config: Parts) -> None:
 
 RULES: tuple[Callable[[Parts], object], ...] = (
     _check_members,
+    _check_training,
     _check_held_out,
     _check_warm_ups,
     _check_lengths,

@@ -84,10 +84,13 @@ def spread(roles: str, num_devices: int) -> str:
     """A role map for so many devices in the spirit of another one: see the module."""
     placed = parse_role_map(roles)
     rollout, learner = ((0, num_devices), (0, num_devices))
-    if not set(placed["rollout"]) & set(placed["learner"]) and num_devices > 1:
+    if not placed["learner"]:  # rounds without training
+        learner = (0, 0)
+    elif not set(placed["rollout"]) & set(placed["learner"]) and num_devices > 1:
         rollout = (0, num_devices - num_devices // 2)
         learner = (rollout[1], num_devices)
-    told = f"rollout: {_span(*rollout)}, learner: {_span(*learner)}"
+    told = f"rollout: {_span(*rollout)}"
+    told += f", learner: {_span(*learner)}" if placed["learner"] else ""
     told += f", judge: {num_devices - 1}" if "judge" in placed else ""
     workers = num_environment_workers(roles)
     return f"{told}, environment: {workers}" if workers else told

@@ -103,7 +103,7 @@ def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemor
     learner = learner_memory(
         config.learner,
         size,
-        len(placed["learner"]),
+        max(1, len(placed["learner"])),
         row_tokens,
         learners_per_machine(config.cluster),
     )

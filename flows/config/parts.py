@@ -88,6 +88,20 @@ class Parts(FrozenConfig):
             " long-prompt queue may add a few."
         ),
     )
+    trains: bool = Field(
+        True,
+        description=(
+            "Whether steps train; off, they only generate and score, with the model as it is and"
+            " without learner devices (rollflow rollout)."
+        ),
+    )
+    replays: Location = Field(
+        "",
+        description=(
+            "Folder of a run whose rounds are asked again, each with the same prompts in the same"
+            " number (rollflow rollout --from); needs trains=false. Empty: none."
+        ),
+    )
     model: ModelConfig = Field(..., description="The model that is trained.")
     task: TaskConfig = Field(..., description="Where the prompts come from.")
     rewards: Mapping[str, RewardConfig] = Field(

@@ -25,7 +25,7 @@ def misfit_of_rows(config: Parts, dataset: Dataset, unfit: Collection[int] = ())
     """A sentence if the rows are too few, with settings that fit; else empty. unfit: rows to train
     on that are never asked."""
     rows, heldout = len(dataset.rows) - len(unfit), len(dataset.heldout)
-    asked, launched = config.evaluation.num_prompts, _launched(config)
+    asked, launched = heldout_asked(config), _launched(config)
     if heldout >= asked and _can_plan(config, rows):
         return ""
     short = []
@@ -45,6 +45,11 @@ def misfit_of_rows(config: Parts, dataset: Dataset, unfit: Collection[int] = ())
     more = f"give {needed} questions" if needed else "give more rows"
     cure = f"{flags} {fit}, or {more}" if flags else more
     return f"{' and '.join(short)}; {cure}"
+
+
+def heldout_asked(config: Parts) -> int:
+    """Held-out questions that a run asks: none where it does not train."""
+    return config.evaluation.num_prompts if config.trains else 0
 
 
 def _launched(config: Parts) -> int:

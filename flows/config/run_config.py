@@ -34,7 +34,7 @@ from flows.config.device_choice import AUTO, with_devices
 from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
 from flows.config.parts import Parts
-from flows.config.presets import overlay, preset_values
+from flows.config.presets import overlay, preset_values, without_training
 from tasks.learner.learner_config import LearnerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
@@ -117,7 +117,8 @@ def _over_its_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: par
         "engine": {"kind": "vllm"},
         "learner": LearnerConfig().model_dump(mode="json"),
     }
-    return overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
+    whole = overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
+    return without_training(whole) if whole.get("trains") is False else whole
 
 
 def _without_auto(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: parsed JSON

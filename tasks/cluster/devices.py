@@ -22,7 +22,6 @@ from tasks.scheduling.parallelism import device_groups
 
 DeviceRole = Literal["rollout", "learner", "judge"]
 ROLES: tuple[DeviceRole, ...] = ("rollout", "learner", "judge")
-REQUIRED: tuple[DeviceRole, ...] = ("rollout", "learner")
 MOST_DEVICES = 100_000  # of any cluster: a slip of the pen shall not fill the memory
 QUIET_LIBRARIES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -36,7 +35,8 @@ ENVIRONMENT = "environment"  # the role without a device: it has a number of wor
 def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
     """Parse "rollout: 0-1,4; learner: 0" to device numbers by role. Parts are separated by ';' or
     by a comma before a role's name. Skips environment workers, which have no device. Raises
-    ValueError for other text, and if a required role is missing."""
+    ValueError for other text, and if no device generates. Without the role learner nothing trains
+    (`flows.config.consistency`)."""
     parsed: dict[DeviceRole, tuple[int, ...]] = {}
     for part in _role_parts(roles):
         name, _, ranges = part.partition(":")
@@ -51,12 +51,11 @@ def parse_role_map(roles: str) -> dict[DeviceRole, tuple[int, ...]]:
         if role in parsed:
             raise ValueError(f"roles names {role!r} twice in {roles!r}; join its device ranges")
         parsed[role] = parse_ranges(ranges, roles)
-    missing = [role for role in REQUIRED if role not in parsed]
-    if missing:
+    if "rollout" not in parsed:
         raise ValueError(
-            f"roles must place {' and '.join(REQUIRED)}, {', '.join(missing)} missing in {roles!r};"
-            f" add '{missing[0]}: 0'"
+            f"roles must place rollout and learner, rollout missing in {roles!r}; add 'rollout: 0'"
         )
+    parsed.setdefault("learner", ())
     return parsed
 
 
@@ -149,8 +148,9 @@ class ClusterConfig(FrozenConfig):
         "rollout: 0-1, learner: 0-1",
         description=(
             "Which devices do what, as 'role: ranges' parts; the same device in two roles takes"
-            " turns. `judge` is optional. So is `environment`, which has no device: its number says"
-            " how many workers environments step in, instead of beside each engine."
+            " turns. `judge` is optional, and `learner` where trains is off. So is `environment`,"
+            " which has no device: its number says how many workers environments step in, instead"
+            " of beside each engine."
         ),
     )
     scheduler_address: NetworkAddress | None = Field(
@@ -243,7 +243,7 @@ def learners_per_machine(config: ClusterConfig) -> int:
     """The learner devices of each machine, whose sharded parameters are whole there, if several
     have equally many, two or more, machine after machine; else all learner devices."""
     hosts = [device // config.devices_per_host for device in device_map(config)["learner"]]
-    each = len(hosts) // len(set(hosts))
+    each = len(hosts) // max(1, len(set(hosts)))
     is_even = hosts == [host for host in dict.fromkeys(hosts) for _ in range(each)]
     return each if is_even and each > 1 else len(hosts)
 

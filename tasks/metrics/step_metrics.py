@@ -231,6 +231,8 @@ def _judge_metrics(report: StepReport) -> dict[str, float]:
 
 
 def _learner_metrics(report: StepReport) -> dict[str, float]:
+    if not report.plan.run.learners:
+        return {}
     total = reduce(add, report.policy.ranks, report.trained)
     return (
         token_means(total)

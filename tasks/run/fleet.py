@@ -160,7 +160,7 @@ class Fleet:
         pools = [name for name in names if name in self.run.environment_workers]
         remotes = map(self._registry.remote, pools)
         await asyncio.gather(*(remote.call("warm", deadline_s=self._start_s) for remote in remotes))
-        if not self._are_joined:
+        if self.run.learners and not self._are_joined:
             learners = [
                 RemoteLearner(self._registry.remote(name), self.run.deadlines.learner_call_s)
                 for name in self.run.learners

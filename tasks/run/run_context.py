@@ -230,6 +230,12 @@ class StepPlan:
         return self.round.is_evaluation
 
     @property
+    def trains(self) -> bool:
+        """True if the round's groups are trained: not those of an evaluation, and of no run without
+        learners."""
+        return bool(self.run.learners) and not self.is_evaluation
+
+    @property
     def overlaps(self) -> bool:
         """True if the engines generate while other steps train."""
         return self.round.overlaps

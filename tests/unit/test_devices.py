@@ -45,7 +45,7 @@ def test_roles_are_read(roles: str, rollout: tuple[int, ...], learner: tuple[int
             "roles must read like .*'trainer: 0'|roles must read like .* trainer: 0",
         ),
         ("rollout: 0, learner: 0, rollout: 1", "names 'rollout' twice"),
-        ("rollout: 0-1", "learner missing .* add 'learner: 0'"),
+        ("learner: 0-1", "rollout missing .* add 'rollout: 0'"),
         ("rollout: a, learner: 0", "numbers like 0-3,6, got 'a'"),
         ("rollout: 0-, learner: 0", "numbers like 0-3,6, got '0-'"),
         ("rollout: -1, learner: 0", "numbers like 0-3,6, got '-1'"),

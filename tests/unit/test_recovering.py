@@ -73,7 +73,9 @@ async def test_a_worker_lost_while_weights_are_restored_is_replaced(
 
     monkeypatch.setattr(recovery, "restore_policy", restore_policy)
     config = SimpleNamespace(max_recoveries=1, keep=SimpleNamespace(checkpoints=2))
-    run = SimpleNamespace(config=config, weights_of=lambda step: f"committed-{step}")
+    run = SimpleNamespace(
+        config=config, context=CONTEXT, weights_of=lambda step: f"committed-{step}"
+    )
 
     async def published(report: SimpleNamespace) -> None:
         done.append(f"elastic workers told of {report.weights}")

@@ -422,7 +422,7 @@ def test_a_sentence_names_every_fault_with_field_and_value() -> None:
 
 def test_a_rule_of_our_own_is_told_in_its_own_words() -> None:
     assert refusal("cluster.roles=rollout: 0").startswith(
-        "cluster: roles must place rollout and learner, learner missing"
+        "cluster.roles must place rollout and learner, learner missing"
     )
 
 

@@ -28,6 +28,7 @@ NOWHERE = "tcp://127.0.0.1:9"
 CALLS = {
     "demo": ("--set seed=no --prefect-port 0", 2),
     "train": ("--set seed=no", 2),
+    "rollout": ("--from nobody", 2),
     "worker": (f"{NOWHERE} --grace-s 1", 3),
     "workers": (f"{NOWHERE} --plan", 0),
     "init": ("mine", 0),

@@ -25,9 +25,9 @@ def placed_transport(cluster: ClusterConfig) -> TransportKind:
     """The fastest transport for this placement. On GPUs, `ipc` if every engine's device is a
     learner's, too; `broadcast` if rank 0 shares its device with no engine, which NCCL refuses, on
     one machine, as engines listen on its loopback address alone. Else the file."""
-    if cluster.device_kind != "cuda":
-        return "file"
     roles = device_map(cluster)
+    if cluster.device_kind != "cuda" or not roles["learner"]:
+        return "file"
     engines, learners = set(roles["rollout"]), roles["learner"]
     if engines <= set(learners):
         return "ipc"
