@@ -63,9 +63,11 @@ class ReportFolder:
         answers: HeldoutAnswers,
         model: str,
     ) -> RunSummary:
-        """Write all report files at the end. model: where the weights were exported."""
+        """Write all report files at the end. model: where the weights were exported; empty for a
+        run that does not train."""
         await self.wait_until_drawn()
-        summary = self._results.summary(commits, evaluations, {"model": model} | self._links())
+        links = ({"model": model} if model else {}) | self._links()
+        summary = self._results.summary(commits, evaluations, links)
         files = {"summary.md": markdown(summary).encode()}
         if self._draws:
             files |= await asyncio.to_thread(self._draw, commits, evaluations, answers, summary)

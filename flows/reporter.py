@@ -290,7 +290,8 @@ class RunReporter:
         return figures_of(self._run.config.num_steps, self._commits, heldout, self._gain)
 
     async def finish(self, model: str) -> RunSummary:
-        """Write and print the final report. `model`: where the weights were exported."""
+        """Write and print the final report. model: where the weights were exported; empty for a run
+        that does not train."""
         await self.caught_up()
         commits = read_commits(self._run.store)
         await self._participants.record(self.figures)

@@ -94,7 +94,7 @@ def run(options: Namespace) -> int:
             if code < 0:
                 log = str(flow_log(options.root, began_s) or options.root)
                 raise RuntimeError(f"the run is gone: {account(code, (), log)}")
-        if code == 0:
+        if code == 0 and config.trains:
             print(next_commands(where, plays=bool(config.environments)))
         return code
     except KeyboardInterrupt:

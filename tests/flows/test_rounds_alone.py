@@ -41,6 +41,7 @@ def test_rounds_alone_are_recorded_and_nothing_is_trained(alone: tuple[Finished,
     finished, run = alone
     assert finished.code == 0, finished.err
     assert "of the rounds, without training" in finished.out
+    assert "model:" not in finished.out
     assert len(commits(run)) >= 3
     for commit in commits(run):
         assert commit["weights"]["version"] == 0
