@@ -6,7 +6,6 @@ those in which it differs from another preset. Its docstring is its line in `exp
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import wraps
@@ -46,17 +45,6 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def without_training(values: Mapping[str, Any]) -> Values:  # Any: JSON values
-    """The values of a run that only generates and scores: nothing that trains or publishes."""
-    off = {"enabled": False}
-    parts = ("stream_trainer", "seeding", "elastic", "weight_check")
-    cluster = values.get("cluster")
-    roles = cluster.get("roles") if isinstance(cluster, Mapping) else None
-    kept = re.sub(r"\s*[,;]?\s*learner\s*:[\d\s,-]*(?=[,;]\s*[a-z]|$)", "", str(roles or ""))
-    placed = {"cluster": {"roles": kept.lstrip(",; ")}} if roles else {}
-    return overlay(values, {**dict.fromkeys(parts, off), **placed})
 
 
 def preset_values(name: str) -> Values:

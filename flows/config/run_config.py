@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -34,7 +35,7 @@ from flows.config.device_choice import AUTO, with_devices
 from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
 from flows.config.parts import Parts
-from flows.config.presets import overlay, preset_values, without_training
+from flows.config.presets import Values, overlay, preset_values
 from tasks.learner.learner_config import LearnerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"
@@ -119,6 +120,17 @@ def _over_its_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: par
     }
     whole = overlay(overlay(kinds, preset_values(preset)), {**given, "preset": preset})
     return without_training(whole) if whole.get("trains") is False else whole
+
+
+def without_training(values: Mapping[str, Any]) -> Values:  # Any: JSON values
+    """The values of a run that only generates and scores: nothing that trains or publishes."""
+    off = {"enabled": False}
+    parts = ("stream_trainer", "seeding", "elastic", "weight_check")
+    cluster = values.get("cluster")
+    roles = cluster.get("roles") if isinstance(cluster, Mapping) else None
+    kept = re.sub(r"\s*[,;]?\s*learner\s*:[\d\s,-]*(?=[,;]\s*[a-z]|$)", "", str(roles or ""))
+    placed = {"cluster": {"roles": kept.lstrip(",; ")}} if roles else {}
+    return overlay(values, {**dict.fromkeys(parts, off), **placed})
 
 
 def _without_auto(given: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: parsed JSON

@@ -16,8 +16,7 @@ from round_factories import make_plan
 from artifacts.store import Store
 from flows.commands import demo, rollout
 from flows.commands.algebra_rows import algebra_rows
-from flows.config.presets import without_training
-from flows.config.run_config import RunConfig
+from flows.config.run_config import RunConfig, without_training
 from flows.config.settings_file import settings_of
 from flows.recovery import PartialRound, copy_plans, keep_round, partial_round
 from tasks.cluster.devices import worker_specs
