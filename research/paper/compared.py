@@ -48,6 +48,7 @@ STEP_COLUMNS = pa.schema(
 )
 HEAD = ("figure", "ours", "published", "ratio", "source")
 PAGE_HEAD = ("figure", "ours", "published", "error", "source")
+MOST_NAMED = 20  # figures without a counterpart that a page names
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"  # of a page that has them
 BAR = 0.36  # of the distance of two figures
 
@@ -116,13 +117,18 @@ def markdown_of(experiment: Experiment, figures: Mapping[str, float]) -> str:
     if rows := [line.page_cells for line in lines if line.published is not None]:
         paragraphs.append(markdown_table(PAGE_HEAD, rows))
     start = f"{experiment.name}/"
-    others = (
+    others = [
         f"{line.name.removeprefix(start)} {number(line.ours)}"
         for line in lines
         if line.published is None
-    )
-    if said := "; ".join(others):
-        paragraphs.append("\n".join(wrap(f"No published figure is known of: {said}.", 100)))
+    ]
+    if len(others) > MOST_NAMED:
+        paragraphs.append(
+            f"No published figure is known of {len(others)} others; `--json` has them."
+        )
+    elif others:
+        said = f"No published figure is known of: {'; '.join(others)}."
+        paragraphs.append("\n".join(wrap(said, 100)))
     return "\n\n".join(paragraphs) + "\n"
 
 
