@@ -1,31 +1,45 @@
-"""The twins of RollPacker's and ROLL's jobs, from the command to the report: SmolLM2 on generated
-questions with rules, a sandbox and a judge."""
+"""The twins of the papers' jobs, from the command to the report: SmolLM2 on generated questions
+with rules, a sandbox and a judge; and PolyRL's with workers that come by the step script's
+schedule, on simulated engines."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
+from tasks.cluster.ports import free_port
 from tests.flows.conftest import (
     BRIEFLY,
     DRAWN,
     ENDS_WITHIN_S,
     HANDOVER,
+    ROOT,
+    SIMULATED,
     SMALL,
     Launcher,
 )
 from tests.flows.test_elastic_worker_runs import (
+    SLOW,
     commits,
     figure,
+    handed,
+    members,
     trained,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
 P0 = R0 = 4  # of SMALL
+STEPS = 24  # of some four seconds: time for the first worker to come, and for the second
 MATHS = ("add", "letters")
 SCORERS = {("code", "code"), ("story", "judge"), *((each, "math_answer") for each in MATHS)}
 
@@ -64,4 +78,51 @@ def test_three_domains_are_trained_from_the_command_to_the_report(
     assert {("code", "code"), ("story", "judge")} < found <= SCORERS
     if name == "rollpacker-7b-small":
         assert all(figure(run, "rollout/freed_learners")[:2]), "devices trained in mid-round"
+    assert (run / "report/index.html").is_file()
+
+
+def test_workers_of_the_step_script_take_part_in_polyrls_twin(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    run, port = tmp_path / "polyrl", free_port()
+    process = launcher.start(
+        tmp_path,
+        *(*SIMULATED, SLOW, DRAWN, f"num_steps={STEPS}", f'run_name="{run.name}"'),
+        *("model.kind=tiny_llama", "task.kind=chain_sum", "task.min_terms=3"),
+        *("rewards.*.kind=math_answer", f"cluster.scheduler_port={port}"),
+        preset="polyrl-8b-small",
+    )
+    schedule = ["--schedule", "step", "--interval", "30", "--most", "2", "--name", "spot"]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.commands.rollflow",
+        "workers",
+        f"tls://127.0.0.1:{port}",
+    ]
+    try:
+        wait_until((run / "plans/00001.json").exists, "the first round", process)
+        with (tmp_path / "workers.log").open("w") as log:
+            workers = subprocess.Popen(
+                [*command, *schedule, *handed(run)],
+                cwd=ROOT,
+                env=os.environ | launcher.environment,
+                stderr=log,
+            )
+            try:
+                _, err = process.communicate(timeout=ENDS_WITHIN_S)
+            finally:
+                workers.send_signal(signal.SIGTERM)
+                workers.wait(60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    for step in range(1, STEPS + 1):
+        assert len(trained(run, step)) == P0 * R0
+    assert (run / "report/members.json").exists(), (tmp_path / "workers.log").read_text()
+    came = members(run)
+    assert {name.rpartition(".")[0] for name in came} <= {"spot-0", "spot-1"}
+    assert sum(worker["num_tokens"] for worker in came.values()) > 0
+    spent: list[dict[str, Any]] = commits(run)  # Any: JSON
+    assert any(commit["metrics"].get("cost/spot_worker_s") for commit in spent)
     assert (run / "report/index.html").is_file()
