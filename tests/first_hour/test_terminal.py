@@ -111,6 +111,17 @@ def test_a_run_that_is_stopped_hears_it_and_goes_on(demo: Typed, shell: Shell) -
     assert (shell.folder / "compare.png").stat().st_size > 0
 
 
+def test_two_runs_at_once_need_no_setting(demo: Typed, shell: Shell) -> None:
+    command = "rollflow demo --preset tiny --set num_steps=3"
+    first = shell.spawn(command, timeout_s=300)
+    first.expect("run: ")
+    second = shell.type(command, timeout_s=300)
+    first.expect(pexpect.EOF)
+    first.close()
+    assert (first.exitstatus, second.status) == (0, 0), second.text[-3000:]
+    assert "is taken: the Prefect server has port" in words(second)
+
+
 def test_the_trained_model_answers(demo: Typed, shell: Shell) -> None:
     typed = shell.type("rollflow ask last --task", timeout_s=300)
     assert typed.status == 0, typed.text
