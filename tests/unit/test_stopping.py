@@ -30,6 +30,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(stopping, "AWAITS_WITHIN_S", 0.1)
     first = {number: signal.getsignal(number) for number in ALL}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
     before = {number: signal.getsignal(number) for number in ALL}
     prefects = engine._prefect_sigterm_handler
     yield
