@@ -54,7 +54,7 @@ def engines(error: Exception, *, pulls: bool) -> tuple[ElasticEngines, Late]:
     run: Any = SimpleNamespace(
         run_id="r", elastic=GIVEN, engine=ElasticConfig(), model_path="", seed=0, probes=()
     )
-    server = SimpleNamespace(publish=offered, publish_model=offered, url="")
+    server = SimpleNamespace(publish=offered, publish_model=offered, urls=("",))
     origin: Any = server if pulls else None
     made, late = ElasticEngines(SimpleNamespace(), run, origin), Late(error)  # type: ignore[arg-type]
     made._registry = late  # type: ignore[assignment]

@@ -359,13 +359,13 @@ def test_the_command_shows_what_cannot_be_seen_as_an_escape(
         (["gues"], "the name must be one of bandit, .* got 'gues'; did you mean guess?"),
         (["my.module"], "or write 'package.module:Name'"),
         (["no_such_module:Guess"], "'no_such_module:Guess' is not (ModuleNotFoundError"),
-        (["guess", "--set", "largest=1"], "guess.largest is wrong"),
-        (["guess", "--set", "size=1"], "guess.size must be a known field"),
+        (["guess", "--set", "largest=1"], "largest is wrong"),
+        (["guess", "--set", "size=1"], "size must be a known field"),
         (["guess", "--seeds", "1"], "--seeds must be >= 2, got 1; raise it"),
         (["guess", "--timeout", "-1"], "--timeout must be > 0 and at most 1e+06, got -1; choose"),
         (["guess", "--timeout", "0"], "--timeout must be > 0"),
         (["guess", "--timeout", "inf"], "--timeout must be > 0"),
-        (["custom"], "custom.path must be given, it is missing"),
+        (["custom"], "must be named by its import path, got 'custom'"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_play(

@@ -76,11 +76,11 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = written(tmp_path / "run")
-    async with serving(weights) as server, wire(server.url) as between:
+    async with serving(weights) as server, wire(server.urls[0]) as between:
         with closing(ServerConnection(between.url, TOKEN, time.monotonic() + 20)) as connection:
             manifest = await asyncio.to_thread(connection.request, "GET", "/versions/7")
         (recorded,) = between.heads
-        parts = urlsplit(server.url)
+        parts = urlsplit(server.urls[0])
 
         async def sent_again(sender: str) -> bytes:
             reader, writer = await asyncio.open_connection(
@@ -109,7 +109,7 @@ async def test_a_recorded_request_is_refused_when_it_is_sent_again(
 
 async def test_a_whole_pull_shows_the_token_to_nobody(tmp_path: Path) -> None:
     weights = written(tmp_path / "run")
-    async with serving(weights) as server, wire(server.url) as between:
+    async with serving(weights) as server, wire(server.urls[0]) as between:
         async with elastic_worker(tmp_path / "elastic") as held:
             here = await held.pull(order(between.url))
             assert Path(here.path).read_bytes() == Path(weights.path).read_bytes()
