@@ -62,7 +62,8 @@ def _fault(place: Place, message: str, kind: str, given: object) -> str:
     match kind:
         case "extra_forbidden":
             near = nearest_field(place)
-            cure = f"did you mean {flag(near, given)}?" if near else LISTED
+            is_another = near and near != field  # other kinds may have one of this name
+            cure = f"did you mean {flag(near, given)}?" if is_another else LISTED
             return f"{field} must be a known field, it is not one; {cure}"
         case "value_error":
             return f"{field + ': ' if field else ''}{message.removeprefix('Value error, ')}"

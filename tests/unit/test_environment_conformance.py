@@ -360,7 +360,10 @@ def test_the_command_shows_what_cannot_be_seen_as_an_escape(
         (["my.module"], "or write 'package.module:Name'"),
         (["no_such_module:Guess"], "'no_such_module:Guess' is not (ModuleNotFoundError"),
         (["guess", "--set", "largest=1"], "largest is wrong"),
-        (["guess", "--set", "size=1"], "size must be a known field"),
+        (
+            ["guess", "--set", "size=1"],
+            "size must be a known field, it is not one; 'rollflow explain",
+        ),
         (["guess", "--seeds", "1"], "--seeds must be >= 2, got 1; raise it"),
         (["guess", "--timeout", "-1"], "--timeout must be > 0 and at most 1e+06, got -1; choose"),
         (["guess", "--timeout", "0"], "--timeout must be > 0"),
