@@ -4,7 +4,8 @@ failure is a ValueError of one sentence with the repository, the cause and the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -31,19 +32,15 @@ def fetch(
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    try:
-        with users_own_files():
-            folder = snapshot_download(
-                repository,
-                repo_type=kind,
-                revision=revision,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(ignored),
-            )
-        return Path(folder)
-    except Exception as error:
-        sentence = _sentence(error, kind, repository, revision)
-        raise ValueError(without_secrets(sentence)) from (None if secret_in(str(error)) else error)
+    with _explained(kind, repository, revision), users_own_files():
+        folder = snapshot_download(
+            repository,
+            repo_type=kind,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(ignored),
+        )
+    return Path(folder)
 
 
 def check_there(kind: RepositoryKind, repository: str, revision: str, file: str) -> None:
@@ -61,11 +58,19 @@ def check_there(kind: RepositoryKind, repository: str, revision: str, file: str)
     cached = try_to_load_from_cache(repository, file, repo_type=kind, revision=revision)
     if isinstance(cached, str):
         return
-    try:
+    with (
+        _explained(kind, repository, revision),
+        suppress(errors.RemoteEntryNotFoundError),  # a data set may have no card
+    ):
         url = hf_hub_url(repository, file, repo_type=kind, revision=revision)
         get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except errors.RemoteEntryNotFoundError:
-        return  # a data set may have no card
+
+
+@contextmanager
+def _explained(kind: RepositoryKind, repository: str, revision: str) -> Iterator[None]:
+    """Turn what the hub's client raises into a ValueError with cause and cure."""
+    try:
+        yield
     except Exception as error:
         sentence = _sentence(error, kind, repository, revision)
         raise ValueError(without_secrets(sentence)) from (None if secret_in(str(error)) else error)
