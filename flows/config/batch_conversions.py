@@ -10,6 +10,7 @@ from typing import Any, Final, get_args  # Any: a value of YAML, everywhere
 from artifacts.reports.trackers import TrackerName
 from flows.config.foreign_values import (
     INFERS,
+    JUDGE,
     RESPONSE_LENGTHS,
     Contradiction,
     ForeignValues,
@@ -29,7 +30,6 @@ OWN_LENGTHS = (
     "actor_rollout_ref.rollout.max_model_len",
 )
 FILTER = "algorithm.filter_groups."
-JUDGE = "LLMJudgeRewardWorker"
 
 
 # numbers and texts

@@ -22,6 +22,7 @@ PARALLEL = "actor_train.strategy_args.strategy_config."
 RESPONSE_LENGTHS = (
     "response_length", "actor_infer.generating_args.max_new_tokens", "data.max_response_length",
 )  # fmt: skip
+JUDGE = "LLMJudgeRewardWorker"  # ROLL's reward by a model
 DEVICES = re.compile(r"range\((?:(\d+)\s*,\s*)?(\d+)\)|\[\s*(\d[\d\s,]*)\]")
 
 

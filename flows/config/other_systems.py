@@ -1,7 +1,8 @@
 """The settings of ROLL, RollPacker, veRL and PolyRL by the settings here: a table, from which the
 page docs/from-other-systems.md, `rollflow explain --fields` and `rollflow import` are made.
 
-The table is `other_systems.txt`, whose head says how it is read. `conversions` has its functions.
+The table is `other_systems.txt`, whose head says how it is read. `batch_conversions` and
+`part_conversions` have its functions.
 """
 
 from __future__ import annotations

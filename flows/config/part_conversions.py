@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any  # a value of YAML, everywhere
 
 from flows.config.foreign_values import (
+    JUDGE,
     RESPONSE_LENGTHS,
     Contradiction,
     ForeignValues,
@@ -23,7 +24,6 @@ ADVANTAGES = {
     "step_reinforce": "turn_returns", "agentic_reinforce": "turn_returns",
 }  # fmt: skip
 REWARDS = {"MathRuleRewardWorker": "math_answer", "CodeSandboxRewardWorker": "code"}
-JUDGE = "LLMJudgeRewardWorker"
 ESTIMATORS = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k1": "k1", "k2": "k2", "k3": "k3"}
 UNCLIPPED = ("vanilla", "tis", "topr")  # of pg_variant
 
