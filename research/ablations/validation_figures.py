@@ -50,17 +50,12 @@ def validation_report(lines: Sequence[TableLine], runs: Sequence[MeasuredRun], p
     if not whole:
         return "no repeat has a run of every variant yet\n"
     ends_s = {repeat: min(curves[line.name, repeat][-1][0] for line in shown) for repeat in whole}
+    of_first = [reward_at(curves[shown[0].name, repeat], ends_s[repeat]) for repeat in whole]
     rows = []
     for line in shown:
         own = [curves[line.name, repeat] for repeat in whole]
-        first = [curves[shown[0].name, repeat] for repeat in whole]
-        at_end = [
-            reward_at(points, ends_s[repeat]) for repeat, points in zip(whole, own, strict=True)
-        ]
-        of_first = [
-            reward_at(points, ends_s[repeat]) for repeat, points in zip(whole, first, strict=True)
-        ]
-        gains = [after - before for after, before in zip(at_end, of_first, strict=True)]
+        at_end = [reward_at(curves[line.name, repeat], ends_s[repeat]) for repeat in whole]
+        gains = [reward - first for reward, first in zip(at_end, of_first, strict=True)]
         rows.append(
             (
                 line.label,
