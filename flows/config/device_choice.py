@@ -7,6 +7,8 @@
     rollout and learner apart        ─▶    N - N//2 generate, N//2 train; one GPU does both in turn
     judge                            ─▶    the last GPU
 
+On cores the learner computes in bf16 where they multiply it fast, in fp32 elsewhere.
+
 Whatever the user has set stays. The choice is made while a configuration is validated, so that a
 run's manifest holds the kind of device that was taken, and a resumed run keeps it. The workers of a
 cluster that a run joins may be on other machines: there the kind must be named.
@@ -20,7 +22,7 @@ from typing import Any
 from artifacts.urls import secret_in
 from flows.config.parts import Parts
 from flows.config.presets import Values, overlay, preset_values
-from tasks.cluster import gpus
+from tasks.cluster import cores, gpus
 from tasks.cluster.devices import num_environment_workers, parse_role_map
 from tasks.scheduling.policies.registry import POLICIES
 
@@ -54,6 +56,16 @@ def with_devices(values: Json, given: Json) -> Values:
     if not found.names:
         return overlay(values, {"cluster": {"device_kind": "cpu"}})
     return _on_gpus(values, given, len(found.names))
+
+
+def with_fast_products(values: Json, given: Json) -> Values:
+    """Let a learner on cores that multiply bf16 slowly compute in fp32, unless its dtype was given.
+    values: as for `with_devices`, which has completed them."""
+    named = "compute" in _part(given, "learner") or given.get("resume")
+    on_cores = _part(values, "cluster").get("device_kind") == "cpu"
+    if named or not on_cores or cores.multiply_bf16():
+        return dict(values)
+    return overlay(values, {"learner": {"compute": "fp32"}})
 
 
 def _on_gpus(values: Json, given: Json, num_gpus: int) -> Values:
@@ -145,7 +157,9 @@ def told(config: Parts) -> str:
     found = gpus.found_gpus()
     if cluster.device_kind == "cpu":
         devices = f"{cluster.num_devices} x {cluster.cores_per_device} CPU cores"
-        return f"{devices}, as named" if named else f"{devices}: {found.reason}"
+        slow = config.learner.compute == "fp32" and "compute" not in config.learner.model_fields_set
+        dtype = "; the learner computes in fp32: these cores multiply bf16 slowly" * slow
+        return f"{devices}, as named{dtype}" if named else f"{devices}: {found.reason}{dtype}"
     devices = f"{cluster.num_devices} GPUs" if cluster.num_devices > 1 else "1 GPU"
     if named or not found.names:
         return f"{devices}, as named"

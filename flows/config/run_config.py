@@ -31,7 +31,7 @@ from artifacts.models.registry import HubModelConfig
 from artifacts.reports.mlflow_client import sqlite_uri
 from artifacts.urls import hidden, without_secrets
 from flows.config.consistency import broken_rules
-from flows.config.device_choice import AUTO, with_devices
+from flows.config.device_choice import AUTO, with_devices, with_fast_products
 from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
 from flows.config.parts import Parts
@@ -64,7 +64,8 @@ class RunConfig(Parts):
         try:
             given = _without_auto(with_todays_names(given))
             with reading_settings():
-                config = handler(with_devices(_over_its_preset(given), given))
+                placed = with_devices(_over_its_preset(given), given)
+                config = handler(with_fast_products(placed, given))
         except ValueError as error:
             raise _without_secrets(error, given) from None
         mark_as_set(config, given)

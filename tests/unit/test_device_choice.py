@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from flows.config.device_choice import spread, told
 from flows.config.presets import PRESETS, preset_values
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import settings_of
-from tasks.cluster import gpus
+from tasks.cluster import cores, gpus
 from tasks.cluster.devices import WorkerSpec, device_map, worker_specs
 from tasks.rewards.judges.reward import judge_engine_of
 from tests.flows.conftest import beyond_gpus
@@ -26,11 +28,12 @@ ADDRESS = "tcp://10.0.0.1:8786"
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes up a machine with so many GPUs."""
+    """Makes up a machine with so many GPUs, whose cores multiply bf16 fast."""
 
     def make(number: int) -> None:
         found = gpus.FoundGpus(names=(H200,) * number, reason="" if number else "none is here")
         monkeypatch.setattr(gpus, "found_gpus", lambda: found)
+        monkeypatch.setattr(cores, "multiply_bf16", lambda: True)
 
     return make
 
@@ -209,3 +212,25 @@ def test_flow_tests_are_skipped_where_their_roles_need_more_gpus(
     why = beyond_gpus(assignments, preset, num_gpus)
     assert bool(why) is is_skipped
     assert not why or "name 2 devices, GPUs here: 1" in why
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [("fma avx2", "fp32"), ("avx2 avx512f avx512bw avx512vl avx512dq", "bf16"), ("", "bf16")],
+)
+def test_cores_that_multiply_bf16_slowly_compute_in_fp32(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, dtype: str
+) -> None:
+    multiply_bf16 = cores.multiply_bf16
+    machine(0)
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor: 0\nflags: {flags}\n" if flags else "Features: asimd\n")
+    monkeypatch.setattr(cores, "multiply_bf16", partial(multiply_bf16, info))
+    config = configured("smollm2")
+    assert config.learner.compute == dtype
+    assert ("multiply bf16 slowly" in told(config)) == (dtype == "fp32")
+    assert configured("smollm2", learner={"compute": "bf16"}).learner.compute == "bf16"
+    kept = RunConfig.model_validate(config.model_dump(mode="json"))
+    assert kept.learner.compute == dtype
+    machine(1)
+    assert configured("smollm2").learner.compute == "bf16"
