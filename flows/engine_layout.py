@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from artifacts.records import Span
+from flows.config.engine_sizes import sizes_of
 from flows.config.run_config import RunConfig
 from flows.run import OpenRun
 from tasks.cluster.devices import device_map, engine_members
@@ -25,7 +26,7 @@ from tasks.scheduling.layout_planner import (
     expected_demand,
     seen_demand,
 )
-from tasks.scheduling.parallelism import PlannerState, RoundReading, possible_sizes
+from tasks.scheduling.parallelism import PlannerState, RoundReading
 from tasks.train import publish
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class EngineLayouts:
         """Raises ValueError for an unreadable profile or an impossible tensor-parallel size."""
         self._config = run.config
         self._planner = LayoutPlanner(
-            sizes=sizes_of(run.config, run.context.model_path),
+            sizes=sizes_of(run.config, read_head_counts(run.context.model_path)),
             num_devices=len(device_map(run.config.cluster)["rollout"]),
             first_size=run.config.engine.tensor_parallel_size,
             profile=read_profile(run.config.planner.profile),
@@ -103,22 +104,6 @@ def read_profile(path: str) -> ThroughputProfile | None:
             f"planner.profile must be a readable file, got {path!r} ({error.strerror}); make one"
             " with 'rollflow calibrate'"
         ) from error
-
-
-def sizes_of(config: RunConfig, model_path: str) -> tuple[int, ...]:
-    """Sizes that the planner may choose from. Raises ValueError if the first is not among them."""
-    heads, kv_heads = read_head_counts(model_path)
-    devices = device_map(config.cluster)["rollout"]
-    largest = config.planner.max_tensor_parallel_size
-    sizes = possible_sizes(devices, config.cluster.devices_per_host, heads, kv_heads, largest)
-    first = config.engine.tensor_parallel_size
-    if config.planner.enabled and first not in sizes:
-        raise ValueError(
-            f"engine.tensor_parallel_size must be one of {', '.join(map(str, sizes))} for the"
-            f" planner (of {heads} heads and {kv_heads} KV heads, on {len(devices)} rollout"
-            f" devices), got {first}; change it"
-        )
-    return sizes
 
 
 def demand_of(config: RunConfig, layout: str) -> Demand:

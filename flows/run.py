@@ -29,6 +29,7 @@ from artifacts.status import await_end, pulse
 from artifacts.store import Store
 from flows.config.consistency import transport_for
 from flows.config.elastic_rules import weight_server_of
+from flows.config.engine_sizes import check_heads
 from flows.config.gpu_memory import check_gpu_memory, with_sleep
 from flows.config.keep import KeepConfig
 from flows.config.misfits import misfits_of_places
@@ -42,6 +43,7 @@ from tasks.cluster.cards import smallest_card_bytes
 from tasks.cluster.devices import engine_members, learners_per_machine, worker_specs
 from tasks.cluster.ports import refusal
 from tasks.elastic.config import ElasticWeightsConfig
+from tasks.engines.model_files import read_head_counts
 from tasks.learner.architecture import check_architecture, read_config
 from tasks.learner.memory import model_size
 from tasks.rewards.judges.reward import judge_engine_of
@@ -240,6 +242,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     cache = Path(config.keep.model_cache)
     judge = judge_engine_of(config.rewards)
     model = check_architecture(resolve_model(config.model, cache, print_line))
+    check_heads(config, read_head_counts(str(model)))
     config.engine.check_model(read_config(model), config.cluster.device_kind == "cpu")
     size, engine = model_size(model), config.engine
     if config.cluster.device_kind != "cpu":

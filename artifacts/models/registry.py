@@ -154,11 +154,15 @@ class HubModelConfig(TrainedElsewhere):
         """Raises ValueError if the hub has no such model, does not answer or may not give it."""
         check_there("model", self.repository, self.revision, "config.json")
 
+    def described(self) -> Path:
+        """Fetch config.json; returns its folder, whose name is the commit. Raises ValueError if
+        there is no such model or revision."""
+        return fetch("model", self.repository, self.revision, ["config.json"])
+
     def pinned(self) -> HubModelConfig:
         """Replace the revision by the commit that it names now. Raises ValueError if there is no
         such model or revision."""
-        commit = fetch("model", self.repository, self.revision, ["config.json"]).name
-        return self.model_copy(update={"revision": commit})
+        return self.model_copy(update={"revision": self.described().name})
 
 
 ModelConfig = Annotated[

@@ -20,12 +20,13 @@ from artifacts.models.registry import check_model
 from artifacts.reports.command_plots import throughput_plot
 from flows.commands.command_line import configuration_of
 from flows.commands.options import add_configuration, command
+from flows.config.engine_sizes import sizes_of
 from flows.config.run_config import RunConfig
-from flows.engine_layout import sizes_of
 from tasks.cluster.deaths import manner
 from tasks.cluster.devices import engine_members, worker_specs
 from tasks.cluster.parent import bound_command
 from tasks.cluster.process_environment import python_path
+from tasks.engines.model_files import read_head_counts
 from tasks.engines.vllm.measuring import MARK, MeasuringOrder, measurable
 from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
 from tasks.tiny_models.models import resolve_model
@@ -94,7 +95,7 @@ def measuring_orders(
 ) -> Iterator[MeasuringOrder]:
     """One order per engine size. ValueError for options that cannot be measured."""
     engine = measurable(config.engine)
-    possible = sizes_of(config, model_path)
+    possible = sizes_of(config, read_head_counts(model_path))
     bound = engine.max_model_len
     lengths = options.lengths or [bound // 8, bound // 2]
     if min(lengths) < 1 or max(lengths) + options.new_tokens > bound:

@@ -35,7 +35,8 @@ from flows.config.presets import OWN, PRESETS, YOUR_MODEL, YOUR_QUESTIONS, YOUR_
 from flows.config.rows_needed import fitted, misfit_of_rows
 from flows.config.run_config import RunConfig
 from flows.config.sentence import QUOTED, flag, nearest, nearest_field, path_of, sentences
-from tasks.cluster.devices import wishes_of
+from tasks.cluster import gpus
+from tasks.cluster.devices import device_map, wishes_of
 from tasks.cluster.ports import Wish
 from tasks.environments.processes.walls import check_seen
 from tasks.isolation.interpreter import own
@@ -120,6 +121,8 @@ def misfits_of_places(
     """Find all files, folders, ports and rows that are not as the configuration needs them. wishes:
     ports beyond the run's own. replaced: parts that are not the user's, and not looked at."""
     checks: list[Iterator[str]] = [misfits_of_ports(config, wishes), _misfits_of_folders(config)]
+    if "cluster" not in replaced:
+        checks.append(_misfits_of_machines(config))
     if "model" not in replaced:
         checks.append(_misfits_of_models(config))
     if not {"rewards", "environments", "episodes"} & replaced:
@@ -219,6 +222,25 @@ def misfits_of_ports(config: RunConfig, wishes: Iterable[Wish] = ()) -> Iterator
             wish.check()
         except ValueError as error:
             yield str(error)
+
+
+def _misfits_of_machines(config: RunConfig) -> Iterator[str]:
+    """GPUs that no one machine has, of a run that starts its workers on this one. A machine has the
+    GPUs that are found here; where none are, as many as cluster.devices_per_host."""
+    cluster = config.cluster
+    if cluster.scheduler_address or cluster.device_kind != "cuda":
+        return
+    placed = device_map(cluster)
+    needed = 1 + max(device for devices in placed.values() for device in devices)
+    here = len(gpus.found_gpus().names)
+    if needed > (here or cluster.devices_per_host):
+        machine = f"this machine's {here}" if here else f"one machine's {cluster.devices_per_host}"
+        one = "" if here else f"; a machine that has all: --set cluster.devices_per_host={needed}"
+        yield (
+            f"cluster.roles must lie on {machine} GPUs where cluster.scheduler_address is empty,"
+            f" got {cluster.roles!r}, which needs {needed}; start a Dask cluster on all machines"
+            f" (deployments/README.md) and --set cluster.scheduler_address=tls://HOST:8786{one}"
+        )
 
 
 def _misfits_of_folders(config: RunConfig) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Tries what only an attempt shows, before anything of a run is started: the user's chat template
 renders a question, the user's reward is called once on the first one, the heads of environments are
-measured by the model's tokenizer, the memory of GPUs is predicted, the hub is asked for what it
+measured by the model's tokenizer, those of attention are shared out over the devices of an engine,
+the memory of GPUs is predicted, the hub is asked for what it
 shall give, and the first row is read of files that are large or elsewhere.
 Takes as long as the user's imports and the tokenizer's do, and seconds where others must answer.
 """
@@ -25,6 +26,7 @@ from artifacts.models.registry import (
 )
 from artifacts.records import Generated, Outcome, Prompt, VersionSpan
 from artifacts.urls import without_secrets
+from flows.config.engine_sizes import check_heads, heads_of
 from flows.config.misfits import is_at_hand, is_far, single_tasks
 from flows.config.run_config import RunConfig
 from tasks.cluster.cards import smallest_card_bytes
@@ -44,7 +46,10 @@ def misfits_of_trials(config: RunConfig) -> list[str]:
     templates = list(_misfits_of_templates(config))
     if templates:  # heads are rendered by them
         return list(dict.fromkeys([*templates, *_misfits_of_rewards(config)]))
-    checks = (_misfits_of_far_parts, _misfits_of_rewards, _misfits_of_heads, _misfits_of_memory)
+    checks = (
+        _misfits_of_far_parts, _misfits_of_rewards, _misfits_of_heads, _misfits_of_sizes,
+        _misfits_of_memory,
+    )  # fmt: skip
     return list(dict.fromkeys(told for check in checks for told in check(config)))
 
 
@@ -194,6 +199,20 @@ def _head_length(config: RunConfig, domain: str) -> int | None:
     if (found := present_model(config.model, cache)) is None:
         return None
     return len(bridge_of(str(with_template(config.model, found, cache)), head).head)
+
+
+def _misfits_of_sizes(config: RunConfig) -> Iterator[str]:
+    """Tensor-parallel sizes over which the model's attention heads cannot be shared out."""
+    if config.engine.tensor_parallel_size == 1:
+        return
+    heads = None
+    with suppress(ValueError):  # of the hub, told above
+        heads = heads_of(config)
+    try:
+        if heads is not None:
+            check_heads(config, heads)
+    except ValueError as error:
+        yield str(error)
 
 
 def _misfits_of_memory(config: RunConfig) -> Iterator[str]:

@@ -84,8 +84,9 @@ def unembedded_tokens(tokenizer: Any, vocabulary_size: int) -> list[str]:
 
 
 def read_head_counts(model_path: str) -> tuple[int, int]:
-    """(attention heads, KV heads) of the model; the ranks of tensor parallelism share them."""
+    """(attention heads, KV heads) of the model; the ranks of tensor parallelism share them. 0 where
+    its config.json does not say, as in vLLM."""
     config = json.loads((Path(model_path) / "config.json").read_text())
     text: Mapping[str, Any] = config.get("text_config", config)  # Any: JSON values
-    heads = int(text["num_attention_heads"])
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
     return heads, int(text.get("num_key_value_heads") or heads)

@@ -161,10 +161,7 @@ def possible_sizes(
     devices: Sequence[int], devices_per_host: int, num_heads: int, num_kv_heads: int, largest: int
 ) -> tuple[int, ...]:
     """The powers of two up to `largest` that divide each host's devices and the model's heads,
-    smallest first; 1 is always one of them.
-
-    KV heads are divided among the devices, or repeated when there are fewer heads than devices.
-    """
+    smallest first; 1 is always one of them."""
     per_host = Counter(device // devices_per_host for device in devices).values()
     powers = [1 << exponent for exponent in range(max(per_host).bit_length())]
     return tuple(
@@ -172,6 +169,12 @@ def possible_sizes(
         for size in powers
         if size <= max(1, largest)
         and not any(num % size for num in per_host)
-        and num_heads % size == 0
-        and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
+        and shares_heads(size, num_heads, num_kv_heads)
     )
+
+
+def shares_heads(size: int, num_heads: int, num_kv_heads: int) -> bool:
+    """True if so many devices can share a model's heads: vLLM gives each as many attention heads,
+    and as many KV heads, or each KV head to as many devices (its QKVParallelLinear). 0: unknown."""
+    repeats = num_kv_heads > 0 and size % num_kv_heads == 0
+    return num_heads % size == 0 and (num_kv_heads % size == 0 or repeats)

@@ -19,7 +19,7 @@ from flows.commands.command_line import assemble, checked_configuration, configu
 from flows.commands.completion import whole_parser
 from flows.commands.demo import parser
 from flows.config.misfits import misfits_of_places, misfits_of_settings
-from flows.config.presets import OWN, PRESETS
+from flows.config.presets import OWN, PRESETS, Values
 from flows.config.run_config import RunConfig
 from flows.config.sentence import listed
 from flows.config.trials import in_time, misfits_of_trials
@@ -142,7 +142,9 @@ def test_a_placeholder_of_a_preset_is_asked_for_by_name() -> None:
     "preset", [name for name in PRESETS if name != OWN and not name.endswith("-gpu")]
 )
 def test_presets_have_all_that_they_need(preset: str, tmp_path: Path) -> None:
-    values = {"preset": preset, "keep": {"artifact_root": str(tmp_path / "runs")}}
+    values: Values = {"preset": preset, "keep": {"artifact_root": str(tmp_path / "runs")}}
+    if configuration_of(options(preset=preset)).cluster.num_devices > 8:
+        values["cluster"] = {"scheduler_address": "tls://head:8786"}
     settings = misfits_of_settings(values)
     assert settings.config is not None
     assert not settings.misfits
@@ -254,3 +256,39 @@ def test_the_quick_checks_import_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "said"),
+    [
+        ((9, 3), 2, "got 2 for 9 and 3; --set engine.tensor_parallel_size=1"),
+        ((9, 3), 3, ""),
+        ((12, 4), 6, "got 6 for 12 and 4; --set engine.tensor_parallel_size=4"),
+        ((12, 4), 12, ""),  # each KV head on three devices
+        ((0, 0), 2, ""),  # unknown
+    ],
+)
+def test_attention_heads_that_an_engines_devices_cannot_share_are_told(
+    tmp_path: Path, heads: tuple[int, int], size: int, said: str
+) -> None:
+    described = dict(zip(("num_attention_heads", "num_key_value_heads"), heads, strict=True))
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    values = {
+        "preset": "smollm2",
+        "model": {"kind": "path", "path": str(tmp_path)},
+        "engine": {"tensor_parallel_size": size},
+        "cluster": {
+            "device_kind": "cpu", "num_devices": 12, "devices_per_host": 12,
+            "roles": "rollout: 0-11, learner: 0-11",
+        },
+    }  # fmt: skip
+    found = misfits_of_trials(RunConfig.model_validate(values))
+    assert [told.endswith(said) for told in found] == [True] * bool(said)
+
+
+def test_heads_of_a_model_that_is_made_here_are_known_before_it_is_made() -> None:
+    for preset, heads in (("smollm2", "9 and 3"), ("tiny", "6 and 6")):
+        engine = {"kind": "vllm", "tensor_parallel_size": 4}
+        cluster = {"device_kind": "cpu", "num_devices": 4, "roles": "rollout: 0-3, learner: 0-3"}
+        values = {"preset": preset, "engine": engine, "cluster": cluster}
+        assert f"got 4 for {heads}" in misfits_of_trials(RunConfig.model_validate(values))[0]

@@ -78,7 +78,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     with serve_hub() as hub:
         use_hub(monkeypatch, hub.endpoint, tmp_path / "hub")
         for model in (*SHAPES, JUDGE):
-            hub.repositories[f"models/{model}"] = Repository({"config.json": b"{}"})
+            described = json.dumps(SHAPES.get(model, {})).encode()
+            hub.repositories[f"models/{model}"] = Repository({"config.json": described})
         for name in rows:
             hub.repositories[f"datasets/{name}"] = Repository({"README.md": b""})
         yield hub
@@ -97,6 +98,49 @@ def test_a_job_is_whole_before_it_starts(
     assert settings.misfits == []
     assert misfits_of_places(settings.config) == []
     assert misfits_of_trials(settings.config) == []
+
+
+ADDRESS = "tls://head:8786"
+
+
+@pytest.mark.parametrize("num_here", [0, 8])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_job_on_several_machines_needs_a_cluster_that_it_joins(
+    monkeypatch: pytest.MonkeyPatch, name: str, num_here: int
+) -> None:
+    found = gpus.FoundGpus(names=("NVIDIA H200",) * num_here, reason="none is here")
+    monkeypatch.setattr(gpus, "found_gpus", lambda: found)
+    alone, cluster = configured(name), {"scheduler_address": ADDRESS}
+    needed = alone.cluster.num_devices
+    told = [each for each in misfits_of_places(alone) if "scheduler_address" in each]
+    if needed <= 8:
+        assert not told
+        return
+    assert len(told) == 1
+    assert told[0].endswith(f"devices_per_host={needed}" if not num_here else ADDRESS[-4:])
+    joined = configured(name, cluster=cluster)
+    assert misfits_of_places(joined) == []
+
+
+def test_fewer_gpus_than_roles_name_are_told_with_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = gpus.FoundGpus(names=("NVIDIA H200",) * 4)
+    monkeypatch.setattr(gpus, "found_gpus", lambda: found)
+    [told] = misfits_of_places(configured("rollpacker-7b"))
+    assert told.startswith("cluster.roles must lie on this machine's 4 GPUs")
+    assert "which needs 8; " in told
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "cure"), [("rollpacker-7b", 8, 4), ("polyrl-8b", 8, 0), ("polyrl-8b", 4, 0)]
+)
+def test_engines_that_cannot_share_the_heads_of_a_job_are_told(
+    hub: Hub, name: str, size: int, cure: int
+) -> None:
+    found = misfits_of_trials(configured(name, engine={"tensor_parallel_size": size}))
+    said = f"got {size} for 28 and 4; --set engine.tensor_parallel_size={cure}"
+    assert [told.endswith(said) for told in found] == [True] * bool(cure)
 
 
 @pytest.mark.parametrize("name", LARGE)
