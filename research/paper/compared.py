@@ -24,7 +24,7 @@ from artifacts.reports.canvas import DOTS_PER_INCH, FAINT, INK, legend, plain, p
 from artifacts.store import Store
 from research.ablations.ablation_figures import markdown_table
 from research.paper.experiment import Experiment, PlayedCases
-from research.paper.published import PUBLISHED, PublishedFigure
+from research.paper.published import FITTED, PUBLISHED, PublishedFigure
 
 FOLDER = "paper"  # below the artifact root
 FIGURE_COLUMNS = pa.schema(
@@ -62,6 +62,11 @@ class ComparedFigure:
     published: PublishedFigure | None
 
     @property
+    def is_fitted(self) -> bool:
+        """True if a constant of the simulator was fitted to the published one."""
+        return self.name.startswith(FITTED)
+
+    @property
     def ratio(self) -> float | None:
         """Ours over the published one."""
         return self.ours / self.published.value if self.published else None
@@ -77,8 +82,8 @@ class ComparedFigure:
         if self.published is None or self.error is None:
             return self.name, number(self.ours), "", "", ""
         published = number(self.published.value)
-        error = f"{self.error:+.0%}"
-        return self.name, number(self.ours), published, error, self.published.source
+        source = f"{self.published.source}{' (fitted)' * self.is_fitted}"
+        return self.name, number(self.ours), published, f"{self.error:+.0%}", source
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -113,7 +118,9 @@ def markdown_of(experiment: Experiment, figures: Mapping[str, float]) -> str:
     """The figures of an experiment, for a page: a table of those whose counterpart is known, and
     the others in a paragraph."""
     lines = lines_of(figures)
-    paragraphs = [f"**{experiment.name}**: {experiment.about} ({experiment.unit})."]
+    units = ", ".join(dict.fromkeys(unit_of(line.name, experiment.unit) for line in lines))
+    about = f"**{experiment.name}**: {experiment.about} ({units})."
+    paragraphs = ["\n".join(wrap(about, 100))]
     if rows := [line.page_cells for line in lines if line.published is not None]:
         paragraphs.append(markdown_table(PAGE_HEAD, rows))
     start = f"{experiment.name}/"
@@ -133,15 +140,20 @@ def markdown_of(experiment: Experiment, figures: Mapping[str, float]) -> str:
 
 
 def errors_in_words(figures: Mapping[str, float]) -> str:
-    """A sentence with the median and the largest error of the figures whose counterpart is known.
-    Raises StatisticsError without one."""
+    """A sentence with the median and the largest error of the figures whose counterpart is known,
+    and with those of the figures that nothing was fitted to. Raises StatisticsError without one."""
     known = [line for line in lines_of(figures) if line.error is not None]
     worst = max(known, key=lambda line: abs(line.error or 0.0))
-    middle = median(abs(line.error or 0.0) for line in known)
+    apart = [line for line in known if not line.is_fitted]
     return (
-        f"{len(known)} figures have a counterpart: the error is {middle:.0%} in the median, at most"
-        f" {abs(worst.error or 0.0):.0%} ({worst.name})."
+        f"{len(known)} figures have a counterpart: the error is {_middle(known):.0%} in the median,"
+        f" at most\n{abs(worst.error or 0.0):.0%} ({worst.name}). It is {_middle(apart):.0%} over"
+        f" the {len(apart)} that no constant was fitted to."
     )
+
+
+def _middle(lines: Sequence[ComparedFigure]) -> float:
+    return median(abs(line.error or 0.0) for line in lines)
 
 
 def with_figures(page: str, told: str) -> str:
@@ -153,7 +165,9 @@ def with_figures(page: str, told: str) -> str:
 
 
 def unit_of(name: str, otherwise: str) -> str:
-    """The unit of a figure by the ending of its name; else the unit of its experiment."""
+    """The unit of a figure by its name; else the unit of its experiment."""
+    if "/best_ratio/" in name:
+        return "steps"
     endings = {"_s": "seconds", "_share": "share", "max_tokens": "tokens", "preemptions": "count"}
     return next((unit for ending, unit in endings.items() if name.endswith(ending)), otherwise)
 

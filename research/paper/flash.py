@@ -211,7 +211,7 @@ def roll_flash(scale: Scale) -> Experiment:
     )
     return Experiment(
         name="flash",
-        about="ROLL-Flash: steps of asynchronous training, times those of synchronous",
+        about="ROLL-Flash: synchronous steps over asynchronous ones; the best async ratio",
         unit="times",
         parts=(headline, *ratios),
     )

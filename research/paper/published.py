@@ -78,6 +78,15 @@ SEGMENTS = {"8B": (1.66, 1.34, 1.36), "14B": (1.97, 1.49, 1.53), "32B": (1.51, 1
 WORKERS = {1: (1.2, 1.128), 2: (1.4, 1.242), 3: (1.6, 1.344), 4: (1.8, 1.435)}
 
 STAGES = ("rollout", "reward", "train")
+# beginnings of the names of figures that a constant of the simulator was fitted to, or, with
+# `at_pace`, the machine of each step
+FITTED = (
+    "h200/at_pace/",
+    "h200/roofline/",
+    "fig6/long/tp1/rollout_s",
+    "fig6/long/tp2/rollout_s",
+    "fig11/8k/eta_",
+)
 
 
 def _rollpacker() -> Iterator[tuple[str, float, str]]:

@@ -26,6 +26,9 @@ FIXED_S = 30.0  # seconds that every program has where limits do not adapt
 RESERVED_SHARE = 0.25  # of the devices are a judge's own, in baselines
 PROGRAMS_PER_DEVICE = 4  # reward processes
 BESIDE_SHARE = 0.2  # of a device's arithmetic that a judge beside an engine gets
+# of the time in which a judge on a device of its own computes: Figure 7b. In the artifact it scores
+# one answer after the other, each in a pass of its own, between which the device waits
+ALONE_SHARE = 0.226
 THINKING_TOKENS, THINKING_SIGMA = 9000.0, 0.8
 DOMAINS = {domain.name: domain for domain in (MATH, CODE, JUDGE)}
 
@@ -128,7 +131,7 @@ def _domain(domain: Domain, set_up: SetUp, variant: PaperVariant, num_reserved: 
         fixed = AdaptiveTimeoutConfig(floor_s=FIXED_S, ceiling_s=FIXED_S)
         times = replace(times, timeout=fixed)
     if isinstance(times, JudgeTimes):
-        share = 1.0 if num_reserved else BESIDE_SHARE
+        share = ALONE_SHARE if num_reserved else BESIDE_SHARE
         times = replace(times, placement=variant.judge, compute_share=share)
     lengths = domain.lengths
     if set_up.thinks:  # log-normal as a whole

@@ -177,15 +177,25 @@ def test_a_page_gets_known_figures_as_a_table_and_their_errors() -> None:
     assert "No published figure is known of: 14B/tail 2." in told
     sentence = errors_in_words({**figures, "table2/7B/stream": 4.06})
     assert "3 figures" in sentence
-    assert "10% in the median, at most 100% (table2/7B/stream)" in sentence
+    assert "10% in the median, at most\n100% (table2/7B/stream). It is 10% over the 3" in sentence
     page = f"before\n{BEGIN}\nold\n{END}\nafter"
     assert with_figures(page, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter"
     assert with_figures("", "new") == "new"
 
 
+def test_figures_that_a_constant_was_fitted_to_are_marked_and_counted_apart() -> None:
+    figures = {"table2/7B/tail": 1.43, "fig11/8k/eta_p/1.25": 72.0}
+    told = markdown_of(EXPERIMENTS["fig11"](SCALE), figures)
+    assert "| RollPacker, Figure 11 (fitted) |" in told
+    assert "Table 2 (fitted)" not in told
+    assert errors_in_words(figures).endswith("10% over the 1 that no constant was fitted to.")
+
+
 def test_units_follow_from_names() -> None:
     names = ("fig10/7B/short/rollout_s", "fig10/7B/short/max_tokens", "table3/stream")
     assert [unit_of(name, "times") for name in names] == ["seconds", "tokens", "times"]
+    told = markdown_of(EXPERIMENTS["fig6"](SCALE), {"fig6/a/rollout_s": 1, "fig6/a/preemptions": 2})
+    assert "on 8 devices (seconds, count)." in told.replace("\n", " ")
 
 
 @dataclass(frozen=True)
