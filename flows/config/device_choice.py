@@ -7,7 +7,7 @@
     rollout and learner apart        ─▶    N - N//2 generate, N//2 train; one GPU does both in turn
     judge                            ─▶    the last GPU
 
-On cores the learner computes in bf16 where they multiply it fast, in fp32 elsewhere.
+On cores learner and engines compute in bf16 where it is multiplied fast, in fp32 elsewhere.
 
 Whatever the user has set stays. The choice is made while a configuration is validated, so that a
 run's manifest holds the kind of device that was taken, and a resumed run keeps it. The workers of a
@@ -59,13 +59,18 @@ def with_devices(values: Json, given: Json) -> Values:
 
 
 def with_fast_products(values: Json, given: Json) -> Values:
-    """Let a learner on cores that multiply bf16 slowly compute in fp32, unless its dtype was given.
-    values: as for `with_devices`, which has completed them."""
-    named = "compute" in _part(given, "learner") or given.get("resume")
+    """Have learner and engines on cores that multiply bf16 slowly compute in fp32, unless a dtype
+    was given. values: as for `with_devices`, which has completed them."""
     on_cores = _part(values, "cluster").get("device_kind") == "cpu"
-    if named or not on_cores or cores.multiply_bf16():
+    if given.get("resume") or not on_cores or cores.multiply_bf16():
         return dict(values)
-    return overlay(values, {"learner": {"compute": "fp32"}})
+    fast: Values = {}
+    if "compute" not in _part(given, "learner"):
+        fast["learner"] = {"compute": "fp32"}
+    engine = _part(values, "engine")
+    if engine.get("kind") == "vllm" and "dtype" not in _part(given, "engine"):
+        fast["engine"] = {"dtype": "float32"}
+    return overlay(values, fast)
 
 
 def _on_gpus(values: Json, given: Json, num_gpus: int) -> Values:
@@ -158,7 +163,7 @@ def told(config: Parts) -> str:
     if cluster.device_kind == "cpu":
         devices = f"{cluster.num_devices} x {cluster.cores_per_device} CPU cores"
         slow = config.learner.compute == "fp32" and "compute" not in config.learner.model_fields_set
-        dtype = "; the learner computes in fp32: these cores multiply bf16 slowly" * slow
+        dtype = "; in fp32, because these cores multiply bf16 slowly" * slow
         return f"{devices}, as named{dtype}" if named else f"{devices}: {found.reason}{dtype}"
     devices = f"{cluster.num_devices} GPUs" if cluster.num_devices > 1 else "1 GPU"
     if named or not found.names:

@@ -4,6 +4,7 @@ reproducibility, death."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tasks.engines.vllm.engine import VllmEngine
 from tasks.rounds.migration import Migration
 from tasks.scheduling.stream_training import ScaleDown
 from tests.engine.conftest import (
+    FLOAT32_ATOL,
     collect_all,
     cores_only,
     double,
@@ -406,3 +408,17 @@ async def test_a_dead_stepping_thread_is_engine_lost_with_the_cause(
         await engine.collect(wait_s=10)
     with pytest.raises(EngineLost, match="the device fell off"):
         await engine.submit([make_request()])
+
+
+async def test_an_engine_in_fp32_holds_the_same_numbers(
+    start_engine: Callable[..., VllmEngine], versions: Versions
+) -> None:
+    """Loaded by vLLM's own rules first, then directly, and read back from repacked weights."""
+    engine = start_engine("engine-f", dtype="float32")
+    for version in (1, 2, 1):
+        weights, model = versions[version]
+        attestation = await engine.load_weights(weights, probes=PROBES)
+        assert dict(attestation.fingerprints) == fingerprints(weights.path)
+        for probe, logprobs in zip(PROBES, attestation.probe_logprobs, strict=True):
+            wanted = reference_logprobs(copy.deepcopy(model).float(), probe).tolist()
+            assert logprobs == pytest.approx(wanted, abs=10 * FLOAT32_ATOL)

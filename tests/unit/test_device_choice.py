@@ -14,6 +14,7 @@ from flows.config.run_config import RunConfig
 from flows.config.settings_file import settings_of
 from tasks.cluster import cores, gpus
 from tasks.cluster.devices import WorkerSpec, device_map, worker_specs
+from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.reward import judge_engine_of
 from tests.flows.conftest import beyond_gpus
 
@@ -228,8 +229,13 @@ def test_cores_that_multiply_bf16_slowly_compute_in_fp32(
     monkeypatch.setattr(cores, "multiply_bf16", partial(multiply_bf16, info))
     config = configured("smollm2")
     assert config.learner.compute == dtype
+    assert isinstance(config.engine, VllmEngineConfig)
+    assert config.engine.dtype == {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     assert ("multiply bf16 slowly" in told(config)) == (dtype == "fp32")
-    assert configured("smollm2", learner={"compute": "bf16"}).learner.compute == "bf16"
+    named = configured("smollm2", learner={"compute": "bf16"}, engine={"dtype": "bfloat16"})
+    assert named.learner.compute == "bf16"
+    assert named.engine.dtype == "bfloat16"
+    configured("tiny", engine={"kind": "simulated"})
     kept = RunConfig.model_validate(config.model_dump(mode="json"))
     assert kept.learner.compute == dtype
     machine(1)

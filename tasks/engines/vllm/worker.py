@@ -222,7 +222,7 @@ def _columns(
     if product is None or not is_fit:
         return [None] * len(parts)
     columns = (version + torch.arange(min(_COLUMNS, width)) * max(1, width // _COLUMNS)) % width
-    one_hot = torch.nn.functional.one_hot(columns, width).to(source.dtype)
+    one_hot = torch.nn.functional.one_hot(columns, width).to(module.weight.dtype)
     read = product(one_hot, module.weight, None).T
     if read.shape[0] < sum(sizes):
         return [None] * len(parts)
@@ -243,7 +243,7 @@ def _with_rows(part: TensorPart, held: Tensor) -> Tensor:
 
 def _with_columns(tensor: Tensor, part: TensorPart, columns: Tensor, read: Tensor) -> Tensor:
     """The tensor itself if its columns agree (up to a zero's sign), else a copy with these."""
-    if torch.equal(part.of(tensor)[:, columns], read):
+    if torch.equal(part.of(tensor)[:, columns].to(read), read):
         return tensor
     copy = tensor.clone()
     part.of(copy)[:, columns] = read.to(copy.dtype)
