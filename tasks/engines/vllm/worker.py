@@ -215,15 +215,15 @@ def _columns(
 ) -> list[tuple[Tensor, Tensor] | None]:
     """For each part, (indices among the rank's columns, those columns as the repacked product
     returns them); None where nothing is repacked, or the product has another width."""
-    product = getattr(module, "cpu_linear", None)
+    product, packed = getattr(module, "cpu_linear", None), getattr(module, "weight", None)
     sizes, source = [len(part.rows) for part in parts], parts[0].source
     width = len(parts[0].columns)
     is_fit = source.ndim == 2 and getattr(module, "input_size_per_partition", width) == width
-    if product is None or not is_fit:
+    if product is None or packed is None or not is_fit:
         return [None] * len(parts)
     columns = (version + torch.arange(min(_COLUMNS, width)) * max(1, width // _COLUMNS)) % width
-    one_hot = torch.nn.functional.one_hot(columns, width).to(module.weight.dtype)
-    read = product(one_hot, module.weight, None).T
+    one_hot = torch.nn.functional.one_hot(columns, width).to(packed.dtype)
+    read = product(one_hot, packed, None).T
     if read.shape[0] < sum(sizes):
         return [None] * len(parts)
     return [(columns, rows) for rows in torch.split(read[: sum(sizes)], sizes)]
