@@ -59,9 +59,12 @@ def fill_in_limits(config: Parts) -> None:
         "call_deadline_s": 0.4 * deadlines.call_s,
         "load_deadline_s": deadlines.weights_s,
     }
-    known = limits.keys() & type(config.engine).model_fields.keys()
-    if known:  # a simulated engine has none
-        filled["engine"] = _changed(config.engine, **{name: limits[name] for name in known})
+    known = limits.keys() & type(config.engine).model_fields.keys()  # a simulated engine has none
+    filled["engine"] = _changed(
+        config.engine,
+        **{name: limits[name] for name in known},
+        adapter=config.learner.lora.engine_shape,
+    )
     evaluation = config.evaluation
     is_open = not evaluation.every_steps and "every_steps" not in evaluation.model_fields_set
     if is_open and config.num_steps >= FEWEST_STEPS:

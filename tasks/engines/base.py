@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pydantic import Field, field_validator
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.fixed_fields import Fixed
 from artifacts.models.size import ModelSize
 from artifacts.new_tokens import News
 from artifacts.records import Request, Running, WeightsRef
@@ -56,6 +57,15 @@ class Attestation:
     # computes none, whose tensors alone can be compared
     probe_logprobs: tuple[tuple[float, ...], ...] | None
     drained_s: float = 0.0  # in which running requests finished before the load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterShape:
+    """The room that an engine makes for the adapter with which it generates."""
+
+    rank: int  # of its matrices
+    scale: float  # the factor of their product
+    modules: tuple[str, ...]  # which layers it may change: the last parts of their names
 
 
 class Engine(Protocol):
@@ -125,6 +135,8 @@ class ReplicaConfig(FrozenConfig):
             " the most that a response loses with its engine. 0 hands over whole responses alone."
         ),
     )
+    # what a run's weight versions are, if not the model's weights: from `learner.lora`
+    adapter: Fixed[AdapterShape | None] = None
 
     @property
     def imports(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
 from tasks.learner.credit import CreditConfig
 from tasks.learner.dealing import GroupPart
 from tasks.learner.log_ratios import Estimator
+from tasks.learner.lora_config import NO_ADAPTER, LoraConfig
 from tasks.learner.losses.clipped import PpoClipLoss
 from tasks.learner.losses.registry import LossConfig
 from tasks.learner.objective import NO_MASK, KlPlace, Objective, SequenceMaskConfig
@@ -144,6 +145,9 @@ class LearnerConfig(FrozenConfig):
     )
     optimizer: AdamWConfig = Field(
         default=AdamWConfig(), description="AdamW, its warm-up and the gradient clip."
+    )
+    lora: LoraConfig = Field(
+        default=NO_ADAPTER, description="An adapter that is trained in place of the weights."
     )
     sequence_mask: SequenceMaskConfig = Field(
         default=NO_MASK, description="Which responses drifted too far to be trained."

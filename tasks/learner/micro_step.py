@@ -18,7 +18,7 @@ from tasks.learner.head import HeadResult, LossGradient
 from tasks.learner.log_ratios import k1, k3, ratio
 from tasks.learner.objective import Objective
 from tasks.learner.packing import PackedBatch
-from tasks.learner.policy import Decoder, PolicyModel
+from tasks.learner.policy import PolicyModel, Scorer
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import PendingReport
 from tasks.learner.rows import DeviceRow, idle_row, rows_to_compile
@@ -44,7 +44,7 @@ class MicroStep:
         objective: Objective,
         temperature: float,
         policy: PolicyModel,
-        reference: Decoder | None,
+        reference: Scorer | None,
     ) -> None:
         self._objective, self._temperature = objective, temperature
         self._policy, self._reference = policy, reference

@@ -81,15 +81,23 @@ class TrainedParameters(Parameters, Protocol):
         """Make the updated pieces the weights that the decoder computes with. Collective."""
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter by name, whole; each is valid until the next is taken."""
+        """Yield all that is published by name, whole; each is valid until the next is taken."""
+
+    @property
+    def exported_shapes(self) -> Mapping[str, torch.Size]:
+        """The shape of every tensor that is published: those of `shapes`, with few exceptions."""
+
+    def flat(self) -> FlatWeights | None:
+        """All that is published in one bf16 buffer, if it lies in one."""
 
 
 def flat_weights(parameters: TrainedParameters) -> FlatWeights:
-    """All parameters in one bf16 buffer: the one on which replicated parameters compute in bf16,
-    else a new one. Collective where parameters are sharded."""
-    if isinstance(parameters, FlatParameters) and parameters.values.dtype is torch.bfloat16:
-        return FlatWeights(values=parameters.values, slots=parameters.slots)
-    slots = slots_of(parameters.shapes)
+    """All that is published in one bf16 buffer, a new one unless it lies in one. Collective where
+    parameters are sharded."""
+    held = parameters.flat()
+    if held is not None:
+        return held
+    slots = slots_of(parameters.exported_shapes)
     values = torch.zeros(slots[-1].end, dtype=torch.bfloat16, device=parameters.device)
     slot_of = {slot.name: slot for slot in slots}
     for name, tensor in parameters.exported():
@@ -98,18 +106,29 @@ def flat_weights(parameters: TrainedParameters) -> FlatWeights:
 
 
 _ALIGN = 64  # elements; slices of ranks begin at a multiple
+Holds = Callable[[str], bool]
+
+
+def every(name: str) -> bool:
+    """Holds all parameters."""
+    return True
 
 
 class FlatParameters:
     """A module's parameters in a flat buffer of the compute dtype, on which the module works."""
 
     def __init__(
-        self, module: nn.Module, dtype: torch.dtype, device: torch.device, num_slices: int = 1
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_slices: int = 1,
+        holds: Holds = every,
     ) -> None:
         """The module is in host memory and moves to the device parameter by parameter, so that
         nothing but the buffer is ever there. The size is padded to a multiple of `num_slices` so
-        that equal slices cover it."""
-        parameters = dict(module.named_parameters())
+        that equal slices cover it. holds: which of the module's parameters, by name."""
+        parameters = {name: each for name, each in module.named_parameters() if holds(name)}
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.slots = slots_of(self.shapes)
         self.num_elements = self.slots[-1].end
@@ -133,6 +152,20 @@ class FlatParameters:
         """Yield in layout order; these tensors stay valid."""
         return ((slot.name, self.view(slot.name)) for slot in self.slots)
 
+    @property
+    def exported_shapes(self) -> Mapping[str, torch.Size]:
+        return self.shapes
+
+    def flat(self) -> FlatWeights | None:
+        is_published = self.values.dtype is torch.bfloat16
+        return FlatWeights(values=self.values, slots=self.slots) if is_published else None
+
+    def forget_pass(self) -> None:
+        """A pass that is interrupted leaves nothing here."""
+
+    def checksum(self) -> int:
+        return sum(fingerprint(tensor) for _, tensor in self.exported())
+
     def view(self, name: str) -> Tensor:
         """The values of one parameter."""
         return self._slot_of[name].of(self.values)
@@ -141,13 +174,20 @@ class FlatParameters:
 class ReplicatedParameters(FlatParameters):
     """Trained parameters: whole on every rank, with a buffer for the sums of their gradients."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype,
+        ranks: Ranks,
+        holds: Holds = every,
+    ) -> None:
         """The module is in fp32, in host memory; the masters keep the precision that `dtype`
-        loses."""
-        loaded = {name: parameter.detach() for name, parameter in module.named_parameters()}
-        super().__init__(module, dtype, ranks.device, ranks.world_size)
+        loses. holds: as for `FlatParameters`."""
+        held = {name: each for name, each in module.named_parameters() if holds(name)}
+        loaded = {name: parameter.detach() for name, parameter in held.items()}
+        super().__init__(module, dtype, ranks.device, ranks.world_size, holds)
         size = self.values.numel() // ranks.world_size
-        self._ranks, self._module = ranks, module
+        self._ranks, self._held = ranks, held
         self._start, self._stop = ranks.rank * size, (ranks.rank + 1) * size
         self._masters = torch.zeros(size, dtype=torch.float32, device=ranks.device)
         for slot, start, end in self._owned():
@@ -164,13 +204,10 @@ class ReplicatedParameters(FlatParameters):
             )
             for slot, start, end in self._owned()
         )
-        for name, parameter in module.named_parameters():
+        for name, parameter in held.items():
             if parameter.requires_grad:
                 drain = self._drain(name)
                 parameter.register_post_accumulate_grad_hook(drain)  # type: ignore[no-untyped-call]
-
-    def checksum(self) -> int:
-        return sum(fingerprint(tensor) for _, tensor in self.exported())
 
     def gradient(self, name: str) -> Tensor:
         return self._slot_of[name].of(self.gradients)
@@ -180,7 +217,8 @@ class ReplicatedParameters(FlatParameters):
 
     def discard(self) -> None:
         self.gradients.zero_()
-        self._module.zero_grad(set_to_none=True)
+        for parameter in self._held.values():
+            parameter.grad = None
 
     def reduced(self) -> list[Tensor]:
         own = self._ranks.reduce_scatter(self.gradients)

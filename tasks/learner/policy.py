@@ -11,27 +11,46 @@ sums of products and gradients, masters and moments are fp32. A reference has on
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from artifacts.models.importing import building_model, importing_transformers
+from tasks.learner.adapters import (
+    AdapterParameters,
+    MergedParameters,
+    adapt,
+    is_of_adapter,
+    left_out,
+)
 from tasks.learner.architecture import check_packed
 from tasks.learner.fused_layers import fuse_layers
 from tasks.learner.head import HeadResult, LossGradient, add_rows, head_pass
 from tasks.learner.learner_config import ComputeDtype, Placement
+from tasks.learner.lora_config import NO_ADAPTER, LoraConfig
 from tasks.learner.parameters import (
     FlatParameters,
+    Holds,
     Parameters,
     ReplicatedParameters,
     TrainedParameters,
+    every,
 )
 from tasks.learner.ranks import Ranks
 from tasks.learner.rows import DeviceRow
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
+if TYPE_CHECKING:
+    from tasks.learner.sharded_parameters import ShardedParameters
+
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Scorer(Protocol):
+    """What gives the log-probabilities of a row."""
+
+    def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult: ...
 
 
 class Decoder:
@@ -40,7 +59,7 @@ class Decoder:
     def __init__(self, model: Any, parameters: Parameters) -> None:  # Any: a transformers model
         """`parameters` holds the model's parameters from now on."""
         self.window: int | None = getattr(model.config, "sliding_window", None)
-        self._backbone: nn.Module = model.base_model
+        self.backbone: nn.Module = model.base_model
         self.vocabulary_size = int(model.config.vocab_size)
         self.parameters, self.device = parameters, parameters.device
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -56,7 +75,7 @@ class Decoder:
     def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult:
         """Returns log-probabilities and entropies of the row's targets; no gradients."""
         with torch.no_grad():
-            hidden = predicting_states(self._backbone, row, self._embed(row))
+            hidden = predicting_states(self.backbone, row, self._embed(row))
         scaled = temperature * self._logits_scaling
         with self.parameters.whole(self._head_name) as weight:
             return head_pass(hidden, weight, row.predictions, scaled)
@@ -87,12 +106,17 @@ class PolicyModel(Decoder):
 
     parameters: TrainedParameters
 
+    def _trained(self, name: str) -> Tensor | None:
+        """The sum of the parameter's gradients; None if it stays as it is."""
+        return self.parameters.gradient(name) if name in self.parameters.shapes else None
+
     def score_and_backward(
         self, row: DeviceRow, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
         """Score the targets, and add the gradient of the loss sum to the parameters' sums."""
         embedded = self._embed(row).requires_grad_()
-        hidden = predicting_states(self._backbone, row, embedded)
+        head_gradient = self._trained(self._head_name)
+        hidden = predicting_states(self.backbone, row, embedded)
         with self.parameters.whole(self._head_name) as weight:
             result = head_pass(
                 hidden.detach(),
@@ -100,14 +124,17 @@ class PolicyModel(Decoder):
                 row.predictions,
                 temperature * self._logits_scaling,
                 loss_gradient,
-                self.parameters.gradient(self._head_name),
+                head_gradient,
             )
-        if self._head_name != self._embedding_name:
+        if head_gradient is not None and self._head_name != self._embedding_name:
             self.parameters.reduce(self._head_name)
         torch.autograd.backward([hidden], [result.grad_hidden])
+        rows_gradient = self._trained(self._embedding_name)
+        if rows_gradient is None:
+            return result
         assert embedded.grad is not None
         add_rows(
-            self.parameters.gradient(self._embedding_name),
+            rows_gradient,
             row.tokens,
             embedded.grad[0].float(),
             alpha=self._embedding_scale,
@@ -116,28 +143,67 @@ class PolicyModel(Decoder):
         return result
 
 
+class BaseOf:
+    """A policy without its adapter: the model that the run started from."""
+
+    def __init__(self, policy: PolicyModel) -> None:
+        self._policy = policy
+
+    def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult:
+        """As `Decoder.score`."""
+        with left_out(self._policy.backbone):
+            return self._policy.score(row, temperature)
+
+
 def load_policy(
     model_path: str,
     compute: ComputeDtype,
     ranks: Ranks,
     placement: Placement = "replicated",
     recompute_layers: bool = False,
+    lora: LoraConfig = NO_ADAPTER,
 ) -> PolicyModel:
-    """Load the model to train; collective if its parameters are sharded, which needs ranks that
-    have joined. Raises ValueError for a path without a model, or one that packed training cannot
-    run."""
+    """Load the model to train, or to train an adapter of; collective if its parameters are sharded,
+    which needs ranks that have joined. Raises ValueError for a path without a model, or one that
+    packed training cannot run."""
     model = load_decoder(model_path, ranks.device)
     model.requires_grad_(True)
     # embedding and head get their gradients by hand: rows, and sums over chunks
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         table.weight.requires_grad_(False)
+    if lora.rank:
+        adapt(model, lora)
     if recompute_layers:
         recompute(model)
+    if lora.rank:
+        return PolicyModel(model, _of_adapter(model, DTYPES[compute], ranks, placement, lora))
     if placement == "replicated":
         return PolicyModel(model, ReplicatedParameters(model, DTYPES[compute], ranks))
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
 
     return PolicyModel(model, TrainedShards(model, DTYPES[compute], ranks))
+
+
+def _of_adapter(
+    model: Any, dtype: torch.dtype, ranks: Ranks, placement: Placement, lora: LoraConfig
+) -> AdapterParameters:  # Any: as above
+    """The parameters of an adapted model: the base placed as asked, the adapter on every rank."""
+    adapter = ReplicatedParameters(model, dtype, ranks, is_of_adapter)
+    base = _frozen(model, dtype, ranks, placement, lambda name: not is_of_adapter(name))
+    if lora.publish == "merged":
+        return MergedParameters(base, adapter, lora.scale)
+    return AdapterParameters(base, adapter)
+
+
+def _frozen(
+    model: Any, dtype: torch.dtype, ranks: Ranks, placement: Placement, holds: Holds = every
+) -> FlatParameters | ShardedParameters:  # Any: as above
+    """One copy of parameters that stay as they are."""
+    if placement == "replicated":
+        return FlatParameters(model, dtype, ranks.device, holds=holds)
+    from tasks.learner.sharded_parameters import ShardedParameters
+
+    return ShardedParameters(model, dtype, ranks, dtype, holds)
 
 
 def load_reference(
@@ -147,11 +213,7 @@ def load_reference(
     on this rank or sharded over the ranks."""
     model = load_decoder(model_path, ranks.device)
     model.requires_grad_(False).eval()
-    if placement == "replicated":
-        return Decoder(model, FlatParameters(model, DTYPES[compute], ranks.device))
-    from tasks.learner.sharded_parameters import ShardedParameters
-
-    return Decoder(model, ShardedParameters(model, DTYPES[compute], ranks, DTYPES[compute]))
+    return Decoder(model, _frozen(model, DTYPES[compute], ranks, placement))
 
 
 def recompute(model: Any) -> None:  # Any: untyped transformers

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from artifacts.weights import fingerprint
 from tasks.learner.fused_layers import layers_of
-from tasks.learner.parameters import Piece
+from tasks.learner.parameters import Holds, Piece, every
 from tasks.learner.ranks import Ranks
 
 
@@ -37,27 +37,41 @@ class ShardedParameters:
     """The parameters of a model, cut along their first dimension, a shard on every rank."""
 
     def __init__(
-        self, model: Any, compute: torch.dtype, ranks: Ranks, kept: torch.dtype
+        self,
+        model: Any,
+        compute: torch.dtype,
+        ranks: Ranks,
+        kept: torch.dtype,
+        holds: Holds = every,
     ) -> None:  # Any: transformers models carry no types
         """The model must be whole, in host memory; the ranks must have joined. `kept`: the dtype of
-        the shards, which are gathered in dtype `compute`."""
+        the shards, which are gathered in dtype `compute`. holds: which of the model's parameters,
+        by name; the others stay whole."""
         self._model, self.device = model, ranks.device
         self._ranks, self._across = ranks.near, ranks.across
         self.compute = compute
-        self.shapes: Mapping[str, torch.Size] = {
-            name: parameter.shape for name, parameter in model.named_parameters()
-        }
-        for parameter in model.parameters():
+        held = {name: each for name, each in model.named_parameters() if holds(name)}
+        whole = {each for name, each in model.named_parameters() if not holds(name)}
+        self.shapes: Mapping[str, torch.Size] = {name: each.shape for name, each in held.items()}
+        self._checksum = sum(map(fingerprint, held.values()))
+        for parameter in held.values():
             parameter.data = parameter.data.to(kept)
-        units = [(modules, _names(model, modules)) for modules in units_of(model)]
+        units = [(modules, _names(model, modules) & held.keys()) for modules in units_of(model)]
         self._names: dict[FSDPModule, list[str]] = {}
         self._unit_of: dict[str, FSDPModule] = {}
         for modules, names in units:
-            own = [name for name in names if name not in self._unit_of]
-            unit = _shard(modules, compute, self._ranks)
+            own = [name for name in self.shapes if name in names - self._unit_of.keys()]
+            unit = _shard(modules, compute, self._ranks, whole)
             self._names[unit] = own
             self._unit_of |= dict.fromkeys(own, unit)
         assert self._unit_of.keys() == self.shapes.keys(), "a parameter is in no unit"
+        self._passed = False
+
+        def note_pass(module: nn.Module, args: object) -> None:
+            self._passed = True
+
+        # torch's own hook comes before this one: its state of the first pass is there then
+        model.base_model.register_forward_pre_hook(note_pass)
 
     @contextmanager
     def whole(self, name: str) -> Iterator[Tensor]:
@@ -69,12 +83,37 @@ class ShardedParameters:
         finally:
             unit.reshard()
 
+    def checksum(self) -> int:
+        """Of what this rank loaded: gathered parameters would be equal in any case."""
+        return self._checksum
+
+    def exported(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield unit by unit, in the compute dtype. Collective, to be exhausted on all ranks."""
+        for unit, names in self._names.items():
+            unit.unshard()
+            try:
+                for name in names:
+                    yield name, self._model.get_parameter(name).detach()
+            finally:
+                unit.reshard()
+
+    @property
+    def exported_shapes(self) -> Mapping[str, torch.Size]:
+        return self.shapes
+
+    def flat(self) -> None:
+        """There is no buffer of whole parameters."""
+
+    def forget_pass(self) -> None:
+        """Have torch forget a pass that was interrupted."""
+        if self._passed:
+            self._model.base_model.reset_iter_state()
+
 
 class TrainedShards(ShardedParameters):
     """Sharded parameters that are trained: fp32 shards, which are their own masters."""
 
     def __init__(self, model: Any, compute: torch.dtype, ranks: Ranks) -> None:  # Any: as above
-        self._checksum = sum(fingerprint(parameter) for parameter in model.parameters())
         super().__init__(model, compute, ranks, kept=torch.float32)
         self.pieces = tuple(self._owned())
         # parameters of gathered units are the same objects each time; an interrupted backward pass
@@ -84,21 +123,10 @@ class TrainedShards(ShardedParameters):
             unit.unshard()
             self._gathered += map(model.get_parameter, names)
             unit.reshard()
-        self._passed = False
         # for the parameters whose gradients the decoder makes itself: the sums of this pass, padded
         # so that shards are equal, and the reduced sums of this rank's shards
         self._sums: dict[str, Tensor] = {}
         self._reduced: dict[str, Tensor] = {}
-
-        def note_pass(module: nn.Module, args: object) -> None:
-            self._passed = True
-
-        # torch's own hook comes before this one: its state of the first pass is there then
-        model.base_model.register_forward_pre_hook(note_pass)
-
-    def checksum(self) -> int:
-        """Of what this rank loaded: gathered parameters would be equal in any case."""
-        return self._checksum
 
     def gradient(self, name: str) -> Tensor:
         rows, *rest = self.shapes[name]
@@ -118,8 +146,7 @@ class TrainedShards(ShardedParameters):
     def discard(self) -> None:
         self._sums.clear()
         self._reduced.clear()
-        if self._passed:
-            self._model.base_model.reset_iter_state()
+        self.forget_pass()
         for parameter in (*self._model.parameters(), *self._gathered):
             parameter.grad = None
 
@@ -149,16 +176,6 @@ class TrainedShards(ShardedParameters):
                 whole = self._padded(shard)
                 self._across.all_gather(whole)
                 shard.copy_(whole[: shard.numel()])
-
-    def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield unit by unit, in the compute dtype. Collective, to be exhausted on all ranks."""
-        for unit, names in self._names.items():
-            unit.unshard()
-            try:
-                for name in names:
-                    yield name, self._model.get_parameter(name).detach()
-            finally:
-                unit.reshard()
 
     def _rows(self, name: str) -> int:
         """Rows of a shard as torch cuts them; the last ranks may have fewer, or none."""
@@ -239,20 +256,28 @@ def units_of(model: Any) -> Iterator[list[nn.Module]]:  # Any: transformers mode
     yield [model.base_model]
 
 
-def _names(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
+def _names(model: nn.Module, modules: Sequence[nn.Module]) -> set[str]:
     """The names, within the model, of all parameters of these modules."""
     inside = {id(parameter) for module in modules for parameter in module.parameters()}
-    return [name for name, parameter in model.named_parameters() if id(parameter) in inside]
+    return {name for name, parameter in model.named_parameters() if id(parameter) in inside}
 
 
-def _shard(modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks) -> FSDPModule:
-    """Shard these modules as one unit, on its device from now on. The unit's gradients are summed,
-    not averaged, and it is whole only during a pass through it."""
+def _shard(
+    modules: Sequence[nn.Module], compute: torch.dtype, ranks: Ranks, whole: set[nn.Parameter]
+) -> FSDPModule:
+    """Shard these modules but for `whole` as one unit, on its device from now on. The unit's
+    gradients are summed, not averaged, and it is whole only during a pass through it."""
     policy = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     mesh = DeviceMesh.from_group(ranks.group, ranks.device.type)
-    made = fully_shard(list(modules), mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+    made = fully_shard(
+        list(modules),
+        mesh=mesh,
+        reshard_after_forward=True,
+        mp_policy=policy,
+        ignored_params=whole or None,
+    )
     unit: FSDPModule = made[0]
     unit.set_custom_all_gather(_Gather(ranks))
     unit.set_custom_reduce_scatter(_Reduce(ranks))

@@ -39,7 +39,7 @@ from tasks.learner.micro_step import MicroStep
 from tasks.learner.optimizer import Updater
 from tasks.learner.packing import Sample, micro_batches, pack_samples
 from tasks.learner.parameters import flat_weights
-from tasks.learner.policy import load_policy, load_reference
+from tasks.learner.policy import BaseOf, Scorer, load_policy, load_reference
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport, UpdateReport
 from tasks.learner.row_report import total
@@ -84,12 +84,19 @@ class LearnerRank:
         """Load policy, optimizer, reference and critic; collective where parameters are sharded."""
         config, where = self._config, self._config.parameters
         # first, so that what its loading leaves free is there for the policy
-        reference = None
-        if config.kl_coefficient:
+        reference: Scorer | None = None
+        if config.kl_coefficient and not config.lora.rank:
             reference = load_reference(self._model_path, config.compute, self._ranks, where)
         self._policy = load_policy(
-            self._model_path, config.compute, self._ranks, where, config.recompute_layers
+            self._model_path,
+            config.compute,
+            self._ranks,
+            where,
+            config.recompute_layers,
+            config.lora,
         )
+        if config.kl_coefficient and config.lora.rank:
+            reference = BaseOf(self._policy)
         self._updater = Updater(config.optimizer, self._policy.parameters, self._ranks)
         self._micro_step = MicroStep(config.objective, self._temperature, self._policy, reference)
         self._critic: Critic | None = None
@@ -200,7 +207,8 @@ class LearnerRank:
         None; they must be called only where ranks work in step."""
         tensors, in_step = self._policy.parameters.exported(), self._config.ranks_in_step
         if self._ranks.rank == 0:
-            return write_weights(tensors, path, version, are_transient=in_step)
+            are_transient = in_step or self._config.lora.publish == "merged"
+            return write_weights(tensors, path, version, are_transient=are_transient)
         if in_step:
             deque(tensors, maxlen=0)
         return None

@@ -46,7 +46,7 @@ def transformers_as_it_was() -> Iterator[None]:
 
 def load_fused(path: str, backend: str, recompute: bool = False) -> PolicyModel:
     policy = load_policy(path, "fp32", ALONE, "replicated", recompute)
-    backbone = policy._backbone
+    backbone = policy.backbone
     assert fuse_layers(backbone, backend) >= 3 * len([*layers_of(backbone)])
     return policy
 

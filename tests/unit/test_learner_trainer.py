@@ -147,7 +147,7 @@ def test_a_reference_holds_its_weights_once_in_the_compute_dtype_and_nothing_els
     assert (
         reference.parameters.values.nbytes == bytes_each * alone._policy.parameters.values.numel()
     )
-    buffers = sum(buffer.nbytes for buffer in reference._backbone.buffers())
+    buffers = sum(buffer.nbytes for buffer in reference.backbone.buffers())
     assert held - without == reference.parameters.values.nbytes + buffers
 
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from artifacts.new_tokens import News, NewTokens
 from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
-from tasks.engines.base import Attestation, EngineStats, check_request
+from tasks.engines.base import AdapterShape, Attestation, EngineStats, check_request
 from tasks.engines.chat_tokens import ChatTokens
+from tasks.engines.vllm.adapter_slot import slot_request
 from tasks.engines.vllm.decode_steps import DecodeSteps
 from tasks.engines.vllm.live import Gauges, Live
 from tasks.engines.vllm.llm_engine import (
     PROBE,
+    Entry,
     agreed,
     alone,
     check_probes,
@@ -49,8 +51,10 @@ class VllmCore:
         name: str,
         version: int,
         report_tokens: int = 0,
+        adapter: AdapterShape | None = None,
     ) -> None:
-        """report_tokens: steps between two reports of new tokens; 0 for no reports."""
+        """report_tokens: steps between two reports of new tokens; 0 for no reports. adapter: what
+        weight versions are, if not the model's weights."""
         self._engine = engine
         # Any: transformers' tokenizers have no useful common type
         self.decode = ChatTokens(tokenizer, stop_ids).decode  # for callers: no step waits for text
@@ -67,6 +71,7 @@ class VllmCore:
         self._holds_new = False
         self._held: list[Waiting] = []  # until the next load
         self._report_tokens = report_tokens
+        self._adapter_shape, self._adapter = adapter, None
         self._num_unreported = 0  # steps since the last report
 
     @property
@@ -163,8 +168,12 @@ class VllmCore:
             self.hold_new()
         for live in self._live.values():
             live.spans = live.spans_with(self._version)
-        prints = self._engine.collective_rpc("load_version", args=(weights, self._name))
+        prints = self._engine.collective_rpc(
+            "load_version", args=(weights, self._name, self._adapter_shape)
+        )
         self._version = weights.version
+        if self._adapter_shape is not None:
+            self._adapter = slot_request(weights.path)
         if keeps:
             self._siblings.salt = str(weights.version)
         else:
@@ -172,7 +181,7 @@ class VllmCore:
         self._gauges.note_load(self._live.values())
         make_room(self._scheduler, self._engine.vllm_config.cache_config.block_size, probes)
         with alone(self._scheduler):
-            logprobs = prompt_logprobs(self._engine, probes, self._siblings.salt)
+            logprobs = prompt_logprobs(self._engine, probes, self._entry)
             if not (keeps or self._engine.reset_prefix_cache()):
                 raise RuntimeError("a prefix cache that nothing uses could not be emptied")
         return Attestation(
@@ -183,7 +192,7 @@ class VllmCore:
         """Run every kind of step once: vLLM compiles on first use, which must delay no round. It
         has captured CUDA graphs of all batch sizes by then; what samples beside them is compiled
         for one row, for multiples of 16, and for other numbers."""
-        prompt_logprobs(self._engine, [(0,) * 4], self._siblings.salt)
+        prompt_logprobs(self._engine, [(0,) * 4], self._entry)
         most = self._engine.vllm_config.scheduler_config.max_num_seqs
         for number in (1,) if on_cpu() else sorted({1, min(3, most), min(16, most), most}):
             self.add([_warming(index) for index in range(number)])
@@ -218,6 +227,10 @@ class VllmCore:
     # --- into vLLM
 
     @property
+    def _entry(self) -> Entry:
+        return Entry(salt=self._siblings.salt, adapter=self._adapter)
+
+    @property
     def _scheduler(self) -> Any:  # Any: vLLM's scheduler, an internal
         return self._engine.engine_core.engine_core.scheduler
 
@@ -225,7 +238,7 @@ class VllmCore:
         """Hand the request to vLLM."""
         tokens = [*request.prompt_tokens, *request.kept_tokens]
         params = response_params(request, self._stop_ids, self._seed_arguments(request.seed))
-        internal_id = enter(self._engine, request.response_id, tokens, params, self._siblings.salt)
+        internal_id = enter(self._engine, request.response_id, tokens, params, self._entry)
         live = Live(
             request=request,
             internal_id=internal_id,

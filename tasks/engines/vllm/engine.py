@@ -22,6 +22,7 @@ from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
+from tasks.engines.vllm.adapter_slot import arguments_of
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thread
 from tasks.engines.vllm.stepping import SteppingThread
@@ -181,6 +182,7 @@ class VllmEngineConfig(ReplicaConfig):
             "generation_config": "vllm",
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
+            **arguments_of(self.adapter),
         }
 
 
@@ -289,7 +291,13 @@ def build_core(
     engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
     stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
     core = VllmCore(
-        engine, tokenizer, stop_ids, name, version=0, report_tokens=config.report_tokens
+        engine,
+        tokenizer,
+        stop_ids,
+        name,
+        version=0,
+        report_tokens=config.report_tokens,
+        adapter=config.adapter,
     )
     core.warm_up()
     return core

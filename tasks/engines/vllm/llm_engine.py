@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import reduce
 from operator import xor
 from typing import TYPE_CHECKING, Any
@@ -118,15 +119,22 @@ def _params(**arguments: Any) -> SamplingParams:  # Any: as above
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the requests of one weight version have in common."""
+
+    salt: str | None = None  # requests share KV cache only if they have the same
+    adapter: Any = None  # Any: vLLM's LoRARequest; None for the model alone
+
+
 def enter(
-    engine: LLMEngine, request_id: str, tokens: list[int], params: SamplingParams, salt: str | None
+    engine: LLMEngine, request_id: str, tokens: list[int], params: SamplingParams, entry: Entry
 ) -> str:
-    """Submit a request to vLLM and return vLLM's internal id of it. Requests share KV cache only if
-    they have the same salt."""
+    """Submit a request to vLLM and return vLLM's internal id of it."""
     from vllm.inputs.engine import tokens_input
 
-    prompt = tokens_input(tokens, cache_salt=salt)
-    internal_id: str = engine.add_request(request_id, prompt, params)
+    prompt = tokens_input(tokens, cache_salt=entry.salt)
+    internal_id: str = engine.add_request(request_id, prompt, params, lora_request=entry.adapter)
     return internal_id
 
 
@@ -174,12 +182,12 @@ def make_room(scheduler: Any, block_size: int, probes: Sequence[tuple[int, ...]]
 
 
 def prompt_logprobs(
-    engine: LLMEngine, probes: Sequence[tuple[int, ...]], salt: str | None
+    engine: LLMEngine, probes: Sequence[tuple[int, ...]], entry: Entry
 ) -> tuple[tuple[float, ...], ...]:
     """Log-probabilities of each probe's tokens after its first, computed in one batch."""
     params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     for index, probe in enumerate(probes):
-        enter(engine, f"{PROBE}:{index}", list(probe), params, salt)
+        enter(engine, f"{PROBE}:{index}", list(probe), params, entry)
     found: dict[str, tuple[float, ...]] = {}
     while len(found) < len(probes):
         found |= {

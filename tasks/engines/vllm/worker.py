@@ -30,8 +30,10 @@ from torch import Tensor, nn
 
 from artifacts.records import WeightsRef
 from artifacts.weights import fingerprint, read_weights
+from tasks.engines.base import AdapterShape
 from tasks.engines.transports.base import TransportKind, WeightStream, WeightTransport
 from tasks.engines.transports.registry import opened
+from tasks.engines.vllm.adapter_slot import load_adapter
 from tasks.engines.vllm.model_parts import (
     NAMES,
     TensorPart,
@@ -60,15 +62,20 @@ class WeightReader:
     # shape of every tensor, once a version that vLLM loaded has proven where tensors lie
     _proven_shapes: Mapping[str, torch.Size] | None = None
 
-    def load_version(self, weights: WeightsRef, engine: str) -> dict[str, int]:
+    def load_version(
+        self, weights: WeightsRef, engine: str, adapter: AdapterShape | None
+    ) -> dict[str, int]:
         """Load a version into the model in place; returns the fingerprint of every tensor that the
-        model now holds, by checkpoint name. engine: this worker's engine. Raises ValueError, before
-        anything is changed, when the version's tensors are not the model's, and TransferLost."""
+        model now holds, by checkpoint name. engine: this worker's engine. adapter: what the version
+        is, if not the model's weights. Raises ValueError, before anything is changed, when the
+        version's tensors are not the model's, and TransferLost."""
         model: nn.Module = self.model_runner.get_model()
         self._transports = self._transports or {}
         before, is_direct = addresses(model), self._proven_shapes is not None
         device, member = next(model.parameters()).device, f"{engine}/{self.rank}"
         with opened(weights, device, member, self._transports) as stream:
+            if adapter is not None:
+                return load_adapter(self.model_runner, _whole(stream), adapter, weights.path)
             _check_tensors(model, self._proven_shapes or {}, stream.shapes, weights.path)
             if self._proven_shapes is None:
                 prints = self._load_by_vllm(model, _whole(stream), weights.version)

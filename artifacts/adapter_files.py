@@ -1,0 +1,106 @@
+"""Adapters as files: PEFT's format, which vLLM reads too, and weights with an adapter added.
+
+adapter_config.json         rank, alpha, targets, the name of the base model
+adapter_model.safetensors   base_model.model.<module>.lora_A.weight (rank, in), lora_B (out, rank)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from artifacts.store import explained
+
+A, B = ".lora_A.weight", ".lora_B.weight"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedAdapter:
+    """An adapter that was read from its directory."""
+
+    tensors: Mapping[str, Tensor]  # by name, without PEFT's prefix
+    scale: float  # the factor of B A
+
+
+def read_adapter(directory: str) -> SavedAdapter:
+    """Read an adapter in PEFT's format. Raises ValueError for a directory that holds none, or one
+    with more than two plain matrices for each module."""
+    from safetensors.torch import load_file
+
+    folder = Path(directory)
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        stored = load_file(folder / WEIGHTS)
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"an adapter must be a directory with {CONFIG} and {WEIGHTS}, {directory} is not"
+            f" ({error}); give the one that PEFT or a run has written"
+        ) from error
+    more = [key for key in ("use_dora", "rank_pattern", "alpha_pattern") if config.get(key)]
+    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in stored.items()}
+    more += sorted(name for name in tensors if not name.endswith((A, B)))[:1]
+    if more:
+        raise ValueError(
+            f"an adapter must be plain matrices A and B of one rank, {directory} has {more[0]};"
+            " merge it into its model, and begin with that"
+        )
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return SavedAdapter(tensors=tensors, scale=scale)
+
+
+def write_adapter(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    scale: float,
+    base_model: str,
+) -> None:
+    """Write an adapter in PEFT's format. tensors: by name, without PEFT's prefix. base_model: what
+    PEFT loads beneath it, a name or a path. Raises StoreError."""
+    from safetensors.torch import save_file
+
+    rank = next(tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        "inference_mode": True,
+    }
+    with explained(str(directory), sum(tensor.nbytes for tensor in tensors.values())):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        stored = {_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(stored, directory / WEIGHTS, {"format": "pt"})
+
+
+def merged(name: str, weight: Tensor, adapter: Mapping[str, Tensor], scale: float) -> Tensor:
+    """The weight of this name with its part of the adapter added, in the weight's dtype; itself if
+    the adapter has none. Computed in fp32, rounded once."""
+    stem = name.removesuffix(".weight")
+    first, second = adapter.get(stem + A), adapter.get(stem + B)
+    if first is None or second is None:
+        return weight
+    product = second.to(weight.device).float() @ first.to(weight.device).float()
+    return torch.add(weight.float(), product, alpha=scale).to(weight.dtype)
+
+
+def merged_weights(
+    base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield a model's tensors with the adapter added."""
+    for name, tensor in base:
+        yield name, merged(name, tensor, adapter, scale)

@@ -1,0 +1,101 @@
+"""The configuration of an adapter, which is trained in place of the model's weights.
+
+    y = x W' + scale (x A') B'        A (rank, in), B (out, rank); W stays as it is
+
+Hu et al., 2021 (LoRA); the rank-stable scale is of Kalajdzievski, 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from artifacts.config_parts import FrozenConfig
+from tasks.engines.base import AdapterShape
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
+LAYERS = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "gate_up_proj")
+MOST_RANK = 512  # of vLLM
+
+
+class LoraConfig(FrozenConfig):
+    """The settings of an adapter."""
+
+    rank: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_RANK,
+        description="Rank of an adapter that is trained in place of the weights; 0: the weights.",
+    )
+    alpha: float | None = Field(
+        default=None,
+        gt=0,
+        description="What an adapter's scale is made of; None: twice the rank, a scale of 2.",
+    )
+    rank_stable: bool = Field(
+        default=False,
+        description="Divide alpha by the root of the rank, not by the rank (rsLoRA).",
+    )
+    targets: Literal["all", "attention"] | tuple[str, ...] = Field(
+        default="all",
+        description=(
+            "Which matrices of every layer the adapter changes: all, those of attention, or those"
+            " of these names (q_proj, down_proj)."
+        ),
+    )
+    initial: str = Field(
+        default="", description="Directory of a saved adapter, PEFT's format, to begin with."
+    )
+    publish: Literal["adapter", "merged"] = Field(
+        default="adapter",
+        description=(
+            "What engines get: the adapter beside the model's weights, or weights with the adapter"
+            " added, rounded to bf16."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        fields = type(self).model_fields
+        changed = sorted(name for name in fields if getattr(self, name) != fields[name].default)
+        if changed and not self.rank:
+            raise ValueError(
+                f"learner.lora.{changed[0]} needs an adapter, got learner.lora.rank 0; set it to"
+                " 16, or leave the other out"
+            )
+        if not self.targets:
+            raise ValueError(
+                "learner.lora.targets must name a matrix, got none; set it to all or attention"
+            )
+        return self
+
+    @property
+    def scale(self) -> float:
+        """The factor of the adapter's product."""
+        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
+        return alpha / (math.sqrt(self.rank) if self.rank_stable else self.rank)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The last part of the names of the modules that the adapter may change."""
+        if self.targets == "all":
+            return LAYERS
+        return ATTENTION if self.targets == "attention" else tuple(self.targets)
+
+    @property
+    def engine_shape(self) -> AdapterShape | None:
+        """What engines must make room for; None if whole weights are published."""
+        if not self.rank or self.publish == "merged":
+            return None
+        return AdapterShape(rank=self.rank, scale=self.scale, modules=self.modules)
+
+    def explain(self) -> str:
+        """Describe in words what is trained."""
+        where = self.targets if isinstance(self.targets, str) else ", ".join(self.targets)
+        kind = "published beside the weights" if self.publish == "adapter" else "merged for engines"
+        return f"an adapter of rank {self.rank} on {where}, scale {self.scale:g}, {kind}"
+
+
+NO_ADAPTER = LoraConfig()

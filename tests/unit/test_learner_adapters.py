@@ -1,0 +1,222 @@
+"""Adapters in the learner: gradients of a plain loop, the base as reference, what is published,
+saved and begun with, on one rank. Two ranks and sharded bases: `test_learner_sharded`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learner_factories import ALONE, make_model, naive_logp, naive_model, one_row, random_groups
+from torch import Tensor
+
+from artifacts.adapter_files import A, B, merged_weights, read_adapter, write_adapter
+from artifacts.records import pack
+from artifacts.weights import fingerprint, read_weights
+from tasks.engines.base import AdapterShape
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
+from tasks.learner.lora_config import LoraConfig
+from tasks.learner.losses.weighted import PolicyGradientLoss
+from tasks.learner.policy import load_policy, load_reference
+from tasks.learner.trainer import LearnerRank
+
+LORA = LoraConfig(rank=4)
+CONFIG = LearnerConfig(
+    compute="fp32",
+    lora=LORA,
+    max_tokens_per_microbatch=64,
+    optimizer=AdamWConfig(learning_rate=1e-2),
+)
+
+
+@pytest.fixture
+def model_path(tmp_path: Path) -> str:
+    return make_model(tmp_path / "model")
+
+
+def changed(**settings: Any) -> LearnerConfig:  # Any: values of fields of the adapter
+    lora = LoraConfig.model_validate({**LORA.model_dump(exclude_unset=True), **settings})
+    return CONFIG.model_copy(update={"lora": lora})
+
+
+def trained(path: str, config: LearnerConfig = CONFIG, num_steps: int = 2) -> LearnerRank:
+    rank = LearnerRank(config, path, 0, 1)
+    for step in range(1, num_steps + 1):
+        rank.accumulate(pack(random_groups(step)))
+        assert rank.update(step).applied
+    return rank
+
+
+def published(rank: LearnerRank, path: Path) -> dict[str, Tensor]:
+    reference = rank.export_weights(1, str(path / "exported.safetensors"))
+    assert reference is not None
+    return dict(read_weights(reference.path))
+
+
+def adapted(path: str, adapter: dict[str, Tensor], scale: float) -> Any:  # Any: of transformers
+    """The plain model with hooks that add the adapter's products to its layers' outputs, which are
+    functions of tensors with gradients of their own."""
+    model = naive_model(path)
+    model.requires_grad_(False)
+    for name, tensor in adapter.items():
+        if name.endswith(A):
+            stem = name.removesuffix(A)
+            first, second = tensor, adapter[stem + B]
+
+            def add(
+                module: torch.nn.Module,
+                inputs: tuple[Tensor, ...],
+                output: Tensor,
+                first: Tensor = first,
+                second: Tensor = second,
+            ) -> Tensor:
+                return output + scale * (inputs[0] @ first.T @ second.T)
+
+            model.get_submodule(stem).register_forward_hook(add)
+    return model
+
+
+def adapter_of(rank: LearnerRank) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in rank._policy.parameters.exported()}
+
+
+@pytest.mark.parametrize("rank_stable", [False, True])
+def test_gradients_are_those_of_a_plain_loop(model_path: str, rank_stable: bool) -> None:
+    """After two updates, when neither matrix is zero: of every group's loss over each sequence by
+    itself, in fp32."""
+    config = changed(rank_stable=rank_stable, alpha=6.0)
+    config = config.model_copy(update={"loss": PolicyGradientLoss()})
+    rank = trained(model_path, config)
+    scale = 6.0 / (2.0 if rank_stable else 4.0)
+    groups = random_groups(7)
+    report = rank.accumulate(pack(groups))
+    leaves = {name: each.requires_grad_() for name, each in adapter_of(rank).items()}
+    assert all(each.any() for each in leaves.values())
+    model = adapted(model_path, leaves, scale)
+    total = torch.zeros(())
+    for sample in config.training_set(groups).samples:
+        logp, _ = naive_logp(model, sample)
+        advantages = torch.tensor(
+            [
+                advantage
+                for advantage, places in zip(sample.advantages, sample.sampled, strict=True)
+                for _ in places
+            ]
+        )
+        total = total - sample.weight * (advantages * logp).sum()
+    total.backward()
+    assert report.normaliser > 0
+    for name, leaf in leaves.items():
+        got = rank._policy.parameters.gradient(name)
+        assert leaf.grad is not None
+        largest = float(leaf.grad.abs().max())
+        torch.testing.assert_close(got, leaf.grad, rtol=0, atol=1e-5 * max(largest, 1.0))
+
+
+def test_the_first_version_is_the_model(model_path: str) -> None:
+    policy = load_policy(model_path, "fp32", ALONE, lora=LORA)
+    reference = load_reference(model_path, "fp32", ALONE)
+    row = one_row(CONFIG.training_set(random_groups(3)).samples)
+    assert torch.equal(policy.score(row).logp, reference.score(row).logp)
+
+
+def test_the_reference_is_the_policy_without_its_adapter(model_path: str) -> None:
+    config = CONFIG.model_copy(update={"kl_coefficient": 0.1})
+    rank = trained(model_path, config)
+    row = one_row(config.training_set(random_groups(3)).samples)
+    reference = rank._micro_step._reference
+    assert reference is not None
+    expected = load_reference(model_path, "fp32", ALONE).score(row).logp
+    assert torch.equal(reference.score(row).logp, expected)
+    assert not torch.equal(rank._policy.score(row).logp, expected), "it is on again"
+    report = rank.accumulate(pack(random_groups(4)))
+    assert report.reference_kl_sum > 0
+
+
+def test_only_the_adapter_is_trained_published_and_saved(model_path: str, tmp_path: Path) -> None:
+    rank = trained(model_path)
+    names = set(adapter_of(rank))
+    layers = [f"model.layers.{layer}" for layer in range(2)]
+    leaves = [*(f"self_attn.{each}_proj" for each in "qkvo")]
+    leaves += [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
+    assert names == {f"{at}.{leaf}{end}" for at in layers for leaf in leaves for end in (A, B)}
+    assert set(rank.fingerprints()) == names == set(published(rank, tmp_path))
+    assert {piece.name for piece in rank._updater.optimizer.pieces} == names
+    base = dict(load_reference(model_path, "fp32", ALONE).parameters.exported())
+    for name, tensor in rank._policy.parameters._base.exported():
+        assert fingerprint(tensor) == fingerprint(base[name])
+    rank.save_checkpoint(str(tmp_path / "checkpoint"), 2)
+    again = LearnerRank(CONFIG, model_path, 0, 1)
+    assert again.load_checkpoint(str(tmp_path / "checkpoint")) == 2
+    assert again.fingerprints() == rank.fingerprints()
+    for each in (rank, again):
+        each.accumulate(pack(random_groups(5)))
+        each.update(3)
+    assert again.fingerprints() == rank.fingerprints(), "the next step is the same, to the bit"
+
+
+def test_merged_weights_are_the_model_with_its_adapter(model_path: str, tmp_path: Path) -> None:
+    """Published by the run itself, and made from files: the same bytes."""
+    merged, beside = (trained(model_path, changed(publish=kind)) for kind in ("merged", "adapter"))
+    assert changed(publish="merged").lora.engine_shape is None
+    assert changed().lora.engine_shape == AdapterShape(rank=4, scale=2.0, modules=LORA.modules)
+    found = published(merged, tmp_path / "merged")
+    base = load_reference(model_path, "fp32", ALONE).parameters.exported()
+    made = dict(merged_weights(base, adapter_of(beside), 2.0))
+    assert found.keys() == made.keys()
+    for name, tensor in made.items():
+        assert torch.equal(found[name], tensor.to(torch.bfloat16))
+    plain = naive_model(model_path)
+    plain.load_state_dict({name: each.float() for name, each in made.items()}, strict=False)
+    sample = CONFIG.training_set(random_groups(3)).samples[0]
+    row = one_row([sample])
+    expected, _ = naive_logp(plain, sample)
+    torch.testing.assert_close(beside._policy.score(row).logp, expected, rtol=0, atol=1e-4)
+
+
+def test_an_adapter_is_written_and_begun_with(model_path: str, tmp_path: Path) -> None:
+    rank = trained(model_path)
+    write_adapter(tmp_path / "saved", adapter_of(rank), scale=2.0, base_model="base")
+    saved = read_adapter(str(tmp_path / "saved"))
+    assert saved.scale == 2.0
+    again = LearnerRank(changed(initial=str(tmp_path / "saved")), model_path, 0, 1)
+    assert again.fingerprints() == rank.fingerprints()
+    for settings in ({"rank": 8}, {"alpha": 4.0}, {"targets": "attention"}):
+        with pytest.raises(ValueError, match="with the rank, alpha and targets"):
+            LearnerRank(changed(initial=str(tmp_path / "saved"), **settings), model_path, 0, 1)
+    with pytest.raises(ValueError, match="is not"):
+        LearnerRank(changed(initial=str(tmp_path / "nowhere")), model_path, 0, 1)
+
+
+def test_targets_choose_the_matrices(model_path: str) -> None:
+    for targets, leaves in (
+        ("attention", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        (("q_proj", "down_proj"), {"q_proj", "down_proj"}),
+    ):
+        rank = LearnerRank(changed(targets=targets), model_path, 0, 1)
+        assert {name.split(".")[-3] for name in rank.fingerprints()} == leaves
+    with pytest.raises(ValueError, match=r"got \['qq'\]; the model has down_proj"):
+        LearnerRank(changed(targets=("q_proj", "qq")), model_path, 0, 1)
+
+
+def test_settings_of_no_adapter_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"learner\.lora\.alpha needs an adapter"):
+        LoraConfig(alpha=2.0)
+    with pytest.raises(ValueError, match="must name a matrix"):
+        LoraConfig(rank=2, targets=())
+
+
+def test_every_start_draws_the_same_adapter(model_path: str) -> None:
+    first, second = (LearnerRank(CONFIG, model_path, 0, 1) for _ in range(2))
+    assert first.fingerprints() == second.fingerprints()
+    drawn = [each for name, each in adapter_of(first).items() if name.endswith(A)]
+    assert len({fingerprint(each) for each in drawn}) == len(drawn), "each its own"
+
+
+def test_layers_that_are_recomputed_have_the_same_gradients(model_path: str) -> None:
+    kept, recomputed = (
+        trained(model_path, CONFIG.model_copy(update={"recompute_layers": each}))
+        for each in (False, True)
+    )
+    assert kept.fingerprints() == recomputed.fingerprints()
