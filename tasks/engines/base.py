@@ -56,6 +56,8 @@ class Attestation:
     # log-probability of each token of each probe after its first, nats; None from an engine that
     # computes none, whose tensors alone can be compared
     probe_logprobs: tuple[tuple[float, ...], ...] | None
+    # the same without the adapter, where the version is one; None where it is not known
+    base_logprobs: tuple[tuple[float, ...], ...] | None = None
     drained_s: float = 0.0  # in which running requests finished before the load
 
 

@@ -148,10 +148,16 @@ class LearnerActor:
         self._rank.withdraw_weights()
 
     def attest(self, probes: bytes) -> bytes:
-        """The packed version, fingerprints of its tensors and log-probabilities of the probes."""
+        """The packed attestation: of the version, its tensors and the probes."""
         tokens: Sequence[tuple[int, ...]] = unpack(probes)
         with self._memory_explained("the weight check"):
-            return pack((self._version, self._rank.fingerprints(), self._rank.probe(tokens)))
+            attested = Attestation(
+                version=self._version,
+                fingerprints=self._rank.fingerprints(),
+                probe_logprobs=self._rank.probe(tokens),
+                base_logprobs=self._rank.probe_base(tokens),
+            )
+            return pack(attested)
 
     async def begin_checkpoint(self, path: str) -> None:
         """Begin to write this rank's shard as it is now, beside whatever else the rank does; later
@@ -249,8 +255,8 @@ class RemoteLearner:
         await self._call("withdraw_weights")
 
     async def attest(self, probes: tuple[tuple[int, ...], ...]) -> Attestation:
-        version, fingerprints, logprobs = unpack(await self._call("attest", pack(probes)))
-        return Attestation(version=version, fingerprints=fingerprints, probe_logprobs=logprobs)
+        attested: Attestation = unpack(await self._call("attest", pack(probes)))
+        return attested
 
     async def begin_checkpoint(self, path: str) -> None:
         await self._call("begin_checkpoint", path)

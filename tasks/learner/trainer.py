@@ -48,6 +48,9 @@ from tasks.learner.samples import TrainingSet
 from tasks.learner.several_updates import SeveralUpdates
 from tasks.learner.shards import load_shards, save_shard
 
+Probes = tuple[tuple[int, ...], ...]
+Probed = tuple[tuple[float, ...], ...]  # of each probe, by token
+
 
 class LearnerRank:
     """One rank of the learner: the policy, its gradients and this rank's part of the optimizer."""
@@ -72,6 +75,8 @@ class LearnerRank:
         self._transport: WeightTransport | None = None  # by which weights were offered last
         self._beside = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None  # the checkpoint that is being written
+        # probes, and their log-probabilities without the adapter
+        self._of_base: tuple[Probes, Probed] | None = None
         if not config.ranks_in_step:
             self._load()
         elif world_size == 1:
@@ -245,8 +250,19 @@ class LearnerRank:
         """The fingerprint of every tensor that `export_weights` writes, by name."""
         return {name: fingerprint(tensor) for name, tensor in self._policy.parameters.exported()}
 
-    def probe(self, probes: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
+    def probe(self, probes: Sequence[tuple[int, ...]]) -> Probed:
         """For each probe, the log-probability of each token after its first, at temperature 1."""
+        return self._probed(self._policy, probes)
+
+    def probe_base(self, probes: Sequence[tuple[int, ...]]) -> Probed | None:
+        """The same without the adapter, computed once; None if weights are published."""
+        if self._config.lora.engine_shape is None:
+            return None
+        if self._of_base is None or self._of_base[0] != tuple(probes):
+            self._of_base = tuple(probes), self._probed(BaseOf(self._policy), probes)
+        return self._of_base[1]
+
+    def _probed(self, scorer: Scorer, probes: Sequence[tuple[int, ...]]) -> Probed:
         samples = [
             Sample(
                 prompt=np.array(ids[:1]),
@@ -262,9 +278,8 @@ class LearnerRank:
         ]
         scored: list[float] = []
         if samples:
-            scored = self._policy.score(
-                row_of(pack_samples(samples), self._ranks.device)
-            ).logp.tolist()
+            row = row_of(pack_samples(samples), self._ranks.device)
+            scored = scorer.score(row).logp.tolist()
         values = iter(scored)
         return tuple(tuple(next(values) for _ in ids[1:]) for ids in probes)
 

@@ -59,7 +59,40 @@ def check_weights(
             " what it computes (dtype, attention backend, position limits), or raise"
             " weight_check.tolerance_nats"
         )
+    _check_adapter(engine, attested, expected)
     return difference
+
+
+LEAST_SHIFT_NATS = 0.03  # of an adapter, below which the noise of bf16 would decide
+
+
+def _check_adapter(engine: str, attested: Attestation, expected: Attestation) -> None:
+    """Raises WeightCheckFailed unless the adapter moves the engine's log-probabilities away from
+    the base's as it moves the learner's. Over all tokens of the probes, so that it is seen long
+    before the adapter's effect exceeds the tolerance of single values."""
+    ours, theirs = _shift(expected), _shift(attested)
+    square = sum(value * value for value in ours)
+    if not theirs or not square or (square / len(ours)) ** 0.5 < LEAST_SHIFT_NATS:
+        return
+    share = sum(a * b for a, b in zip(ours, theirs, strict=True)) / square
+    if not 0.5 < share < 1.5:  # not-a-number fails, too
+        raise WeightCheckFailed(
+            f"{engine} must move the probes' log-probabilities away from the base model's as the"
+            f" learner's adapter of version {expected.version} does, it moves them {share:.2f}"
+            " times as far; its tensors are right, so it computes without them, or with another"
+            " scale; look at how its requests name the adapter"
+        )
+
+
+def _shift(attested: Attestation) -> list[float]:
+    """What the adapter adds to each log-probability; nothing where that is not known."""
+    if attested.probe_logprobs is None or attested.base_logprobs is None:
+        return []
+    return [
+        value - of_base
+        for probe, alone in zip(attested.probe_logprobs, attested.base_logprobs, strict=True)
+        for value, of_base in zip(probe, alone, strict=True)
+    ]
 
 
 def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> None:

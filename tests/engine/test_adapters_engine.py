@@ -19,7 +19,7 @@ from tasks.engines.base import AdapterShape, Attestation
 from tasks.engines.vllm import adapter_slot
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
-from tasks.learner.lora_config import LoraConfig
+from tasks.learner.lora_config import LAYERS
 from tasks.learner.weight_check import WeightCheckFailed, check_weights
 from tests.engine.conftest import generate, make_batch, make_request
 from tests.engine.test_load_while_running import interrupted
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
 ]
 
-SHAPE = LoraConfig(rank=4, alpha=6.0).engine_shape
+SHAPE = AdapterShape(rank=4, scale=1.5, modules=LAYERS)
 PROBES = ((5, 9, 30, 41, 7, 22), (3, 4, 5, 6))
 Versions = dict[int, tuple[WeightsRef, LlamaForCausalLM]]
 Tensors = dict[str, torch.Tensor]
@@ -77,9 +77,10 @@ def engine(start_engine: Callable[..., VllmEngine]) -> VllmEngine:
 def expected(adapters: Versions, version: int) -> Attestation:
     """What a learner with this version attests."""
     weights, model = adapters[version]
-    logprobs = tuple(tuple(reference_logprobs(model, probe).tolist()) for probe in PROBES)
     return Attestation(
-        version=version, fingerprints=fingerprints(weights.path), probe_logprobs=logprobs
+        version=version,
+        fingerprints=fingerprints(weights.path),
+        probe_logprobs=tuple(tuple(reference_logprobs(model, each).tolist()) for each in PROBES),
     )
 
 
@@ -94,8 +95,12 @@ async def test_an_engine_computes_with_the_adapter_that_it_holds(
         difference = check_weights("engine-a", attested, learner, 0.15)
         assert difference is not None
         assert difference < 0.06
-        alone = [tuple(reference_logprobs(base, probe).tolist()) for probe in PROBES]
+        alone = tuple(tuple(reference_logprobs(base, each).tolist()) for each in PROBES)
         assert abs(alone[0][0] - learner.probe_logprobs[0][0]) > 0.3, "the adapter is not small"
+        assert attested.base_logprobs is not None
+        for held, wanted in zip(attested.base_logprobs, alone, strict=True):
+            assert held == pytest.approx(wanted, abs=0.3)
+        check_weights("engine-a", attested, replace(learner, base_logprobs=alone), 0.15)
         done = await generate(engine, make_batch(8, max_new_tokens=30))
         for response in done.values():
             given = (*make_request(response.prompt_id).prompt_tokens, *response.token_ids)

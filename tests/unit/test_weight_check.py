@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -93,3 +94,30 @@ def test_not_a_number_on_both_sides_fails_too() -> None:
 def test_without_probes_the_tensors_alone_decide() -> None:
     assert check_weights("engine-3", attest(probes=()), attest(probes=()), 0.1) == 0.0
     assert mean_difference((), ()) == 0.0
+
+
+def adapted(shift: float, share: float, noise: float = 0.02) -> tuple[Attestation, Attestation]:
+    """What an engine and the learner attest to an adapter that moves 40 tokens by +-shift, of which
+    the engine's moves `share`; its numbers have noise."""
+    base = tuple(-1.0 - number % 5 for number in range(40))
+    signs = [1 if number % 3 else -1 for number in range(40)]
+    noises = [noise * (1 if number % 2 else -1) for number in range(40)]
+    made = []
+    for part, noisy in ((share, noises), (1.0, [0.0] * 40)):
+        moved = tuple(
+            alone + part * shift * sign + each
+            for alone, sign, each in zip(base, signs, noisy, strict=True)
+        )
+        made.append(replace(attest(probes=(moved,)), base_logprobs=(base,)))
+    return made[0], made[1]
+
+
+def test_an_adapter_must_move_the_engine_as_far_as_the_learner() -> None:
+    """Long before its whole effect exceeds the tolerance."""
+    assert check_weights("engine-3", *adapted(0.04, 1.0), 0.15) is not None
+    said = failure(*adapted(0.04, 0.0), tolerance_nats=0.15)
+    assert "as the learner's adapter of version 7 does, it moves them" in said
+    assert "another scale" in failure(*adapted(0.04, 2.0), tolerance_nats=0.15)
+    check_weights("engine-3", *adapted(0.01, 0.0), 0.15)  # too little to be told from noise
+    engine, learner = adapted(0.04, 0.0)
+    check_weights("engine-3", replace(engine, base_logprobs=None), learner, 0.15)

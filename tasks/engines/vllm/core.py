@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 
+Probes = tuple[tuple[int, ...], ...]
+
+
 class VllmCore:
     """One LLMEngine and the responses that it generates, of which it leaves the text empty."""
 
@@ -72,6 +75,8 @@ class VllmCore:
         self._held: list[Waiting] = []  # until the next load
         self._report_tokens = report_tokens
         self._adapter_shape, self._adapter = adapter, None
+        # probes, and their log-probabilities without an adapter
+        self._of_base: tuple[Probes, tuple[tuple[float, ...], ...]] | None = None
         self._num_unreported = 0  # steps since the last report
 
     @property
@@ -168,6 +173,10 @@ class VllmCore:
             self.hold_new()
         for live in self._live.values():
             live.spans = live.spans_with(self._version)
+        if self._adapter_shape is not None and self._adapter is None and probes:
+            with alone(self._scheduler):  # once: no batch may leave the adapter out afterwards
+                found = prompt_logprobs(self._engine, probes, Entry(salt="base"))
+            self._of_base = tuple(probes), found
         prints = self._engine.collective_rpc(
             "load_version", args=(weights, self._name, self._adapter_shape)
         )
@@ -184,8 +193,12 @@ class VllmCore:
             logprobs = prompt_logprobs(self._engine, probes, self._entry)
             if not (keeps or self._engine.reset_prefix_cache()):
                 raise RuntimeError("a prefix cache that nothing uses could not be emptied")
+        asked, of_base = self._of_base or ((), None)
         return Attestation(
-            version=weights.version, fingerprints=agreed(prints), probe_logprobs=logprobs
+            version=weights.version,
+            fingerprints=agreed(prints),
+            probe_logprobs=logprobs,
+            base_logprobs=of_base if asked == tuple(probes) else None,
         )
 
     def warm_up(self) -> None:
