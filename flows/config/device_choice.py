@@ -59,14 +59,15 @@ def with_devices(values: Json, given: Json) -> Values:
 
 
 def with_fast_products(values: Json, given: Json) -> Values:
-    """Have learner and engines on cores that multiply bf16 slowly compute in fp32, unless a dtype
+    """Have learner and engines on cores that multiply bf16 slowly multiply in fp32, unless a dtype
     was given. values: as for `with_devices`, which has completed them."""
     on_cores = _part(values, "cluster").get("device_kind") == "cpu"
     if given.get("resume") or not on_cores or cores.multiply_bf16():
         return dict(values)
     fast: Values = {}
     if "compute" not in _part(given, "learner"):
-        fast["learner"] = {"compute": "fp32"}
+        is_sharded = _part(values, "learner").get("parameters") == "sharded"
+        fast["learner"] = {"compute": "fp32" if is_sharded else "mixed"}
     engine = _part(values, "engine")
     if engine.get("kind") == "vllm" and "dtype" not in _part(given, "engine"):
         fast["engine"] = {"dtype": "float32"}
@@ -162,7 +163,7 @@ def told(config: Parts) -> str:
     found = gpus.found_gpus()
     if cluster.device_kind == "cpu":
         devices = f"{cluster.num_devices} x {cluster.cores_per_device} CPU cores"
-        slow = config.learner.compute == "fp32" and "compute" not in config.learner.model_fields_set
+        slow = config.learner.compute != "bf16" and "compute" not in config.learner.model_fields_set
         dtype = "; in fp32, because these cores multiply bf16 slowly" * slow
         return f"{devices}, as named{dtype}" if named else f"{devices}: {found.reason}{dtype}"
     devices = f"{cluster.num_devices} GPUs" if cluster.num_devices > 1 else "1 GPU"

@@ -25,7 +25,7 @@ from tasks.learner.objective import NO_MASK, KlPlace, Objective, SequenceMaskCon
 from tasks.learner.overlong import AS_SCORED, OverlongConfig, SoftPunishment
 from tasks.learner.samples import AggregationConfig, TokenMean, TrainingSet, training_set
 
-ComputeDtype = Literal["bf16", "fp32"]
+ComputeDtype = Literal["bf16", "fp32", "mixed"]
 Placement = Literal["replicated", "sharded"]
 CRITIC_RATE = 5e-5  # the default
 
@@ -185,7 +185,10 @@ class LearnerConfig(FrozenConfig):
     )
     compute: ComputeDtype = Field(
         default="bf16",
-        description="Dtype of forward and backward; masters and sums are fp32 always.",
+        description=(
+            "Dtype of forward and backward; masters and sums are fp32 always. mixed: weights that"
+            " bf16 can hold, as engines have them, multiplied in fp32."
+        ),
     )
     recompute_layers: bool = Field(
         default=False, description="Recompute each layer in backward: less memory, a third slower."
@@ -237,6 +240,15 @@ class LearnerConfig(FrozenConfig):
                 "learner.loss.dual_clip needs a ratio that can move, got old_policy 'learner' and"
                 " one update a step, with which it is 1; set learner.loss.old_policy=engine, raise"
                 " learner.mini_batches or learner.passes, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mixed_is_replicated(self) -> Self:
+        if self.compute == "mixed" and self.parameters != "replicated":
+            raise ValueError(
+                "learner.compute must be bf16 or fp32 with learner.parameters=sharded, got mixed:"
+                " shards are masters, which are not rounded; change one of the two"
             )
         return self
 

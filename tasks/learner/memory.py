@@ -31,7 +31,7 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.sharded_parameters import units_of
 
 FP32, BF16 = 4, 2
-COMPUTED = {"bf16": BF16, "fp32": FP32}
+COMPUTED = {"bf16": BF16, "fp32": FP32, "mixed": FP32}
 MOMENTS = 2 * FP32
 
 

@@ -124,10 +124,13 @@ class FlatParameters:
         device: torch.device,
         num_slices: int = 1,
         holds: Holds = every,
+        *,
+        rounds: bool = False,
     ) -> None:
         """The module is in host memory and moves to the device parameter by parameter, so that
         nothing but the buffer is ever there. The size is padded to a multiple of `num_slices` so
-        that equal slices cover it. holds: which of the module's parameters, by name."""
+        that equal slices cover it. holds: which of the module's parameters, by name. rounds:
+        whether values are rounded to bf16, which engines load."""
         parameters = {name: each for name, each in module.named_parameters() if holds(name)}
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.slots = slots_of(self.shapes)
@@ -139,7 +142,8 @@ class FlatParameters:
         self._slot_of = {slot.name: slot for slot in self.slots}
         for slot in self.slots:
             parameter = parameters[slot.name]
-            self.view(slot.name).copy_(parameter.detach())
+            loaded = parameter.detach()
+            self.view(slot.name).copy_(loaded.to(torch.bfloat16) if rounds else loaded)
             parameter.data = self.view(slot.name)
         for buffer in module.buffers():
             buffer.data = buffer.to(device)
@@ -180,12 +184,15 @@ class ReplicatedParameters(FlatParameters):
         dtype: torch.dtype,
         ranks: Ranks,
         holds: Holds = every,
+        *,
+        rounds: bool = False,
     ) -> None:
-        """The module is in fp32, in host memory; the masters keep the precision that `dtype`
-        loses. holds: as for `FlatParameters`."""
+        """The module is in fp32, in host memory; the masters keep the precision that `dtype` or
+        rounding loses. holds, rounds: as for `FlatParameters`."""
         held = {name: each for name, each in module.named_parameters() if holds(name)}
         loaded = {name: parameter.detach() for name, parameter in held.items()}
-        super().__init__(module, dtype, ranks.device, ranks.world_size, holds)
+        super().__init__(module, dtype, ranks.device, ranks.world_size, holds, rounds=rounds)
+        self._rounds = rounds
         size = self.values.numel() // ranks.world_size
         self._ranks, self._held = ranks, held
         self._start, self._stop = ranks.rank * size, (ranks.rank + 1) * size
@@ -225,7 +232,8 @@ class ReplicatedParameters(FlatParameters):
         return [own[start - self._start : end - self._start] for _, start, end in self._owned()]
 
     def publish(self) -> None:
-        self.values[self._start : self._stop].copy_(self._masters)
+        masters = self._masters.to(torch.bfloat16) if self._rounds else self._masters
+        self.values[self._start : self._stop].copy_(masters)
         self._ranks.all_gather(self.values)
 
     def _owned(self) -> Iterator[tuple[ParameterSlot, int, int]]:

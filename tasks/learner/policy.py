@@ -6,6 +6,7 @@
 
 The policy computes with bf16 copies of the weights, exactly the numbers that the engines load;
 sums of products and gradients, masters and moments are fp32. A reference has only its bf16 copy.
+With `mixed` these copies are held, and multiplied, in fp32.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 if TYPE_CHECKING:
     from tasks.learner.sharded_parameters import ShardedParameters
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "mixed": torch.float32}
 
 
 class Scorer(Protocol):
@@ -176,31 +177,38 @@ def load_policy(
     if recompute_layers:
         recompute(model)
     if lora.rank:
-        return PolicyModel(model, _of_adapter(model, DTYPES[compute], ranks, placement, lora))
+        return PolicyModel(model, _of_adapter(model, compute, ranks, placement, lora))
     if placement == "replicated":
-        return PolicyModel(model, ReplicatedParameters(model, DTYPES[compute], ranks))
+        rounds = compute == "mixed"
+        return PolicyModel(
+            model, ReplicatedParameters(model, DTYPES[compute], ranks, rounds=rounds)
+        )
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
 
     return PolicyModel(model, TrainedShards(model, DTYPES[compute], ranks))
 
 
 def _of_adapter(
-    model: Any, dtype: torch.dtype, ranks: Ranks, placement: Placement, lora: LoraConfig
+    model: Any, compute: ComputeDtype, ranks: Ranks, placement: Placement, lora: LoraConfig
 ) -> AdapterParameters:  # Any: as above
     """The parameters of an adapted model: the base placed as asked, the adapter on every rank."""
-    adapter = ReplicatedParameters(model, dtype, ranks, is_of_adapter)
-    base = _frozen(model, dtype, ranks, placement, lambda name: not is_of_adapter(name))
+    adapter = ReplicatedParameters(
+        model, DTYPES[compute], ranks, is_of_adapter, rounds=compute == "mixed"
+    )
+    base = _frozen(model, compute, ranks, placement, lambda name: not is_of_adapter(name))
     if lora.publish == "merged":
         return MergedParameters(base, adapter, lora.scale)
     return AdapterParameters(base, adapter)
 
 
 def _frozen(
-    model: Any, dtype: torch.dtype, ranks: Ranks, placement: Placement, holds: Holds = every
+    model: Any, compute: ComputeDtype, ranks: Ranks, placement: Placement, holds: Holds = every
 ) -> FlatParameters | ShardedParameters:  # Any: as above
     """One copy of parameters that stay as they are."""
+    dtype = DTYPES[compute]
     if placement == "replicated":
-        return FlatParameters(model, dtype, ranks.device, holds=holds)
+        rounds = compute == "mixed"
+        return FlatParameters(model, dtype, ranks.device, holds=holds, rounds=rounds)
     from tasks.learner.sharded_parameters import ShardedParameters
 
     return ShardedParameters(model, dtype, ranks, dtype, holds)
@@ -213,7 +221,7 @@ def load_reference(
     on this rank or sharded over the ranks."""
     model = load_decoder(model_path, ranks.device)
     model.requires_grad_(False).eval()
-    return Decoder(model, _frozen(model, DTYPES[compute], ranks, placement))
+    return Decoder(model, _frozen(model, compute, ranks, placement))
 
 
 def recompute(model: Any) -> None:  # Any: untyped transformers

@@ -217,7 +217,7 @@ def test_flow_tests_are_skipped_where_their_roles_need_more_gpus(
 
 @pytest.mark.parametrize(
     ("flags", "dtype"),
-    [("fma avx2", "fp32"), ("avx2 avx512f avx512bw avx512vl avx512dq", "bf16"), ("", "bf16")],
+    [("fma avx2", "mixed"), ("avx2 avx512f avx512bw avx512vl avx512dq", "bf16"), ("", "bf16")],
 )
 def test_cores_that_multiply_bf16_slowly_compute_in_fp32(
     machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, dtype: str
@@ -230,12 +230,14 @@ def test_cores_that_multiply_bf16_slowly_compute_in_fp32(
     config = configured("smollm2")
     assert config.learner.compute == dtype
     assert isinstance(config.engine, VllmEngineConfig)
-    assert config.engine.dtype == {"fp32": "float32", "bf16": "bfloat16"}[dtype]
-    assert ("multiply bf16 slowly" in told(config)) == (dtype == "fp32")
+    assert config.engine.dtype == {"mixed": "float32", "bf16": "bfloat16"}[dtype]
+    assert ("multiply bf16 slowly" in told(config)) == (dtype == "mixed")
     named = configured("smollm2", learner={"compute": "bf16"}, engine={"dtype": "bfloat16"})
     assert named.learner.compute == "bf16"
     assert named.engine.dtype == "bfloat16"
     configured("tiny", engine={"kind": "simulated"})
+    sharded = configured("smollm2", learner={"parameters": "sharded"}).learner.compute
+    assert sharded == ("fp32" if dtype == "mixed" else "bf16")
     kept = RunConfig.model_validate(config.model_dump(mode="json"))
     assert kept.learner.compute == dtype
     machine(1)

@@ -28,6 +28,7 @@ from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample
+from tasks.learner.parameters import ReplicatedParameters
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.samples import SequenceMean, training_set
 
@@ -133,3 +134,25 @@ def test_a_backward_pass_that_was_interrupted_leaves_nothing_behind(
     policy.parameters.discard()
     step.run(batch)
     torch.testing.assert_close(policy.parameters.gradients, expected)
+
+
+def test_mixed_weights_are_those_of_bf16_multiplied_in_fp32(tmp_path: Path) -> None:
+    """So that learner and engines have the same numbers where bf16 is not multiplied."""
+    path = make_model(tmp_path)
+    mixed, rounded = (load_policy(path, compute, ALONE) for compute in ("mixed", "bf16"))
+    exact = load_policy(path, "fp32", ALONE)
+    for held in (mixed, load_reference(path, "mixed", ALONE)):
+        assert held.parameters.compute is torch.float32
+        for name, tensor in rounded.parameters.exported():
+            with held.parameters.whole(name) as own:
+                assert torch.equal(own, tensor.float())
+    assert isinstance(mixed.parameters, ReplicatedParameters)
+    for piece, other in zip(mixed.parameters.pieces, exact.parameters.pieces, strict=True):
+        assert torch.equal(piece.masters, other.masters), "which keep what is lost"
+        piece.masters.add_(1e-3)
+        other.masters.add_(1e-3)
+    mixed.parameters.publish()
+    exact.parameters.publish()
+    for name, tensor in exact.parameters.exported():
+        with mixed.parameters.whole(name) as own:
+            assert torch.equal(own, tensor.bfloat16().float())
