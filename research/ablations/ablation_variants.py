@@ -16,6 +16,7 @@ a machine that gets slower does so for all of them. Pure. Leaves out the running
     OPEN         what a run pays for being open to elastic workers while none comes
     ETA          eta on prompts alone, on responses alone, and on both (RollPacker's Figure 11);
                  all but `sync` score per response, which acceptance needs
+    ADAPTED      an adapter beside all weights, by learning rate
     LEVELS       rounds of more than two levels beside tail batching. `multilevel` trains every
                  response that it asks for, so that it compares with `unbiased` and `scoring`;
                  `stream` is RollPacker as published, which trains the first of each group to finish
@@ -240,6 +241,21 @@ ASKED = (
 SERVED: Mapping[str, AblationVariant] = {
     name: replace(ASYNCHRONY[name], settings=(*ASYNCHRONY[name].settings, *ASKED))
     for name in ("sync", "apart", "async-one", "async-two", "in-turn-late")
+}
+
+
+def _adapted(rank: int, times: int) -> AblationVariant:
+    """An adapter at so many times the learning rate of the tiny preset, 2e-4."""
+    return AblationVariant(
+        label=f"adapter of rank {rank}, learning rate x {times}",
+        over="weights",
+        settings=(f"learner.lora.rank={rank}", f"learner.optimizer.learning_rate={2e-4 * times:g}"),
+    )
+
+
+ADAPTED: Mapping[str, AblationVariant] = {
+    "weights": AblationVariant(label="all weights", over="", settings=()),
+    **{f"rate-{times}": _adapted(8, times) for times in (1, 5, 10, 20)},
 }
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from research.ablations.ablation_figures import MeasuredRun, TableLine, report
 from research.ablations.ablation_variants import (
+    ADAPTED,
     ASYNCHRONY,
+    COMPARABLE,
     ETA,
     LEVELS,
     OPEN,
@@ -58,6 +60,13 @@ COMPARISONS: Mapping[str, Comparison] = {
             "evaluation.responses_per_prompt=2",
             "evaluation.every_steps=10",
         ),
+    ),
+    "adapters": Comparison(
+        about="what adapters learn beside all weights, at equal steps and at equal time",
+        preset="tiny",
+        variants=ADAPTED,
+        tables=(validation_report, report),
+        settings=("evaluation.num_prompts=128", "evaluation.every_steps=10", *COMPARABLE),
     ),
     "eta": Comparison(
         about="what tail batching is worth by eta on prompts and on responses (its periods differ:"
