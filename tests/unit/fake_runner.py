@@ -24,14 +24,15 @@ SHAPE = {
 }  # fmt: skip
 
 
-def make_vllm_config(folder: Path) -> Any:
-    """The configuration of an engine of 12 responses of up to 128 tokens."""
+def make_vllm_config(folder: Path, **more: object) -> Any:
+    """The configuration of an engine of 12 responses of up to 128 tokens. more: further arguments
+    of vLLM's EngineArgs."""
     from vllm import EngineArgs
 
     (folder / "config.json").write_text(json.dumps(SHAPE))
     arguments = EngineArgs(
         model=str(folder), skip_tokenizer_init=True, max_num_seqs=12, max_model_len=128,
-        max_num_batched_tokens=64, block_size=BLOCK, enforce_eager=True,
+        max_num_batched_tokens=64, block_size=BLOCK, enforce_eager=True, **more,
     )  # fmt: skip
     return arguments.create_engine_config()
 
@@ -60,14 +61,18 @@ def make_scheduler(vllm_config: Any, num_blocks: int, second_runner: bool) -> An
     return scheduler
 
 
-def make_vllm_request(name: str, tokens: list[int], params: Any, salt: str | None = None) -> Any:
+def make_vllm_request(
+    name: str, tokens: list[int], params: Any, salt: str | None = None, adapter: Any = None
+) -> Any:
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request
 
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    return Request(name, tokens, params, None, cache_salt=salt, block_hasher=hasher)
+    return Request(
+        name, tokens, params, None, cache_salt=salt, block_hasher=hasher, lora_request=adapter
+    )
 
 
 def drawn_at(seed: int, position: int) -> tuple[int, float]:

@@ -216,8 +216,8 @@ def _sampled_logprobs(model_output: Any) -> list[float]:
 
 
 def _is_plain(scheduler: Any) -> bool:
-    """True if a decode step needs only blocks of full attention: no drafts, connectors, adapters,
-    pipeline stages or layers that forget."""
+    """True if a decode step needs only blocks of full attention: no drafts, connectors, pipeline
+    stages or layers that forget. Adapters are asked about at admission alone."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups = scheduler.kv_cache_config.kv_cache_groups
@@ -227,7 +227,6 @@ def _is_plain(scheduler: Any) -> bool:
         or scheduler.connector
         or scheduler.ec_connector
         or scheduler.aux_output_connector
-        or scheduler.lora_config
         or scheduler.use_pp
         or scheduler.is_encoder_decoder
         or scheduler.defer_block_free
