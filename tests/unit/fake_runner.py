@@ -154,11 +154,12 @@ class FakeEngine:
             return [{"w": self.loads}]
         return [False]  # whose noise is the response's already
 
-    def add_request(self, name: str, prompt: Any, params: Any) -> str:
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any) -> str:
         internal = f"{name}-{len(self._names)}"
         self._names[internal] = name
         tokens = [*prompt["prompt_token_ids"]]
-        request = make_vllm_request(internal, tokens, params, prompt.get("cache_salt"))
+        salt = prompt.get("cache_salt")
+        request = make_vllm_request(internal, tokens, params, salt, lora_request)
         self.scheduler.add_request(request)
         return internal
 
