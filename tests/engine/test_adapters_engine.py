@@ -3,6 +3,7 @@ an adapter did not reach the requests of other systems, each of which is caught 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,11 @@ from transformers import LlamaForCausalLM
 from artifacts.adapter_files import A, B, merged
 from artifacts.records import Running, WeightsRef
 from artifacts.weights import fingerprints, write_weights
+from tasks.cluster.ports import LOOPBACK
 from tasks.engines.base import AdapterShape, Attestation
+from tasks.engines.transports.base import FlatWeights, WeightTransport, slots_of
+from tasks.engines.transports.broadcast import BroadcastTransport
+from tasks.engines.transports.shared_memory import SharedMemoryTransport
 from tasks.engines.vllm import adapter_slot
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
@@ -148,6 +153,42 @@ async def test_tensors_of_no_layer_are_refused_and_change_nothing(
     with pytest.raises(ValueError, match=r"has model\.layers\.9\.mlp\.up_proj; vLLM adapts down"):
         await engine.load_weights(file, ())
     assert await engine.load_weights(adapters[1][0], PROBES) == before
+
+
+@pytest.mark.parametrize("kind", ["ipc", "broadcast"])
+async def test_an_adapter_comes_without_a_file(
+    engine: VllmEngine, adapters: Versions, base: LlamaForCausalLM, kind: str
+) -> None:
+    """In a bucket for each module where it is sent; afterwards the learner's memory is its own."""
+    tensors, deadline_s = drawn(base, 2), 60.0
+    slots = slots_of({name: tensor.shape for name, tensor in tensors.items()})
+    values = torch.zeros(slots[-1].end, dtype=torch.bfloat16)
+    for slot in slots:
+        slot.of(values).copy_(tensors[slot.name])
+    transport: WeightTransport = SharedMemoryTransport(deadline_s)
+    if kind == "broadcast":
+        transport = BroadcastTransport(LOOPBACK, deadline_s, bucket_elements=1)
+    await engine.load_weights(adapters[1][0], ())
+    weights = FlatWeights(values=values, slots=slots)
+    offered = transport.offer(weights, 2, "2.safetensors", ("engine-a/0",))
+    attested, _ = await asyncio.gather(
+        engine.load_weights(offered, PROBES), asyncio.to_thread(transport.send)
+    )
+    transport.withdraw()
+    check_weights("engine-a", attested, expected(adapters, 2), 0.15)
+    before = await generate(engine, make_batch(4, max_new_tokens=12))
+    values.zero_()  # as if it were updated
+
+    def activate_again(core: VllmCore) -> None:
+        manager = manager_of(core)
+        manager.deactivate_adapter(adapter_slot.SLOT_ID)
+        manager.activate_adapter(adapter_slot.SLOT_ID)
+
+    await engine._thread.call("activate", activate_again, 10)
+    after = await generate(engine, make_batch(4, max_new_tokens=12))
+    assert [before[name].token_ids for name in sorted(before)] == [
+        after[name].token_ids for name in sorted(after)
+    ]
 
 
 # --- what went wrong elsewhere -------------------------------------------------------------------

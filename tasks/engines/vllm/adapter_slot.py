@@ -73,8 +73,11 @@ def load_adapter(
             f" {(unknown or ['none'])[0]}; vLLM adapts {known}"
         )
     scaled = {stem: tensors[stem + B] * shape.scale for stem in stems}
+    # a copy of A: vLLM keeps both, and what comes without a file lies in the learner's memory
     loras = {
-        stem: LoRALayerWeights(stem, shape.rank, shape.rank, tensors[stem + A], scaled[stem])
+        stem: LoRALayerWeights(
+            stem, shape.rank, shape.rank, tensors[stem + A].clone(), scaled[stem]
+        )
         for stem in stems
     }
     manager.remove_adapter(SLOT_ID)
