@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tasks.cluster import gpus
+from tasks.cluster import cores, gpus
 from tasks.engines.vllm.worker_patches import attention_path
 
 settings.register_profile("rollflow", deadline=None)
@@ -75,10 +75,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def cores_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In these tests a preset means cores, on a machine with GPUs too."""
+    """In these tests a preset means cores that multiply bf16 fast, on every machine."""
     if request.path.parent.name in ("unit", "properties"):
         none = gpus.FoundGpus(reason="no NVIDIA driver is here")
         monkeypatch.setattr(gpus, "found_gpus", lambda: none)
+        monkeypatch.setattr(cores, "multiply_bf16", lambda: True)
 
 
 def pytest_report_header() -> str:

@@ -13,6 +13,7 @@ from flows.config.presets import PRESETS, preset_values
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import settings_of
 from tasks.cluster import cores, gpus
+from tasks.cluster.cores import multiply_bf16
 from tasks.cluster.devices import WorkerSpec, device_map, worker_specs
 from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.rewards.judges.reward import judge_engine_of
@@ -222,7 +223,6 @@ def test_flow_tests_are_skipped_where_their_roles_need_more_gpus(
 def test_cores_that_multiply_bf16_slowly_compute_in_fp32(
     machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, dtype: str
 ) -> None:
-    multiply_bf16 = cores.multiply_bf16
     machine(0)
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor: 0\nflags: {flags}\n" if flags else "Features: asimd\n")
