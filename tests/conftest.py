@@ -50,6 +50,7 @@ SLOW = (
     "flows/test_asynchronous_run.py",
     "flows/test_episode_schedules.py",
     "flows/test_run.py",
+    "flows/test_adapter_run.py",
     "engine/test_vllm_draws.py",
     "engine/test_vllm_engine.py",
     "unit/test_user_modules.py",
