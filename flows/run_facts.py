@@ -34,6 +34,7 @@ def facts_of(run: OpenRun, commits: Sequence[StepCommit]) -> dict[str, str]:
         "task": config_label(config.task.model_dump(mode="json")),
         "a step": f"{batch.prompts_per_step} questions × {batch.responses_per_prompt} answers,"
         f" scheduling {config.scheduling.kind}",
+        "trained": learner.lora.explain() if learner.lora.rank else "",
         "learning": f"loss {learner.loss.kind}, advantage {learner.advantage.kind}, learning rate"
         f" {learner.optimizer.explain()}",
         "without update": f"{flat} of {len(commits)} steps" if flat else "",

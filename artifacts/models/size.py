@@ -21,6 +21,8 @@ class ModelSize:
     key_heads: int
     normed: int  # widths of all norms in a layer together
     largest_matrix: int  # number of parameters in the largest matrix of a layer
+    # name, inputs and outputs of each linear map of a layer, of which an adapter may be
+    linear: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def vocabulary(self) -> int:

@@ -21,7 +21,14 @@ from tasks.cluster.devices import (
     worker_specs,
 )
 from tasks.learner.learner_config import LearnerConfig
-from tasks.learner.memory import bytes_per_parameter, model_size, whole_bytes
+from tasks.learner.lora_config import NO_ADAPTER
+from tasks.learner.memory import (
+    adapter_parameters,
+    bytes_per_parameter,
+    learner_memory,
+    model_size,
+    whole_bytes,
+)
 from tasks.rewards.judges.reward import JudgeConfig, judge_engine_of
 from tasks.scheduling.batch import BatchAlgebra, times
 from tasks.tiny_models.models import present_model
@@ -153,7 +160,8 @@ def _update_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "optimizer updates per step", _updates(config)
     yield "learning rate", _learning_rate(config)
     if config.learner.has_critic:
-        yield "critic", config.learner.critic.explain()
+        whole = "; of the critic all weights are trained" if config.learner.lora.rank else ""
+        yield "critic", config.learner.critic.explain() + whole
     loss = config.learner.loss
     yield "policy loss", f"{loss.kind}: {loss.explain()}"
     yield (
@@ -265,6 +273,8 @@ def _memory_rows(config: RunConfig, card: int | None) -> Iterator[tuple[str, str
     size = None if found is None else model_size(found)
     learner, num_ranks = config.learner, len(device_map(config.cluster)["learner"])
     per_machine = learners_per_machine(config.cluster)
+    if learner.lora.rank:
+        yield "what is trained", _adapter(learner, num_ranks, size)
     yield "learner memory", _memory(learner, num_ranks, size, per_machine)
     if num_ranks > 1 and not learner.has_critic:
         other = "replicated" if learner.parameters == "sharded" else "sharded"
@@ -279,6 +289,26 @@ def _memory_rows(config: RunConfig, card: int | None) -> Iterator[tuple[str, str
                 f"; does not fit: {', or '.join(cures(rested, size, card)) or 'no setting helps'}"
             )
         yield f"memory of GPU {fullest.device}", told
+
+
+def _adapter(learner: LearnerConfig, num_ranks: int, size: ModelSize | None) -> str:
+    """What an adapter is, and the memory that it saves beside training all weights."""
+    told = learner.lora.explain()
+    if size is None:
+        return told
+    number = adapter_parameters(learner.lora, size)
+    all_weights = learner.model_copy(update={"lora": NO_ADAPTER})
+    few, many = (_trained_bytes(each, num_ranks, size) for each in (learner, all_weights))
+    return (
+        f"{told}: {number / 1e6:.3g} million parameters of {size.num_parameters / 1e6:.4g};"
+        f" gradients, masters and moments take {few / 1e9:.2g} GB on a rank, of all weights"
+        f" {many / 1e9:.3g} GB"
+    )
+
+
+def _trained_bytes(learner: LearnerConfig, num_ranks: int, size: ModelSize) -> int:
+    held = learner_memory(learner, size, num_ranks, 1).held
+    return sum(held[name] for name in ("gradients", "masters", "moments"))
 
 
 def _memory(

@@ -50,6 +50,7 @@ COMMON = (  # the settings that --fields lists without --all
     "engine.sleep_mode", "learner.loss.kind", "learner.loss.path", "learner.loss.clip_low",
     "learner.loss.clip_high", "learner.advantage.kind", "learner.advantage.path",
     "learner.aggregation.kind", "learner.kl_coefficient", "learner.entropy_coefficient",
+    "learner.lora.rank", "learner.lora.targets", "learner.lora.initial",
     "learner.optimizer.learning_rate",
     "learner.optimizer.warmup_steps", "learner.optimizer.decay_steps",
     "learner.max_tokens_per_microbatch", "learner.recompute_layers", "learner.parameters",

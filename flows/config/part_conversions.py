@@ -16,6 +16,10 @@ from flows.config.foreign_values import (
     Unneeded,
 )
 
+LORA_RANKS = (
+    "actor_train.model_args.lora_rank", "actor_rollout_ref.model.lora_rank",
+    "actor_rollout_ref.model.lora.rank",
+)  # fmt: skip
 KL_LOSS = "actor_rollout_ref.actor.use_kl_loss"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg."
 ADVANTAGE, BASELINE = "learner.advantage.kind", "learner.advantage.baseline"
@@ -35,6 +39,21 @@ def of_gae(key: str, value: Any, given: ForeignValues) -> Any:
     if not given.has_critic:
         raise Unneeded
     return value
+
+
+def of_adapter(key: str, value: Any, given: ForeignValues) -> Any:
+    if not given.of(*LORA_RANKS):
+        raise Unneeded
+    return value
+
+
+def adapter_targets(key: str, value: Any, given: ForeignValues) -> Any:
+    """Names of matrices, or all linear ones; separated by commas in ROLL."""
+    names = value.split(",") if isinstance(value, str) else list(value or ())
+    names = [name.strip() for name in names]
+    if {"lm_head", "embed_tokens"} & set(names):
+        raise Contradiction
+    return of_adapter(key, "all" if set(names) <= {"all-linear", "all"} else names, given)
 
 
 def roll_advantage(key: str, value: Any, given: ForeignValues) -> Any:

@@ -8,6 +8,9 @@
     reference    c whole                       c / n
     critic       as weights to moments again   refused
 
+An adapter has gradients, masters and moments of its own, whole or cut over n, and leaves the model
+one copy in the compute dtype (c, or c / n), which is the reference too.
+
 Bytes per parameter; c = 2 in bf16 and 4 in fp32. On top come what a packed row needs (activations,
 the head's chunk, layers of sharded parameters that are whole for a moment) and what an update does.
 `research.gpu.tracked_memory` follows the allocations of real passes beside these numbers. Leaves
@@ -28,6 +31,7 @@ from tasks.engines.transports.base import BUCKET_ELEMENTS, TransportKind
 from tasks.learner.architecture import empty_model, read_config
 from tasks.learner.head import ROWS_PER_CHUNK
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.lora_config import LoraConfig
 from tasks.learner.sharded_parameters import units_of
 
 FP32, BF16 = 4, 2
@@ -60,7 +64,7 @@ def size_of(model: Any) -> ModelSize:  # Any: transformers models carry no types
     )
 
 
-def _widths(model: Any) -> dict[str, int]:  # Any: as above
+def _widths(model: Any) -> dict[str, Any]:  # Any: as above, and numbers
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -86,18 +90,42 @@ def _widths(model: Any) -> dict[str, int]:  # Any: as above
         "key_heads": key_heads,
         "normed": sum(norms.values()),
         "largest_matrix": max(matrices),
+        "linear": tuple(
+            (name.rpartition(".")[2], module.in_features, module.out_features)
+            for name, module in layer.named_modules()
+            if isinstance(module, nn.Linear)
+        ),
     }
 
 
+def adapter_parameters(lora: LoraConfig, size: ModelSize) -> int:
+    """The number of parameters of an adapter; 0 without one."""
+    of_layer = (ins + outs for name, ins, outs in size.linear if name in lora.modules)
+    return lora.rank * size.num_layers * sum(of_layer)
+
+
 def bytes_per_parameter(config: LearnerConfig, num_ranks: int, per_machine: int = 0) -> float:
-    """Bytes that a rank holds for each parameter after the gradients of a step. per_machine: as for
-    `Ranks`."""
+    """Bytes that a rank holds for each parameter of the model, an adapter's not counted, after the
+    gradients of a step. per_machine: as for `Ranks`."""
     computed = COMPUTED[config.compute]
+    if config.lora.rank:
+        base = computed / _together(config, num_ranks, per_machine)
+        return base + (_whole_training(computed, num_ranks) if config.has_critic else 0)
     reference = computed if config.kl_coefficient else 0
     if config.parameters == "sharded":
         return (FP32 + FP32 + reference) / (per_machine or num_ranks) + MOMENTS / num_ranks
-    trained = computed + FP32 + (FP32 + MOMENTS) / num_ranks
+    trained = _whole_training(computed, num_ranks)
     return (2 * trained if config.has_critic else trained) + reference
+
+
+def _whole_training(computed: int, num_ranks: int) -> float:
+    """Bytes of a trained parameter that every rank holds whole."""
+    return computed + FP32 + (FP32 + MOMENTS) / num_ranks
+
+
+def _together(config: LearnerConfig, num_ranks: int, per_machine: int) -> int:
+    """The number of ranks that hold the weights of a model together."""
+    return (per_machine or num_ranks) if config.parameters == "sharded" else 1
 
 
 def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:
@@ -109,6 +137,8 @@ def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:
     if config.parameters == "replicated":
         return 0
     computed = COMPUTED[config.compute]
+    if config.lora.rank:  # nothing of the base has a gradient
+        return computed * max(2 * size.largest_layer, size.table)
     layer = (3 * computed + FP32) * size.largest_layer
     head, table = (computed + FP32) * size.table, FP32 * size.table
     return max(layer + table, head) if size.is_tied else max(layer, head)
@@ -139,16 +169,24 @@ def learner_memory(
     them predicting. per_machine: as for `Ranks`."""
     num, computed = size.num_parameters, COMPUTED[config.compute]
     is_sharded = config.parameters == "sharded"
+    whole = num // _together(config, num_ranks, per_machine)
     together = (per_machine or num_ranks) if is_sharded else num_ranks
-    whole = num // together if is_sharded else num
-    models = 2 if config.has_critic else 1
+    trained = num * (2 if config.has_critic else 1)
     held = {
-        "weights": 0 if is_sharded else models * computed * num,
-        "gradients": models * FP32 * whole,
-        "masters": models * FP32 * num // together,
-        "moments": models * MOMENTS * num // num_ranks,
+        "weights": 0 if is_sharded else computed * trained,
+        "gradients": FP32 * trained * whole // num,
+        "masters": FP32 * trained // together,
+        "moments": MOMENTS * trained // num_ranks,
         "reference": computed * whole if config.kl_coefficient else 0,
     }
+    if config.lora.rank:
+        trained = adapter_parameters(config.lora, size) + (num if config.has_critic else 0)
+        held = {
+            "weights": computed * (whole + trained),
+            "gradients": FP32 * trained,
+            "masters": FP32 * trained // num_ranks,
+            "moments": MOMENTS * trained // num_ranks,
+        }
     kept, backward = activation_bytes(config, size, row_tokens)
     logits = head_bytes(size, computed, row_tokens)
     row = {  # a layer's backward begins when the head has no logits any more
@@ -158,8 +196,9 @@ def learner_memory(
         "whole layers": whole_bytes(config, size),
     }
     # ranks of a group reduce into a slice of their own; within a machine backward passes do so
-    is_reduced = is_sharded and together == num_ranks
-    update = FP32 * num // num_ranks if num_ranks > 1 and not is_reduced else 0
+    is_reduced = is_sharded and together == num_ranks and not config.lora.rank
+    largest = trained if config.lora.rank and not config.has_critic else num
+    update = FP32 * largest // num_ranks if num_ranks > 1 and not is_reduced else 0
     return LearnerMemory(
         held={name: each for name, each in held.items() if each},
         row={name: each for name, each in row.items() if each},
@@ -171,11 +210,16 @@ def transfer_bytes(config: LearnerConfig, size: ModelSize, kind: TransportKind) 
     """Bytes that a publication takes for a moment besides what is held: of a rank that offers, and
     of each engine beside its share. Weights that are not one bf16 buffer already are gathered into
     one, sharded ones a layer or table at a time; engines receive a broadcast in two buckets."""
+    if config.lora.engine_shape is not None:  # megabytes
+        num = adapter_parameters(config.lora, size)
+        received = 2 * BF16 * min(num, BUCKET_ELEMENTS) if kind == "broadcast" else 0
+        return (BF16 * num if COMPUTED[config.compute] != BF16 else 0), received
     buckets = min(size.num_parameters, max(BUCKET_ELEMENTS, size.largest_layer, size.table))
     received = 2 * BF16 * buckets if kind == "broadcast" else 0
     is_sharded = config.parameters == "sharded"
     whole = COMPUTED[config.compute] * max(size.largest_layer, size.table) if is_sharded else 0
-    gathers = kind != "file" and (is_sharded or COMPUTED[config.compute] != BF16)
+    is_made = is_sharded or config.lora.rank > 0 or COMPUTED[config.compute] != BF16
+    gathers = kind != "file" and is_made
     return whole + (BF16 * size.num_parameters if gathers else 0), received
 
 
@@ -184,13 +228,17 @@ def activation_bytes(config: LearnerConfig, size: ModelSize, tokens: int) -> tup
 
     Counted from the modules of a layer: norms keep their input in fp32 and their normed input;
     attention its queries, keys, values, output and a sum for each head; the gated product four
-    tensors of its width; products of matrices their input. In the gated product's backward three
+    tensors of its width; products of matrices their input, an adapter's a tensor of its rank
+    besides, and one of the output's width for a moment. In the gated product's backward three
     gradients of its width exist while one kept tensor has gone, beside the gradients of the
     residual stream and of a matrix."""
     c = COMPUTED[config.compute]
     attention = c * size.head_width * (2 * size.heads + 2 * size.key_heads) + FP32 * size.heads
     layer = (FP32 + c) * size.normed + 2 * c * size.hidden + attention + 4 * c * size.inner
     backward = c * size.hidden + 2 * c * size.inner
+    if config.lora.rank:
+        layer += c * config.lora.rank * sum(name in config.lora.modules for name, *_ in size.linear)
+        backward += c * size.inner
     kept = size.num_layers * layer
     if config.recompute_layers:
         kept, backward = size.num_layers * c * size.hidden, layer + backward

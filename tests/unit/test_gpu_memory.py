@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from artifacts.models.size import ModelSize
 from flows.commands.algebra_rows import algebra_rows
 from flows.config.gpu_memory import GB, cards_of, check_gpu_memory, cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
+from tasks.learner.lora_config import LoraConfig
+from tasks.learner.memory import adapter_parameters
 
 CARD = 80 * GB
 
@@ -82,6 +85,38 @@ def test_an_engine_that_sleeps_leaves_its_share_to_the_rows() -> None:
     asleep = configured("one-gpu", learner=rows, engine={"sleep_mode": True})
     (one,), (other,) = (cards_of(config, size, CARD) for config in (awake, asleep))
     assert other.total < one.total
+
+
+LINEAR = (
+    *((f"{each}_proj", 4096, 4096) for each in "qo"),
+    *((f"{each}_proj", 4096, 1024) for each in "kv"),
+    *((f"{each}_proj", 4096, 14336) for each in ("gate", "up")),
+    ("down_proj", 14336, 4096),
+)
+
+
+def test_an_adapter_of_eight_billion_fits_where_all_weights_do_not() -> None:
+    """Llama-3.1-8B: 42 million parameters of rank 16, beside one copy in bf16."""
+    size = replace(
+        shaped(8.03), largest_layer=218_112_000, table=128_256 * 4096, num_layers=32, hidden=4096,
+        inner=14336, heads=32, normed=2 * 4096, largest_matrix=4096 * 14336, linear=LINEAR,
+    )  # fmt: skip
+    learner = {"recompute_layers": True, "max_tokens_per_microbatch": 32768}
+    adapter = configured("one-gpu", learner=learner | {"lora": {"rank": 16}})
+    assert adapter_parameters(adapter.learner.lora, size) == 41_943_040
+    check_gpu_memory(adapter, size, CARD)
+    with pytest.raises(ValueError, match="GPU 0 must hold"):
+        check_gpu_memory(configured("one-gpu", learner=learner), size, CARD)
+    (one,) = cards_of(adapter, size, CARD)
+    assert one.learner is not None
+    held = one.learner.held
+    assert held["weights"] == 2 * (size.num_parameters + 41_943_040)
+    assert held["gradients"] == held["masters"] == held["moments"] // 2 == 4 * 41_943_040
+    few, all_attention = (
+        adapter_parameters(LoraConfig(rank=16, targets=targets), size)
+        for targets in (("q_proj",), "attention")
+    )
+    assert few < all_attention < 41_943_040
 
 
 APART = {"num_devices": 2, "roles": "rollout: 0, learner: 1"}

@@ -225,6 +225,33 @@ def test_the_written_settings_are_those_that_are_told_and_no_secret_is(
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "{lora_rank: 8, lora_alpha: 32, lora_target: 'q_proj, v_proj'}",
+            {"rank": 8, "alpha": 32, "targets": ["q_proj", "v_proj"]},
+        ),
+        ("{lora_rank: 8, lora_target: all-linear}", {"rank": 8, "targets": "all"}),
+        ("{lora_rank: null, lora_alpha: 32, lora_target: all}", None),
+    ],
+)
+def test_adapters_of_roll_are_taken(
+    tmp_path: Path, text: str, expected: dict[str, object] | None
+) -> None:
+    (tmp_path / "base.yaml").write_text("track_with: stdout\n")
+    given = ROLL.replace("actor_train:\n", f"actor_train:\n  model_args: {text}\n")
+    assert converted(tmp_path, given).values["learner"].get("lora") == expected
+
+
+def test_adapters_of_verl_are_taken(tmp_path: Path) -> None:
+    name = "actor_rollout_ref.model"
+    lora = f"{name}.lora_rank=8 {name}.lora_alpha=16 {name}.target_modules=[q_proj,o_proj] "
+    given = VERL.replace("algorithm.adv_estimator", f"{lora}algorithm.adv_estimator")
+    expected = {"rank": 8, "alpha": 16, "targets": ["q_proj", "o_proj"]}
+    assert converted(tmp_path, given, "run.sh").values["learner"]["lora"] == expected
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("run.yaml", "learning_rate: 1", "FILE must be YAML of ROLL or RollPacker"),
