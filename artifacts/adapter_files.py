@@ -1,5 +1,7 @@
 """Adapters as files: PEFT's format, which vLLM reads too, and weights with an adapter added.
 
+    adapter, the model's files ── merged_weights ──▶ one file of whole weights, tensor by tensor
+
 adapter_config.json         rank, alpha, targets, the name of the base model
 adapter_model.safetensors   base_model.model.<module>.lora_A.weight (rank, in), lora_B (out, rank)
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +18,11 @@ import torch
 from torch import Tensor
 
 from artifacts.store import explained
+from artifacts.weights import read_weights, stored_shapes, stream_weights
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MODEL_WEIGHTS = "model.safetensors"
 _PREFIX = "base_model.model."
 
 
@@ -35,7 +39,7 @@ def read_adapter(directory: str) -> SavedAdapter:
     with more than two plain matrices for each module."""
     from safetensors.torch import load_file
 
-    folder = Path(directory)
+    folder = Path(directory).expanduser()
     try:
         config = json.loads((folder / CONFIG).read_text())
         stored = load_file(folder / WEIGHTS)
@@ -104,3 +108,35 @@ def merged_weights(
     """Yield a model's tensors with the adapter added."""
     for name, tensor in base:
         yield name, merged(name, tensor, adapter, scale)
+
+
+def write_merged(
+    files: Sequence[Path],
+    adapter: Mapping[str, Tensor],
+    scale: float,
+    aliases: Mapping[str, str],
+    path: Path,
+) -> None:
+    """Write the weights of a model's files with the adapter added: rounded to bf16, as
+    engines hold them, added, and rounded again. aliases: further names of tied weights, which are
+    stored once, each with the first name. Raises ValueError for an adapter of other modules,
+    StoreError."""
+    stored = {name: shape for file in files for name, shape in stored_shapes(file).items()}
+    shapes = {name: shape for name, shape in stored.items() if aliases.get(name) not in stored}
+    strange = sorted(stem for stem in map(_stem, adapter) if f"{stem}.weight" not in shapes)
+    if strange:
+        raise ValueError(
+            f"an adapter must change weights of its model, {files[0].parent} has no"
+            f" {strange[0]}.weight; save the model by save_pretrained, and begin with that"
+        )
+    base = (
+        (name, tensor.to(torch.bfloat16))
+        for file in files
+        for name, tensor in read_weights(file)
+        if name in shapes
+    )
+    stream_weights(merged_weights(base, adapter, scale), shapes, path, 0)
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(A).removesuffix(B)

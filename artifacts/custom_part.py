@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic_core import to_jsonable_python
 
 from artifacts.config_parts import FrozenConfig, Misfits
 from artifacts.import_path import absolute, load, raised_at, source_digest
@@ -47,7 +48,9 @@ class CustomPart(FrozenConfig):
     def made(self, **settings: object) -> Any:  # Any: an object of the user's
         """The user's object, made with kwargs and these settings once in a process. Raises
         ValueError if it cannot be made or lacks a method."""
-        part = _made(self.path, json.dumps({**settings, **self.kwargs}, sort_keys=True))
+        values = {**settings, **self.kwargs}
+        given = json.dumps(values, sort_keys=True, default=to_jsonable_python)
+        part = _made(self.path, given)
         missing = [name for name in self.methods if not callable(getattr(part, name, None))]
         if missing:
             raise ValueError(

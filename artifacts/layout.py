@@ -19,6 +19,7 @@
     report/                     index.html, plots, summary, elastic workers, and the run in figures
     trackers/                   files of trackers beside MLflow, and which steps each has
     model/                      the trained model as a Hugging Face directory, once the run is over
+    adapter/                    its adapter in PEFT's format, if that was published
 
 The `step=` directories are Hive partitions: every reader gets the column `step` from the path, so
 the files lack that column.
@@ -55,6 +56,7 @@ DENIED_REQUESTS = "knocks.json"  # in the report: unauthorised requests for weig
 ELASTIC_WORKERS = "members.json"  # in the report: last reported states of elastic workers
 FIGURES = "figures.json"  # in the report: the figures of a run in lists of runs
 MODEL = "model"
+ADAPTER = "adapter"
 TRACKERS = "trackers"
 ASIDE_PREFIX = ".tmp-"  # pyarrow and DuckDB globs skip such names
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 from artifacts.records import WeightsRef
 from artifacts.store import explained
 
+_BF16_BYTES = 2
 _ALIGNMENT = 8  # of the first tensor in a safetensors file, bytes
 _WORDS_PER_ROW = 1 << 14  # 64-bit words hashed with one table of weights
 # rows hashed together: on a CPU one stays in its cache, on a GPU they are 128 MiB
@@ -52,13 +54,12 @@ def write_weights(
         rounded = tensor.detach().to(torch.bfloat16)
         prints[name] = fingerprint(rounded)  # where it lies: a GPU is a hundred times as fast
         kept[name] = rounded.to(device="cpu", copy=are_transient).contiguous()
-    target = Path(path)
+    target, shapes = Path(path), {name: tensor.shape for name, tensor in kept.items()}
     num_bytes = sum(tensor.nbytes for tensor in kept.values())
     with explained(str(target), num_bytes, setting="keep.weights_dir"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _write_over(_aside(target), kept, version)
+        _write_over(_aside(target), shapes, kept.values(), version)
         os.replace(_aside(target), target)
-    shapes = {name: tensor.shape for name, tensor in kept.items()}
     return WeightsRef(version=version, path=str(target), digest=digest_of(prints, shapes))
 
 
@@ -74,21 +75,43 @@ def _aside(target: Path) -> Path:
     return target.with_name(f".{target.name}.aside")
 
 
-def _write_over(path: Path, tensors: Mapping[str, Tensor], version: int) -> None:
+def stream_weights(
+    tensors: Iterable[tuple[str, Tensor]],
+    shapes: Mapping[str, Sequence[int]],
+    path: Path,
+    version: int,
+) -> None:
+    """Write tensors, in the order of `shapes`, as bf16, with one of them in memory at a time.
+    Raises StoreError."""
+    num_bytes = sum(_BF16_BYTES * math.prod(shape) for shape in shapes.values())
+    rounded = (tensor.to(torch.bfloat16).contiguous() for _, tensor in tensors)
+    with explained(str(path), num_bytes):
+        _write_over(path, shapes, rounded, version)
+
+
+def _write_over(
+    path: Path, shapes: Mapping[str, Sequence[int]], tensors: Iterable[Tensor], version: int
+) -> None:
     """Write a safetensors file at `path`, into the pages of a file that is already there, which the
-    library cannot. tensors: bf16, contiguous, on the CPU."""
+    library cannot. tensors: bf16, contiguous, on the CPU, in the order of `shapes`."""
     header: dict[str, object] = {"__metadata__": {"format": "pt", "version": str(version)}}
     end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    for name, shape in shapes.items():
+        begin, end = end, end + _BF16_BYTES * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
     described = json.dumps(header).encode()
     described += b" " * (-len(described) % _ALIGNMENT)
     with open(path, "r+b" if path.exists() else "wb") as file:
         file.write(len(described).to_bytes(8, "little") + described)
-        for tensor in tensors.values():
+        for tensor in tensors:
             file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         file.truncate()
+
+
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a weight file, by name, in the order of `read_weights`."""
+    with safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
 
 
 def read_weights(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:

@@ -44,6 +44,7 @@ from tasks.cluster.devices import engine_members, learners_per_machine, worker_s
 from tasks.cluster.ports import refusal
 from tasks.elastic.config import ElasticWeightsConfig
 from tasks.engines.model_files import read_head_counts
+from tasks.learner.adapters import check_adapter
 from tasks.learner.architecture import check_architecture, read_config
 from tasks.learner.memory import model_size
 from tasks.rewards.judges.reward import judge_engine_of
@@ -243,6 +244,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     judge = judge_engine_of(config.rewards)
     model = check_architecture(resolve_model(config.model, cache, print_line))
     check_heads(config, read_head_counts(str(model)))
+    if config.learner.lora.rank:
+        check_adapter(config.learner.lora, model)
     config.engine.check_model(read_config(model), config.cluster.device_kind == "cpu")
     size, engine = model_size(model), config.engine
     if config.cluster.device_kind != "cpu":

@@ -161,7 +161,8 @@ async def train_steps(
         if not run.config.trains:
             return await reporter.finish("")
         await evaluate_and_report(steps.step, steps.weights)
-        model = await asyncio.to_thread(export_model, run.context, steps.weights)
+        base = getattr(run.config.model, "repository", "")
+        model = await asyncio.to_thread(export_model, run.context, steps.weights, base)
         return await reporter.finish(model)
 
 

@@ -13,8 +13,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
+from artifacts.adapter_files import MODEL_WEIGHTS, write_adapter, write_merged
 from artifacts.checkpoint import Checkpoints
 from artifacts.records import WeightsRef
+from artifacts.weights import read_weights
+from tasks.learner.architecture import aliases_of, weight_files
 from tasks.learner.publication import written
 from tasks.learner.replay import check_digest, replay_training, versions_of
 from tasks.learner.reports import PublishReport
@@ -72,22 +75,39 @@ async def begin_checkpoint(run: RunContext, step: int, keep: int) -> asyncio.Tas
     return asyncio.create_task(save(), name=f"checkpoint-{step}")
 
 
-def export_model(run: RunContext, weights: WeightsRef) -> str:
+def export_model(run: RunContext, weights: WeightsRef, base_model: str = "") -> str:
     """Write the trained model into the run's folder as a Hugging Face directory: the new weights,
-    and all files of the first model's directory but its weights. Returns the URL. Call it while no
-    step is under way, outside of event loops."""
+    and all files of the first model's directory but its weights; an adapter is merged, and written
+    beside the model, too, over `base_model`. Returns the model's URL. Call it while no step is
+    under way, outside of event loops."""
     store = run.open_store()
     if not Path(weights.path).exists():  # they came to the engines without a file
         in_step = run.learner.ranks_in_step
         weights = asyncio.run(written(learners_of(run), weights, ranks_in_step=in_step))
     with tempfile.TemporaryDirectory(prefix="rollflow-model-") as aside:
+        model = Path(aside) / layout.MODEL
+        model.mkdir()
         for path in Path(run.model_path).iterdir():
             if (
                 path.is_file()
                 and path.suffix not in WEIGHT_ENDINGS
                 and not path.name.endswith(".index.json")
             ):
-                shutil.copyfile(path, Path(aside) / path.name)
-        shutil.copyfile(weights.path, Path(aside) / "model.safetensors")
-        store.upload(Path(aside), layout.MODEL)
+                shutil.copyfile(path, model / path.name)
+        if run.learner.lora.engine_shape is None:
+            shutil.copyfile(weights.path, model / MODEL_WEIGHTS)
+        else:
+            written_adapter = _export_adapter(run, weights, model, base_model or run.model_path)
+            store.upload(written_adapter, layout.ADAPTER)
+        store.upload(model, layout.MODEL)
     return f"{store.url}/{layout.MODEL}"
+
+
+def _export_adapter(run: RunContext, weights: WeightsRef, model: Path, base_model: str) -> Path:
+    """Write the merged weights into the folder of the model; returns a folder with the adapter."""
+    adapter, scale = dict(read_weights(weights.path)), run.learner.lora.scale
+    base = Path(run.model_path)
+    write_merged(weight_files(base), adapter, scale, aliases_of(base), model / MODEL_WEIGHTS)
+    folder = model.with_name(layout.ADAPTER)
+    write_adapter(folder, adapter, scale=scale, base_model=base_model)
+    return folder

@@ -3,6 +3,8 @@
     run's folder ─▶ model files ─┬─▶ one commit in the model's repository
                  ─▶ model card ──┘
 
+With --adapter those of the adapter, whose model is named as the card names it.
+
 The login is the hub's own (`hf auth login` or HF_TOKEN), never a setting of a run. The card says
 only what the run recorded: where it began, its task, held-out rewards, settings and versions; no
 folders or addresses of this machine."""
@@ -19,6 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from artifacts import layout
+from artifacts.adapter_files import CONFIG, WEIGHTS
 from artifacts.commit import RunManifest, read_manifest
 from artifacts.hub import repository_url, send_model
 from artifacts.models.registry import HubModelConfig, PathConfig, SmolLM2Config, check_model
@@ -36,13 +39,15 @@ OF_THIS_MACHINE = ("keep", "cluster", "elastic", "deadlines")  # parts that say 
 PLACES = ("path", "heldout_path", "chat_template", "token_file", "url", "python", "readable")
 
 
-def model_card(name: str, manifest: RunManifest, config: RunConfig, result: str) -> str:
+def model_card(
+    name: str, manifest: RunManifest, config: RunConfig, result: str, is_adapter: bool = False
+) -> str:
     """The card of a run's model as Markdown with the hub's front matter. result: what the run says
-    of its held-out rewards."""
+    of its held-out rewards. is_adapter: whether the adapter alone is sent."""
     base, link = base_of(config)
     front = [
         *([f"base_model: {link}"] if link else []),
-        "library_name: transformers",
+        f"library_name: {'peft' if is_adapter else 'transformers'}",
         "pipeline_tag: text-generation",
         "tags:\n- rollflow\n- reinforcement-learning",
     ]
@@ -55,6 +60,7 @@ def model_card(name: str, manifest: RunManifest, config: RunConfig, result: str)
         "prompts a step, and responses": (
             f"{config.batch.prompts_per_step}, each with {config.batch.responses_per_prompt}"
         ),
+        **({"trained": lora.explain()} if (lora := config.learner.lora).rank else {}),
         "loss": config.learner.loss.kind,
         "learning rate": f"{config.learner.optimizer.learning_rate:g}",
         "schedule": config.scheduling.kind,
@@ -64,6 +70,8 @@ def model_card(name: str, manifest: RunManifest, config: RunConfig, result: str)
     versions = {"rollflow": version("rollflow"), **manifest.packages}
     if manifest.git_sha:
         versions["commit"] = manifest.git_sha
+    use = f"vllm serve {link or base} --enable-lora --lora-modules {PurePath(name).name}={name}"
+    use = use if is_adapter else f"vllm serve {name}"
     settings = json.dumps(public(settings_of(config)), indent=2)
     return "\n".join(
         [
@@ -72,7 +80,7 @@ def model_card(name: str, manifest: RunManifest, config: RunConfig, result: str)
             f"Made by reinforcement learning with Rollflow from {base}.", "",
             result, "",
             "| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), "",
-            "## Use", "", "```", f"vllm serve {name}", "```", "",
+            "## Use", "", "```", use, "```", "",
             "## Settings", "", "```json", settings, "```", "",
             "## Versions", "", ", ".join(f"{key} {value}" for key, value in versions.items()), "",
         ]
@@ -128,15 +136,30 @@ def result_of(store: Store) -> str:
 
 
 @contextmanager
-def model_folder(store: Store) -> Iterator[Path]:
-    """The folder of the run's model; that of a remote root is fetched for the while."""
+def folder_of(store: Store, name: str) -> Iterator[Path]:
+    """A folder of the run; that of a remote root is fetched for the while."""
     with tempfile.TemporaryDirectory(prefix="rollflow-push-") as scratch:
         if store.is_local:
-            folder = Path(store.local_path(layout.MODEL))
+            yield Path(store.local_path(name))
         else:
-            folder = Path(scratch)
-            store.download(layout.MODEL, folder)
-        yield check_model(folder)
+            store.download(name, Path(scratch))
+            yield Path(scratch)
+
+
+def model_files(folder: Path) -> dict[str, Path | bytes]:
+    """The files of a model's folder, by name."""
+    return {
+        path.name: path
+        for path in sorted(check_model(folder).iterdir())
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def adapter_files(folder: Path, base: str) -> dict[str, Path | bytes]:
+    """The files of an adapter's folder, by name. base: what PEFT loads beneath the adapter, in
+    place of a folder of this machine."""
+    settings = json.loads((folder / CONFIG).read_text()) | {"base_model_name_or_path": base}
+    return {CONFIG: json.dumps(settings, indent=2).encode(), WEIGHTS: folder / WEIGHTS}
 
 
 def told_size(num_bytes: int) -> str:
@@ -152,6 +175,9 @@ def parser() -> argparse.ArgumentParser:
     add_run(made)
     made.add_argument("name", metavar="NAME", help="model on the hub, such as me/sums")
     made.add_argument(
+        "--adapter", action="store_true", help="send the adapter alone, without its model"
+    )
+    made.add_argument(
         "--private", action="store_true", help="only you see the model, if it is not there already"
     )
     made.add_argument(
@@ -164,13 +190,15 @@ def parser() -> argparse.ArgumentParser:
 def main(options: argparse.Namespace) -> int:
     store = run_store(options.run, options.root)
     config, manifest = trained_config(store, "pushed"), read_manifest(store)
-    card = model_card(options.name, manifest, config, result_of(store)).encode()
-    with model_folder(store) as folder:
-        files: dict[str, Path | bytes] = {
-            path.name: path
-            for path in sorted(folder.iterdir())
-            if path.is_file() and not path.name.startswith(".")
-        }
+    card = model_card(options.name, manifest, config, result_of(store), options.adapter).encode()
+    if options.adapter and not store.exists(f"{layout.ADAPTER}/{CONFIG}"):
+        raise ValueError(
+            f"--adapter needs a run that published an adapter, {manifest.run_id} published whole"
+            " weights; push its model, or train with learner.lora.publish=adapter"
+        )
+    with folder_of(store, layout.ADAPTER if options.adapter else layout.MODEL) as folder:
+        name, link = base_of(config)
+        files = adapter_files(folder, link or name) if options.adapter else model_files(folder)
         files[CARD] = card
         sizes = {
             name: len(data) if isinstance(data, bytes) else data.stat().st_size

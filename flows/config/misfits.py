@@ -155,6 +155,10 @@ def _is_placeholder(path: str, placeholder: str) -> bool:
 
 
 def _misfits_of_models(config: RunConfig) -> Iterator[str]:
+    try:
+        config.learner.lora.check_initial()
+    except ValueError as error:
+        yield str(error)
     judge = judge_engine_of(config.rewards)
     for model in filter(None, (config.model, judge and judge.model)):
         if isinstance(model, PathConfig) and not _is_placeholder(model.path, YOUR_MODEL):

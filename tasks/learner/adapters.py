@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,9 @@ from torch.nn import functional
 
 from artifacts.adapter_files import A, B, merged, read_adapter
 from tasks.engines.transports.base import FlatWeights
+from tasks.learner.architecture import empty_model, has_experts, read_config
 from tasks.learner.fused_layers import layers_of
-from tasks.learner.lora_config import LoraConfig
+from tasks.learner.lora_config import ATTENTION, LoraConfig
 from tasks.learner.parameters import Parameters, Piece, ReplicatedParameters
 
 
@@ -54,6 +56,32 @@ def adapt(model: Any, config: LoraConfig) -> None:  # Any: transformers models c
     """Give the layers of the model, in host memory, an adapter, and freeze all else. Raises
     ValueError for modules that the model lacks or an initial adapter of another shape."""
     model.requires_grad_(False)
+    for name, module in _adapted(model, config):
+        model.set_submodule(
+            name, _initialised(AdaptedLinear(module, config.rank, config.scale), name)
+        )
+    if config.initial:
+        _start_from(model, config)
+
+
+def check_adapter(config: LoraConfig, path: Path) -> None:
+    """Check, by its configuration alone, that the model in a directory can have this adapter, and
+    begin with the saved one. Raises ValueError as `adapt` does, and for experts."""
+    described = read_config(path)
+    if has_experts(described) and set(config.modules) - set(ATTENTION):
+        raise ValueError(
+            "learner.lora.targets must be matrices of attention in a model with experts, whose own"
+            f" have no adapters, got {config.targets}; set it to attention"
+        )
+    modules = _adapted(empty_model(described), config)
+    if config.initial:
+        shapes = {name + A: (config.rank, each.in_features) for name, each in modules}
+        shapes |= {name + B: (each.out_features, config.rank) for name, each in modules}
+        _saved(shapes, config)
+
+
+def _adapted(model: Any, config: LoraConfig) -> list[tuple[str, nn.Linear]]:  # Any: as above
+    """The modules that the adapter changes, with their names."""
     names = {id(module): name for name, module in model.named_modules()}
     wanted = [
         (names[id(module)], module)
@@ -69,12 +97,7 @@ def adapt(model: Any, config: LoraConfig) -> None:  # Any: transformers models c
             "learner.lora.targets must name matrices of the model's layers, got"
             f" {sorted(asked - found) or config.targets}; the model has {', '.join(sorted(linear))}"
         )
-    for name, module in wanted:
-        model.set_submodule(
-            name, _initialised(AdaptedLinear(module, config.rank, config.scale), name)
-        )
-    if config.initial:
-        _start_from(model, config)
+    return wanted
 
 
 def _leaf(name: str) -> str:
@@ -94,19 +117,26 @@ def _initialised(module: AdaptedLinear, name: str) -> AdaptedLinear:
 
 @torch.no_grad()
 def _start_from(model: nn.Module, config: LoraConfig) -> None:
-    saved = read_adapter(config.initial)
     own = {name: each for name, each in model.named_parameters() if is_of_adapter(name)}
-    shapes = {name: tuple(each.shape) for name, each in own.items()}
+    saved = _saved({name: tuple(each.shape) for name, each in own.items()}, config)
+    for name, parameter in own.items():
+        parameter.copy_(saved[name])
+
+
+def _saved(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig) -> Mapping[str, Tensor]:
+    """The tensors of the adapter to begin with. Raises ValueError for one of other shapes."""
+    saved = read_adapter(config.initial)
     given = {name: tuple(each.shape) for name, each in saved.tensors.items()}
     if shapes != given or saved.scale != config.scale:
-        differing = sorted(name for name in shapes | given if shapes.get(name) != given.get(name))
+        differing = sorted(
+            name for name in {*shapes, *given} if shapes.get(name) != given.get(name)
+        )
         what = differing[0] if differing else f"scale {saved.scale:g}, not {config.scale:g}"
         raise ValueError(
             "learner.lora.initial must be an adapter with the rank, alpha and targets of"
             f" learner.lora, {config.initial} differs in {what}; set them to its own"
         )
-    for name, parameter in own.items():
-        parameter.copy_(saved.tensors[name])
+    return saved.tensors
 
 
 @contextmanager

@@ -8,6 +8,7 @@ models with one are refused. docs/models.md has the table of tested models.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from artifacts.models.importing import building_model, importing_transformers
+from artifacts.models.registry import INDEX, WEIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +51,7 @@ def check_architecture(path: Path) -> Path:
         obstacles.append(
             "windows in some of its layers only, which vLLM refuses for this architecture"
         )
-    has_experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
-    if has_experts and config.model_type not in ENGINE_KNOWS_EXPERTS:
+    if has_experts(config) and config.model_type not in ENGINE_KNOWS_EXPERTS:
         obstacles.append("experts, of which engines were given those of Qwen3-MoE alone")
     _refuse(path, config, obstacles)
     if config.model_type not in TESTED:
@@ -61,6 +62,11 @@ def check_architecture(path: Path) -> Path:
             config.model_type,
         )
     return path
+
+
+def has_experts(config: Any) -> bool:  # Any: transformers' configurations carry no types
+    """True if layers of the model have experts."""
+    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
 
 
 def check_packed(path: Path) -> None:
@@ -102,6 +108,28 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
         yield f"an embedding of its own ({type(embedding).__name__})"
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         yield "a head with a bias"
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of the model in a Hugging Face directory, as transformers chooses."""
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    if (path / INDEX).is_file():
+        listed = json.loads((path / INDEX).read_text())["weight_map"]
+        return sorted({path / name for name in listed.values()})
+    return sorted(path.glob(WEIGHTS))
+
+
+def aliases_of(path: Path) -> dict[str, str]:
+    """The further names of tied weights of the model in a Hugging Face directory, each with the
+    first name of the same weight."""
+    model = empty_model(read_config(path))
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        name: first[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name != first[id(parameter)]
+    }
 
 
 def empty_model(config: Any) -> Any:  # Any: as above, and models

@@ -8,6 +8,7 @@ Hu et al., 2021 (LoRA); the rank-stable scale is of Kalajdzievski, 2023.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -17,6 +18,7 @@ from tasks.engines.base import AdapterShape
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 LAYERS = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "gate_up_proj")
+FILES = ("adapter_config.json", "adapter_model.safetensors")  # of PEFT
 MOST_RANK = 512  # of vLLM
 
 
@@ -70,6 +72,15 @@ class LoraConfig(FrozenConfig):
                 "learner.lora.targets must name a matrix, got none; set it to all or attention"
             )
         return self
+
+    def check_initial(self) -> None:
+        """Raise ValueError if the adapter to begin with is not in its directory."""
+        lacks = [name for name in FILES if not (Path(self.initial).expanduser() / name).is_file()]
+        if self.initial and lacks:
+            raise ValueError(
+                "learner.lora.initial must be a directory with an adapter in PEFT's format,"
+                f" {self.initial} has no {lacks[0]}; give the folder that PEFT or a run has written"
+            )
 
     @property
     def scale(self) -> float:

@@ -1,23 +1,31 @@
 """Adapters in the learner: gradients of a plain loop, the base as reference, what is published,
-saved and begun with, on one rank. Two ranks and sharded bases: `test_learner_sharded`."""
+saved, exported and begun with, on one rank. Two ranks and sharded bases: `test_learner_sharded`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from learner_factories import ALONE, make_model, naive_logp, naive_model, one_row, random_groups
+from plan_factories import CONTEXT
 from torch import Tensor
+from transformers import Qwen3MoeConfig
 
-from artifacts.adapter_files import A, B, merged_weights, read_adapter, write_adapter
+from artifacts.adapter_files import A, B, merged_weights, read_adapter, write_adapter, write_merged
 from artifacts.records import pack
 from artifacts.weights import fingerprint, read_weights
+from flows.config.run_config import RunConfig
+from tasks.checkpointing import export_model
 from tasks.engines.base import AdapterShape
+from tasks.learner.adapters import check_adapter
+from tasks.learner.architecture import weight_files
 from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.lora_config import LoraConfig
 from tasks.learner.losses.weighted import PolicyGradientLoss
+from tasks.learner.memory import adapter_parameters, model_size
 from tasks.learner.policy import load_policy, load_reference
 from tasks.learner.trainer import LearnerRank
 
@@ -140,6 +148,8 @@ def test_only_the_adapter_is_trained_published_and_saved(model_path: str, tmp_pa
     layers = [f"model.layers.{layer}" for layer in range(2)]
     leaves = [*(f"self_attn.{each}_proj" for each in "qkvo")]
     leaves += [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
+    number = sum(each.numel() for each in adapter_of(rank).values())
+    assert number == adapter_parameters(LORA, model_size(Path(model_path)))
     assert names == {f"{at}.{leaf}{end}" for at in layers for leaf in leaves for end in (A, B)}
     assert set(rank.fingerprints()) == names == set(published(rank, tmp_path))
     assert {piece.name for piece in rank._updater.optimizer.pieces} == names
@@ -189,6 +199,47 @@ def test_an_adapter_is_written_and_begun_with(model_path: str, tmp_path: Path) -
         LearnerRank(changed(initial=str(tmp_path / "nowhere")), model_path, 0, 1)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_run_exports_its_adapter_and_the_model_with_it(tmp_path: Path, tied: bool) -> None:
+    """The model of several files, as merged in memory; PEFT, if it is here, says the same."""
+    path = make_model(tmp_path / "model", tied=tied)
+    naive_model(path).save_pretrained(path, max_shard_size="20KB")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    rank = trained(path)
+    reference = rank.export_weights(2, str(tmp_path / "2.safetensors"))
+    assert reference is not None
+    run = replace(CONTEXT, model_path=path, artifact_root=str(tmp_path), learner=CONFIG)
+    assert export_model(run, reference, "me/base").endswith("/model")
+    folder = tmp_path / run.run_id
+    adapter = {name: each.bfloat16() for name, each in adapter_of(rank).items()}
+    saved = read_adapter(str(folder / "adapter"))
+    assert saved.scale == 2.0
+    assert all(torch.equal(saved.tensors[name], each) for name, each in adapter.items())
+    base = load_reference(path, "bf16", ALONE).parameters.exported()
+    expected = dict(merged_weights(base, adapter, 2.0))
+    exported = dict(read_weights(folder / "model" / "model.safetensors"))
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], each) for name, each in expected.items())
+    sample = CONFIG.training_set(random_groups(3)).samples[0]
+    peft = pytest.importorskip("peft")
+    plain = naive_model(path).bfloat16().float()
+    with torch.no_grad():
+        merged, _ = naive_logp(naive_model(str(folder / "model")), sample)
+        before, _ = naive_logp(plain, sample)
+        beside = peft.PeftModel.from_pretrained(plain, folder / "adapter")
+        after, _ = naive_logp(beside, sample)
+    assert float((after - merged).abs().max()) < 0.1 * float((after - before).abs().max())
+
+
+def test_an_adapter_of_another_model_is_not_exported(model_path: str, tmp_path: Path) -> None:
+    rank = trained(model_path, num_steps=1)
+    adapter = {name.replace("layers.1", "layers.9"): v for name, v in adapter_of(rank).items()}
+    with pytest.raises(ValueError, match=r"has no model\.layers\.9\.mlp\.down_proj\.weight"):
+        write_merged(
+            weight_files(Path(model_path)), adapter, 2.0, {}, tmp_path / "made.safetensors"
+        )
+
+
 def test_targets_choose_the_matrices(model_path: str) -> None:
     for targets, leaves in (
         ("attention", {"q_proj", "k_proj", "v_proj", "o_proj"}),
@@ -198,6 +249,42 @@ def test_targets_choose_the_matrices(model_path: str) -> None:
         assert {name.split(".")[-3] for name in rank.fingerprints()} == leaves
     with pytest.raises(ValueError, match=r"got \['qq'\]; the model has down_proj"):
         LearnerRank(changed(targets=("q_proj", "qq")), model_path, 0, 1)
+
+
+def test_what_a_model_cannot_have_is_told_by_its_configuration(
+    model_path: str, tmp_path: Path
+) -> None:
+    check_adapter(LORA, Path(model_path))
+    with pytest.raises(ValueError, match=r"got \['qq'\]; the model has down_proj"):
+        check_adapter(changed(targets=("q_proj", "qq")).lora, Path(model_path))
+    write_adapter(
+        tmp_path / "saved", adapter_of(LearnerRank(CONFIG, model_path, 0, 1)), scale=2.0,
+        base_model="base",
+    )  # fmt: skip
+    initial = changed(initial=str(tmp_path / "saved")).lora
+    initial.check_initial()
+    check_adapter(initial, Path(model_path))
+    with pytest.raises(ValueError, match="with the rank, alpha and targets"):
+        check_adapter(initial.model_copy(update={"rank": 8}), Path(model_path))
+    with pytest.raises(ValueError, match=r"model has no adapter_config\.json; give the folder"):
+        changed(initial=model_path).lora.check_initial()
+    experts = Qwen3MoeConfig(
+        vocab_size=16, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_experts=2, moe_intermediate_size=8, intermediate_size=8,
+    )  # fmt: skip
+    experts.save_pretrained(tmp_path / "experts")
+    with pytest.raises(ValueError, match=r"in a model with experts, .* got all; set"):
+        check_adapter(LORA, tmp_path / "experts")
+    check_adapter(changed(targets="attention").lora, tmp_path / "experts")
+
+
+@pytest.mark.parametrize(
+    "engine", [{"kind": "simulated"}, {"kind": "custom", "path": "examples.echo_engine:EchoEngine"}]
+)
+def test_any_engine_may_have_an_adapter(engine: dict[str, str]) -> None:
+    learner = {"lora": {"rank": 4}, "advantage": {"kind": "gae"}}
+    config = RunConfig.model_validate({"preset": "tiny", "engine": engine, "learner": learner})
+    assert config.engine.adapter == AdapterShape(rank=4, scale=2.0, modules=LORA.modules)
 
 
 def test_settings_of_no_adapter_are_refused() -> None:

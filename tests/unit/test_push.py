@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import httpx2
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import errors
 from learner_factories import make_model
 from report_factories import make_commit, make_run
 
 from artifacts import layout
+from artifacts.adapter_files import A, B, write_adapter
 from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.store import Store
 from flows.commands import push
@@ -118,6 +121,26 @@ def test_a_run_of_a_remote_root_is_pushed(run: OpenRun, hub: type[StubHub]) -> N
         assert "model.safetensors" in hub.sent["files"]
     finally:
         root.delete("")
+
+
+def test_an_adapter_is_sent_without_its_model(
+    run: OpenRun, hub: type[StubHub], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert push.main(["run", "me/sums", "--adapter", "--dry-run"]) == 2
+    assert "--adapter needs a run that published an adapter" in capsys.readouterr().err
+    tensors = {f"model.layers.0.mlp.up_proj{end}": torch.ones(2, 2) for end in (A, B)}
+    folder = Path(run.store.local_path(layout.ADAPTER))
+    write_adapter(folder, tensors, scale=2.0, base_model=str(tmp_path / "warm-start"))
+    assert push.main(["run", "me/sums", "--adapter", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "would get 3 files" in told
+    assert "adapter_model.safetensors" in told
+    assert "library_name: peft" in told
+    assert "vllm serve warm-start --enable-lora --lora-modules sums=me/sums" in told
+    assert not hub.sent
+    assert push.main(["run", "me/sums", "--adapter"]) == 0
+    settings = json.loads(hub.sent["files"]["adapter_config.json"])
+    assert settings["base_model_name_or_path"] == "warm-start"
 
 
 def refused(status: int) -> errors.HfHubHTTPError:
