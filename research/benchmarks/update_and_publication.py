@@ -5,6 +5,7 @@ else of a step.
     python -m research.benchmarks.update_and_publication --cores 0 1 2 3 --repeats 15
     python -m research.benchmarks.update_and_publication --parameters sharded --model DIRECTORY
     python -m research.benchmarks.update_and_publication --transport file ipc      # in turn
+    python -m research.benchmarks.update_and_publication --lora-rank 16            # an adapter
     python -m research.benchmarks.update_and_publication --device cuda --cores 0 --transport ipc
     python -m research.benchmarks.update_and_publication --device cuda --out FOLDER
 
@@ -41,12 +42,14 @@ from artifacts.records import Running, WeightsRef, pack
 from research.benchmarks.learner_throughput import long_tailed_groups
 from research.gpu.figures import Figure, not_measured
 from research.gpu.long_tail import SHAPES, make_model
+from tasks.cluster.cores import multiply_bf16
 from tasks.cluster.process_environment import KEEP_KERNELS, KEEP_MEMORY, threads
 from tasks.engines.base import Attestation
 from tasks.engines.transports.base import TransferPlan, TransportKind
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
 from tasks.learner.learner_config import LearnerConfig, Placement
+from tasks.learner.lora_config import LoraConfig
 from tasks.learner.policy import load_reference
 from tasks.learner.publication import publish_version
 from tasks.learner.ranks import Ranks
@@ -58,6 +61,7 @@ from tasks.tiny_models.models import resolve_model
 _DEADLINE_S = 600.0
 _JOIN_S = 60.0  # of the ranks' meeting, and of each of their collectives
 BOUNDS_S = {"1.5b": 0.3, "7b": 1.0}  # of a publication without a file
+WEIGHTS = LearnerConfig()
 _START_WEIGHTS = "start"  # what each process says when it is ready
 
 Parts = defaultdict[str, list[float]]
@@ -114,8 +118,19 @@ def _serve_learner(
     _serve(connection, LearnerActor(config, model, rank, len(cores), own, device=device))
 
 
-def _serve_engine(connection: Connection, model: str, rank: int, core: int, device: str) -> None:
-    config = VllmEngineConfig(gpu_memory_utilization=0.4)
+def _serve_engine(
+    connection: Connection,
+    model: str,
+    rank: int,
+    core: int,
+    device: str,
+    learner: LearnerConfig = WEIGHTS,
+) -> None:
+    config = VllmEngineConfig(
+        gpu_memory_utilization=0.4,
+        adapter=learner.lora.engine_shape,
+        dtype="bfloat16" if learner.compute == "bf16" else "float32",
+    )
     engine = VllmEngine(config, model, f"engine-{rank}", _placed(device, core), seed=0)
     engine.start()
     _serve(connection, engine)
@@ -267,7 +282,7 @@ async def updates_and_publications(
     publications to an engine on each of the engine cores, by the transports in turn."""
     parts: Parts = defaultdict(list)
     engines = [
-        _start(_serve_engine, f"engine-{rank}", (model, rank, core, device), parts)
+        _start(_serve_engine, f"engine-{rank}", (model, rank, core, device, config), parts)
         for rank, core in enumerate(engine_cores)
     ]
     for served in engines:  # before learners take memory of their GPUs
@@ -355,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, help="a Hugging Face directory, not SmolLM2")
     parser.add_argument("--cache", type=Path, default=Path(".cache/models"))
     parser.add_argument("--transport", nargs="+", choices=get_args(TransportKind), default=["file"])
+    parser.add_argument("--lora-rank", type=int, default=0, help="0: all weights")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, help="print figures of made models, kept here")
     given = parser.parse_args(arguments)
@@ -368,7 +384,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     os.environ.update(KEEP_MEMORY | KEEP_KERNELS | threads(1))
     model = given.model or resolve_model(SmolLM2Config(), given.cache)
-    config = LearnerConfig(parameters=given.parameters)
+    is_slow = given.device == "cpu" and not multiply_bf16()
+    config = LearnerConfig(
+        parameters=given.parameters,
+        compute="mixed" if is_slow and given.parameters == "replicated" else "bf16",
+        lora=LoraConfig(rank=given.lora_rank),
+    )
     cores, kinds = tuple(given.cores), tuple(given.transport)
     asked = updates_and_publications(
         str(model), cores, cores, given.repeats, config, given.device, kinds
