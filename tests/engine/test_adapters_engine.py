@@ -26,7 +26,7 @@ from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
 from tasks.learner.lora_config import LAYERS
 from tasks.learner.weight_check import WeightCheckFailed, check_weights
-from tests.engine.conftest import generate, make_batch, make_request
+from tests.engine.conftest import NUM_GPUS, generate, make_batch, make_request
 from tests.engine.test_load_while_running import interrupted
 from tests.engine.test_vllm_engine import reference_logprobs
 
@@ -320,6 +320,31 @@ async def test_an_adapter_that_does_not_reach_its_requests_is_caught(
     await engine._thread.call("spoil", spoilt, 10)
     with pytest.raises((WeightCheckFailed, RuntimeError), match=sentence):
         await published(engine, adapters)
+
+
+@pytest.mark.skipif(NUM_GPUS == 1, reason="two ranks need two GPUs")
+async def test_ranks_of_tensor_parallelism_hold_their_parts_of_an_adapter(
+    start_engine: Callable[..., VllmEngine], adapters: Versions
+) -> None:
+    """Each is a process. Afterwards the second one's parts of a fused layer, and of one that is
+    cut by its inputs, are spoilt."""
+    pair = start_engine("engine-a", adapter=SHAPE, tensor_parallel_size=2)
+    for version in (1, 2):
+        attested = await pair.load_weights(adapters[version][0], PROBES)
+        check_weights("engine-a", attested, expected(adapters, version), 0.15)
+
+    def spoil(worker: Any) -> None:  # Any: vLLM's worker
+        modules = worker.model_runner.lora_manager._adapter_manager.modules
+        for name in ("self_attn.qkv_proj", "mlp.down_proj") if worker.rank else ():
+            layer = modules[f"model.layers.1.{name}"]
+            layer.set_lora = lambda *given, layer=layer: layer.reset_lora(0)
+
+    await pair._thread.call("spoil", lambda core: core._engine.collective_rpc(spoil), 60)
+    attested = await pair.load_weights(adapters[1][0], PROBES)
+    right = expected(adapters, 1).fingerprints
+    wrong = {name for name in right if attested.fingerprints[name] != right[name]}
+    leaves = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.down_proj")
+    assert wrong == {f"model.layers.1.{leaf}{end}" for leaf in leaves for end in (A, B)}
 
 
 def test_an_engine_makes_room_for_a_rank_that_vllm_has() -> None:

@@ -36,9 +36,21 @@ MOMENTS = (
 NUM_CLOSED = 3
 
 
+TRAINED = [(), ("learner.lora.rank=4",)]  # the weights, an adapter
+NAMES = ["weights", "adapter"]
+Settings = tuple[str, ...]
+
+
+@pytest.fixture(scope="module", params=TRAINED, ids=NAMES)
+def simulated(request: pytest.FixtureRequest) -> Settings:
+    return (*SIMULATED, *request.param)
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole_run(launcher, tmp_path_factory.mktemp("whole") / "uninterrupted", *SIMULATED)
+def uninterrupted(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory, simulated: Settings
+) -> Path:
+    return whole_run(launcher, tmp_path_factory.mktemp("whole") / "uninterrupted", *simulated)
 
 
 def whole_run(launcher: Launcher, run: Path, *assignments: str) -> Path:
@@ -72,12 +84,12 @@ def trained_prompts(run: Path) -> list[list[str]]:
 
 
 def test_a_flow_that_is_killed_at_every_point_resumes(
-    launcher: Launcher, uninterrupted: Path, tmp_path: Path
+    launcher: Launcher, uninterrupted: Path, tmp_path: Path, simulated: Settings
 ) -> None:
     run, resume = tmp_path / "flow-kills", ""
     settings = (f'run_name="{run.name}"', f"num_steps={NUM_STEPS}")
     for name in MOMENTS:
-        engines = () if resume else SIMULATED
+        engines = () if resume else simulated
         process = launcher.start(tmp_path, *settings, *engines, resume=resume)
         wait_for(moment(run, name), process)
         os.kill(process.pid, signal.SIGKILL)
@@ -108,9 +120,9 @@ def kill_at_every_point(launcher: Launcher, root: Path, victim: str, *assignment
 
 @pytest.mark.parametrize("victim", ["learner-0", "control"])
 def test_a_worker_that_is_killed_at_every_point_is_got_over(
-    launcher: Launcher, uninterrupted: Path, tmp_path: Path, victim: str
+    launcher: Launcher, uninterrupted: Path, tmp_path: Path, simulated: Settings, victim: str
 ) -> None:
-    run = kill_at_every_point(launcher, tmp_path, victim, *SIMULATED)
+    run = kill_at_every_point(launcher, tmp_path, victim, *simulated)
     assert digests(run) == digests(uninterrupted)
     assert trained_prompts(run) == trained_prompts(uninterrupted)
 
@@ -126,13 +138,13 @@ def test_a_real_engine_that_is_killed_at_every_point_is_got_over(
 
 
 def test_a_learner_that_dies_before_the_checkpoint_is_got_over(
-    launcher: Launcher, uninterrupted: Path, tmp_path: Path
+    launcher: Launcher, uninterrupted: Path, tmp_path: Path, simulated: Settings
 ) -> None:
     """Without the gate nobody asks the learner for anything between its export and the checkpoint,
     which is what misses it."""
     run = tmp_path / "before-the-checkpoint"
     settings = (f'run_name="{run.name}"', "weight_check.enabled=false")
-    process = launcher.start(tmp_path, *settings, *SIMULATED)
+    process = launcher.start(tmp_path, *settings, *simulated)
     wait_for(moment(run, "steps/00001.json"), process)
     victim = worker_of(process, "learner-0")
     wait_for(moment(run, "00002.safetensors"), process)
