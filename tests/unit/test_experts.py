@@ -109,7 +109,7 @@ def test_every_version_of_experts_is_packed_and_read_back_as_the_file(tmp_path: 
     reader = Reader(Toy())
     for version in (1, 2, 3):
         weights, written = write_version(tmp_path, version)
-        assert reader.load_version(weights, "engine", None) == fingerprints(weights.path)
+        assert reader.load_version(weights, "engine") == fingerprints(weights.path)
         for computed, wanted in zip(reader.experts.computes_with(), written, strict=True):
             assert torch.equal(computed, wanted)
 
@@ -119,7 +119,7 @@ def test_what_experts_hold_is_told_apart_from_a_file(tmp_path: Path, spoil: floa
     """One element that differs, and weights that were never packed."""
     reader = Reader(Toy(), spoil)
     weights, (_, down) = write_version(tmp_path, 1)
-    found = reader.load_version(weights, "engine", None)
+    found = reader.load_version(weights, "engine")
     if not spoil:
         reader.experts.w2_weight.copy_(down)
         found = reader.fingerprints_held(weights.path, 1)
@@ -130,4 +130,4 @@ def test_what_experts_hold_is_told_apart_from_a_file(tmp_path: Path, spoil: floa
 def test_experts_that_ranks_share_are_not_read_back(tmp_path: Path) -> None:
     reader = Reader(Toy(num_ranks=2))
     weights, _ = write_version(tmp_path, 1)
-    assert reader.load_version(weights, "engine", None) == fingerprints(weights.path)
+    assert reader.load_version(weights, "engine") == fingerprints(weights.path)

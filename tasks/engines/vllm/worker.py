@@ -63,7 +63,7 @@ class WeightReader:
     _proven_shapes: Mapping[str, torch.Size] | None = None
 
     def load_version(
-        self, weights: WeightsRef, engine: str, adapter: AdapterShape | None
+        self, weights: WeightsRef, engine: str, adapter: AdapterShape | None = None
     ) -> dict[str, int]:
         """Load a version into the model in place; returns the fingerprint of every tensor that the
         model now holds, by checkpoint name. engine: this worker's engine. adapter: what the version
