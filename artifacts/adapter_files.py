@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from artifacts.store import explained
-from artifacts.weights import read_weights, stored_shapes, stream_weights
+
+if TYPE_CHECKING:  # settings are checked without torch
+    from torch import Tensor
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -94,6 +94,8 @@ def write_adapter(
 def merged(name: str, weight: Tensor, adapter: Mapping[str, Tensor], scale: float) -> Tensor:
     """The weight of this name with its part of the adapter added, in the weight's dtype; itself if
     the adapter has none. Computed in fp32, rounded once."""
+    import torch
+
     stem = name.removesuffix(".weight")
     first, second = adapter.get(stem + A), adapter.get(stem + B)
     if first is None or second is None:
@@ -121,6 +123,10 @@ def write_merged(
     engines hold them, added, and rounded again. aliases: further names of tied weights, which are
     stored once, each with the first name. Raises ValueError for an adapter of other modules,
     StoreError."""
+    import torch
+
+    from artifacts.weights import read_weights, stored_shapes, stream_weights
+
     stored = {name: shape for file in files for name, shape in stored_shapes(file).items()}
     shapes = {name: shape for name, shape in stored.items() if aliases.get(name) not in stored}
     strange = sorted(stem for stem in map(_stem, adapter) if f"{stem}.weight" not in shapes)

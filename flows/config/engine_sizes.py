@@ -19,7 +19,6 @@ from artifacts.models.registry import (
 from flows.config.parts import Parts
 from tasks.cluster.devices import device_map, engine_members
 from tasks.engines.model_files import read_head_counts
-from tasks.engines.vllm.engine import VllmEngineConfig
 from tasks.scheduling.parallelism import possible_sizes, shares_heads
 from tasks.tiny_models.models import present_model
 
@@ -63,7 +62,7 @@ def check_heads(config: Parts, heads: Heads) -> None:
     planner could not go on from its size."""
     sizes_of(config, heads)
     size = config.engine.tensor_parallel_size
-    if not isinstance(config.engine, VllmEngineConfig) or shares_heads(size, *heads):
+    if not config.engine.splits_heads or shares_heads(size, *heads):
         return
     smaller = range(size - 1, 0, -1)
     cure = next(less for less in smaller if shares_heads(less, *heads) and _fits(config, less))

@@ -2,7 +2,6 @@
 else of a step.
 
     python -m research.benchmarks.update_and_publication                   # SmolLM2 on two cores
-    python -m research.benchmarks.update_and_publication --cores 0 1 2 3 --repeats 15
     python -m research.benchmarks.update_and_publication --parameters sharded --model DIRECTORY
     python -m research.benchmarks.update_and_publication --transport file ipc      # in turn
     python -m research.benchmarks.update_and_publication --lora-rank 16            # an adapter
@@ -48,7 +47,7 @@ from tasks.engines.base import Attestation
 from tasks.engines.transports.base import TransferPlan, TransportKind
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.collective import update_all
-from tasks.learner.learner_config import LearnerConfig, Placement
+from tasks.learner.learner_config import ComputeDtype, LearnerConfig, Placement
 from tasks.learner.lora_config import LoraConfig
 from tasks.learner.policy import load_reference
 from tasks.learner.publication import publish_version
@@ -126,11 +125,9 @@ def _serve_engine(
     device: str,
     learner: LearnerConfig = WEIGHTS,
 ) -> None:
-    config = VllmEngineConfig(
-        gpu_memory_utilization=0.4,
-        adapter=learner.lora.engine_shape,
-        dtype="bfloat16" if learner.compute == "bf16" else "float32",
-    )
+    dtype = "bfloat16" if learner.compute == "bf16" else "float32"
+    shape = learner.lora.engine_shape
+    config = VllmEngineConfig(gpu_memory_utilization=0.4, adapter=shape, dtype=dtype)
     engine = VllmEngine(config, model, f"engine-{rank}", _placed(device, core), seed=0)
     engine.start()
     _serve(connection, engine)
@@ -384,12 +381,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     os.environ.update(KEEP_MEMORY | KEEP_KERNELS | threads(1))
     model = given.model or resolve_model(SmolLM2Config(), given.cache)
-    is_slow = given.device == "cpu" and not multiply_bf16()
-    config = LearnerConfig(
-        parameters=given.parameters,
-        compute="mixed" if is_slow and given.parameters == "replicated" else "bf16",
-        lora=LoraConfig(rank=given.lora_rank),
-    )
+    is_mixed = (given.device, given.parameters) == ("cpu", "replicated") and not multiply_bf16()
+    compute: ComputeDtype = "mixed" if is_mixed else "bf16"
+    lora = LoraConfig(rank=given.lora_rank)
+    config = LearnerConfig(parameters=given.parameters, compute=compute, lora=lora)
     cores, kinds = tuple(given.cores), tuple(given.transport)
     asked = updates_and_publications(
         str(model), cores, cores, given.repeats, config, given.device, kinds

@@ -151,6 +151,11 @@ class ReplicaConfig(FrozenConfig):
         return False
 
     @property
+    def splits_heads(self) -> bool:
+        """True if the devices of a replica share out the model's attention heads."""
+        return False
+
+    @property
     def takes_offers(self) -> bool:
         """True if a replica can load weights that have no file (`tasks.engines.transports`)."""
         return False

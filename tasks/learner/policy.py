@@ -116,8 +116,8 @@ class PolicyModel(Decoder):
     ) -> HeadResult:
         """Score the targets, and add the gradient of the loss sum to the parameters' sums."""
         embedded = self._embed(row).requires_grad_()
-        head_gradient = self._trained(self._head_name)
         hidden = predicting_states(self.backbone, row, embedded)
+        head_gradient = self._trained(self._head_name)
         with self.parameters.whole(self._head_name) as weight:
             result = head_pass(
                 hidden.detach(),

@@ -15,14 +15,13 @@ batch passes `set_active_adapters`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from artifacts.adapter_files import A, B
-from artifacts.weights import fingerprint
 from tasks.engines.base import AdapterShape
+
+if TYPE_CHECKING:  # configurations name the slot, and are read without torch
+    from torch import Tensor
 
 SLOT_ID = 1  # vLLM's id of the adapter; 0 is the base
 NAME = "policy"
@@ -49,7 +48,6 @@ def slot_request(path: str) -> Any:  # Any: vLLM's LoRARequest
     return LoRARequest(NAME, SLOT_ID, path)
 
 
-@torch.no_grad()
 def load_adapter(
     runner: Any,  # Any: vLLM's model runner, and what it consists of
     tensors: Mapping[str, Tensor],
@@ -59,6 +57,7 @@ def load_adapter(
     """Replace the adapter by these tensors; returns the fingerprint of each as the worker's layers
     hold it, by name. Raises ValueError, before anything is changed, for tensors that fit no layer
     of the model."""
+    import torch
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.lora_weights import LoRALayerWeights
 
@@ -80,11 +79,12 @@ def load_adapter(
         )
         for stem in stems
     }
-    manager.remove_adapter(SLOT_ID)
-    manager.add_adapter(LoRAModel(SLOT_ID, shape.rank, loras))
-    manager.activate_adapter(SLOT_ID)
-    _guard(runner.lora_manager)
-    return _held(manager, tensors, scaled)
+    with torch.no_grad():
+        manager.remove_adapter(SLOT_ID)
+        manager.add_adapter(LoRAModel(SLOT_ID, shape.rank, loras))
+        manager.activate_adapter(SLOT_ID)
+        _guard(runner.lora_manager)
+        return _held(manager, tensors, scaled)
 
 
 def _leaf(name: str) -> str:
@@ -103,6 +103,10 @@ def _held(
 ) -> dict[str, int]:
     """A tensor's fingerprint where the layer holds exactly what loading it would give, and nothing
     beside it; else that of what it holds."""
+    import torch
+
+    from artifacts.weights import fingerprint
+
     slot = manager.lora_index_to_id.index(SLOT_ID)
     prints: dict[str, int] = {}
     for stem, layer, place in _parts(manager):

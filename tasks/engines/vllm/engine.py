@@ -90,6 +90,10 @@ class VllmEngineConfig(ReplicaConfig):
         return self.sleep_mode is True
 
     @property
+    def splits_heads(self) -> bool:
+        return True
+
+    @property
     def takes_offers(self) -> bool:
         return True
 
