@@ -102,9 +102,10 @@ def flag(field: str, value: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that is meant by another one: nearly the same, or of the same initials ("lr"
-    and "learning_rate"). Empty if there is none."""
+    and "learning_rate"), of which two letters are meant to be. Empty if there is none."""
     names = list(known)
-    if near := get_close_matches(name.lower(), names, n=1, cutoff=NEAR):
+    near = get_close_matches(name.lower(), names, n=1, cutoff=NEAR)
+    if near and len(name) > 2:
         return near[0]
     initials = {"".join(word[:1] for word in each.split("_")): each for each in reversed(names)}
     return initials.get(name.lower(), "") if len(name) > 1 else ""
