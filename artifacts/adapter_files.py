@@ -26,6 +26,11 @@ MODEL_WEIGHTS = "model.safetensors"
 _PREFIX = "base_model.model."
 
 
+def stem_of(name: str) -> str:
+    """The name of the module that a matrix of an adapter belongs to."""
+    return name.removesuffix(A).removesuffix(B)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAdapter:
     """An adapter that was read from its directory."""
@@ -129,7 +134,7 @@ def write_merged(
 
     stored = {name: shape for file in files for name, shape in stored_shapes(file).items()}
     shapes = {name: shape for name, shape in stored.items() if aliases.get(name) not in stored}
-    strange = sorted(stem for stem in map(_stem, adapter) if f"{stem}.weight" not in shapes)
+    strange = sorted(stem for stem in map(stem_of, adapter) if f"{stem}.weight" not in shapes)
     if strange:
         raise ValueError(
             f"an adapter must change weights of its model, {files[0].parent} has no"
@@ -142,7 +147,3 @@ def write_merged(
         if name in shapes
     )
     stream_weights(merged_weights(base, adapter, scale), shapes, path, 0)
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(A).removesuffix(B)

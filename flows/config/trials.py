@@ -1,8 +1,8 @@
 """Tries what only an attempt shows, before anything of a run is started: the user's chat template
 renders a question, the user's reward is called once on the first one, the heads of environments are
 measured by the model's tokenizer, those of attention are shared out over the devices of an engine,
-the memory of GPUs is predicted, the hub is asked for what it
-shall give, and the first row is read of files that are large or elsewhere.
+the memory of GPUs is predicted, the hub is asked for what it shall give, and the first row is read
+of files that are large or elsewhere.
 Takes as long as the user's imports and the tokenizer's do, and seconds where others must answer.
 """
 

@@ -47,17 +47,20 @@ class EngineStats:
     tokens_generated: int  # since the replica started
 
 
+Probes = tuple[tuple[int, ...], ...]  # fixed token sequences of the weight check
+Probed = tuple[tuple[float, ...], ...]  # log-probability of each token after a probe's first, nats
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
     """The weights that an engine, or the learner, holds; the weight check compares the two."""
 
     version: int  # the weight version that it was asked to load
     fingerprints: Mapping[str, int]  # exact checksum of every tensor, by the checkpoint's name
-    # log-probability of each token of each probe after its first, nats; None from an engine that
-    # computes none, whose tensors alone can be compared
-    probe_logprobs: tuple[tuple[float, ...], ...] | None
+    # None from an engine that computes none, whose tensors alone can be compared
+    probe_logprobs: Probed | None
     # the same without the adapter, where the version is one; None where it is not known
-    base_logprobs: tuple[tuple[float, ...], ...] | None = None
+    base_logprobs: Probed | None = None
     drained_s: float = 0.0  # in which running requests finished before the load
 
 

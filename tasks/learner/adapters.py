@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from artifacts.adapter_files import A, B, merged, read_adapter
+from artifacts.adapter_files import A, B, merged_weights, read_adapter
 from tasks.engines.transports.base import FlatWeights
 from tasks.learner.architecture import empty_model, has_experts, read_config
 from tasks.learner.fused_layers import layers_of
@@ -226,10 +226,8 @@ class MergedParameters(AdapterParameters):
         return self._base.shapes
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights with the adapter added. Collective where the base is sharded."""
-        adapter = dict(self._adapter.exported())
-        for name, weight in self._base.exported():
-            yield name, merged(name, weight, adapter, self._scale)
+        """The weights with the adapter added. Collective where the base is sharded."""
+        return merged_weights(self._base.exported(), dict(self._adapter.exported()), self._scale)
 
     def flat(self) -> None:
         """There is no buffer of them."""

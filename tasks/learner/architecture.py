@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from artifacts.adapter_files import MODEL_WEIGHTS
 from artifacts.models.importing import building_model, importing_transformers
 from artifacts.models.registry import INDEX, WEIGHTS
 
@@ -112,8 +113,8 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
 
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of the model in a Hugging Face directory, as transformers chooses."""
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
+    if (path / MODEL_WEIGHTS).is_file():
+        return [path / MODEL_WEIGHTS]
     if (path / INDEX).is_file():
         listed = json.loads((path / INDEX).read_text())["weight_map"]
         return sorted({path / name for name in listed.values()})

@@ -13,12 +13,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from artifacts.adapter_files import CONFIG, WEIGHTS
 from artifacts.config_parts import FrozenConfig
 from tasks.engines.base import AdapterShape
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 LAYERS = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "gate_up_proj")
-FILES = ("adapter_config.json", "adapter_model.safetensors")  # of PEFT
 MOST_RANK = 512  # of vLLM
 
 
@@ -75,7 +75,8 @@ class LoraConfig(FrozenConfig):
 
     def check_initial(self) -> None:
         """Raise ValueError if the adapter to begin with is not in its directory."""
-        lacks = [name for name in FILES if not (Path(self.initial).expanduser() / name).is_file()]
+        folder = Path(self.initial).expanduser()
+        lacks = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if self.initial and lacks:
             raise ValueError(
                 "learner.lora.initial must be a directory with an adapter in PEFT's format,"

@@ -211,7 +211,8 @@ def _frozen(
         return FlatParameters(model, dtype, ranks.device, holds=holds, rounds=rounds)
     from tasks.learner.sharded_parameters import ShardedParameters
 
-    return ShardedParameters(model, dtype, ranks, dtype, holds)
+    is_checked = holds is not every  # beneath an adapter; what only scores is not compared
+    return ShardedParameters(model, dtype, ranks, dtype, holds, is_checked=is_checked)
 
 
 def load_reference(

@@ -21,15 +21,13 @@ from pathlib import Path
 
 from artifacts.records import Running, WeightsRef
 from artifacts.weights import digest_of
-from tasks.engines.base import Attestation, Engine, load_all
+from tasks.engines.base import Attestation, Engine, Probes, load_all
 from tasks.engines.transports.base import BY_FILE, TransferPlan
 from tasks.learner.remote import KEPT_VERSIONS, RemoteLearner
 from tasks.learner.reports import PublishReport
 from tasks.learner.weight_check import WeightCheckConfig, check_tensors, check_weights
 
 logger = logging.getLogger(__name__)
-
-Probes = tuple[tuple[int, ...], ...]
 
 
 async def publish_version(

@@ -43,17 +43,19 @@ class ShardedParameters:
         ranks: Ranks,
         kept: torch.dtype,
         holds: Holds = every,
+        *,
+        is_checked: bool = True,
     ) -> None:  # Any: transformers models carry no types
         """The model must be whole, in host memory; the ranks must have joined. `kept`: the dtype of
         the shards, which are gathered in dtype `compute`. holds: which of the model's parameters,
-        by name; the others stay whole."""
+        by name; the others stay whole. is_checked: whether all ranks compare what they loaded."""
         self._model, self.device = model, ranks.device
         self._ranks, self._across = ranks.near, ranks.across
         self.compute = compute
         held = {name: each for name, each in model.named_parameters() if holds(name)}
         whole = {each for name, each in model.named_parameters() if not holds(name)}
         self.shapes: Mapping[str, torch.Size] = {name: each.shape for name, each in held.items()}
-        self._checksum = sum(map(fingerprint, held.values()))
+        self._checksum = sum(map(fingerprint, held.values())) if is_checked else 0
         for parameter in held.values():
             parameter.data = parameter.data.to(kept)
         units = [(modules, _names(model, modules) & held.keys()) for modules in units_of(model)]

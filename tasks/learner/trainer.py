@@ -25,6 +25,7 @@ import torch
 
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.weights import fingerprint, write_weights
+from tasks.engines.base import Probed, Probes
 from tasks.engines.transports.base import (
     OfferedWeights,
     TransferPlan,
@@ -47,9 +48,6 @@ from tasks.learner.rows import DeviceRow, prepared, row_of
 from tasks.learner.samples import TrainingSet
 from tasks.learner.several_updates import SeveralUpdates
 from tasks.learner.shards import load_shards, save_shard
-
-Probes = tuple[tuple[int, ...], ...]
-Probed = tuple[tuple[float, ...], ...]  # of each probe, by token
 
 
 class LearnerRank:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from artifacts.adapter_files import A, B
+from artifacts.adapter_files import A, B, stem_of
 from tasks.engines.base import AdapterShape
 
 if TYPE_CHECKING:  # configurations name the slot, and are read without torch
@@ -63,7 +63,7 @@ def load_adapter(
 
     manager = runner.lora_manager._adapter_manager
     parts = {stem for stem, _, _ in _parts(manager)}
-    stems = sorted({name.removesuffix(A).removesuffix(B) for name in tensors})
+    stems = sorted(set(map(stem_of, tensors)))
     unknown = [stem for stem in stems if stem not in parts or {stem + A, stem + B} - tensors.keys()]
     if unknown or not stems:
         known = ", ".join(sorted({_leaf(stem) for stem in parts}))
@@ -144,13 +144,13 @@ def _guard(worker_manager: Any) -> None:
     worker_manager.unguarded = worker_manager.set_active_adapters
 
     def set_active_adapters(requests: set[Any], mapping: Any | None) -> None:
-        others = {int(each) for each in mapping.prompt_mapping} - {SLOT_ID} if mapping else set()
+        others = set(mapping.prompt_mapping) - {SLOT_ID} if mapping else set()
         held = worker_manager.list_adapters()
         if others or held != {SLOT_ID}:
             raise RuntimeError(
                 "every request must run with the adapter of its weight version, this batch has"
-                f" requests with adapters {sorted(others) or [SLOT_ID]} (0: the base) and the"
-                f" engine holds {sorted(held)}; resume the run, which loads it again"
+                f" requests with adapters {sorted(map(int, others)) or [SLOT_ID]} (0: the base) and"
+                f" the engine holds {sorted(held)}; resume the run, which loads it again"
             )
         worker_manager.unguarded(requests, mapping)
 

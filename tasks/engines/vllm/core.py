@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from artifacts.new_tokens import News, NewTokens
 from artifacts.records import FinishReason, Generated, Request, Running, WeightsRef
-from tasks.engines.base import AdapterShape, Attestation, EngineStats, check_request
+from tasks.engines.base import (
+    AdapterShape,
+    Attestation,
+    EngineStats,
+    Probed,
+    Probes,
+    check_request,
+)
 from tasks.engines.chat_tokens import ChatTokens
 from tasks.engines.vllm.adapter_slot import slot_request
 from tasks.engines.vllm.decode_steps import DecodeSteps
@@ -38,9 +45,6 @@ from tasks.engines.vllm.worker_patches import own_draws
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
-
-
-Probes = tuple[tuple[int, ...], ...]
 
 
 class VllmCore:
@@ -76,7 +80,7 @@ class VllmCore:
         self._report_tokens = report_tokens
         self._adapter_shape, self._adapter = adapter, None
         # probes, and their log-probabilities without an adapter
-        self._of_base: tuple[Probes, tuple[tuple[float, ...], ...]] | None = None
+        self._of_base: tuple[Probes, Probed] | None = None
         self._num_unreported = 0  # steps since the last report
 
     @property
