@@ -31,6 +31,8 @@ from tests.flows.conftest import (
 pytestmark = pytest.mark.flow
 
 Row = tuple[Any, ...]  # Any: values of a table
+# by itself a learner's dtype follows its cores, for sharded parameters another way
+ON_ALL_CORES = (*SIMULATED, "learner.compute=fp32")
 # everything that a response is but when it came, and from which of two equal engines
 SAID = "prompt_id, index, token_ids, logprobs, text, finish_reason, outcome, reward, fate"
 
@@ -55,7 +57,7 @@ def said(run: Path, step: int, columns: str = SAID) -> list[Row]:
 def plain(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     """Two synchronous steps."""
     root = tmp_path_factory.mktemp("runs")
-    return launcher.run(root, *SIMULATED, 'run_name="plain"'), root / "plain"
+    return launcher.run(root, *ON_ALL_CORES, 'run_name="plain"'), root / "plain"
 
 
 def test_a_synchronous_run_trains_all_that_it_asked(plain: tuple[Finished, Path]) -> None:
@@ -103,7 +105,7 @@ def test_without_an_async_ratio_the_records_are_those_of_synchronous_steps(
     policy."""
     _, run = plain
     scheduling = 'scheduling={"kind": "asynchronous", "async_ratio": 0}'
-    finished = launcher.run(tmp_path, *SIMULATED, scheduling, 'run_name="without"')
+    finished = launcher.run(tmp_path, *ON_ALL_CORES, scheduling, 'run_name="without"')
     assert finished.code == 0, finished.err
     for step in (1, 2):
         assert said(tmp_path / "without", step) == said(run, step)
@@ -123,7 +125,7 @@ SEVERAL = (
 def updated(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     """Two synchronous steps of four updates each, whose rewards are compared with both steps'."""
     root = tmp_path_factory.mktemp("runs")
-    return launcher.run(root, *SIMULATED, *SEVERAL, 'run_name="updated"'), root / "updated"
+    return launcher.run(root, *ON_ALL_CORES, *SEVERAL, 'run_name="updated"'), root / "updated"
 
 
 def test_a_step_of_several_updates_tells_how_far_each_has_moved(
@@ -156,7 +158,7 @@ def test_a_lost_learner_comes_back_to_the_weights_of_several_updates(
 ) -> None:
     """A rank is killed in the second step, without a checkpoint: the first is replayed."""
     run = tmp_path / "killed"
-    settings = (*SIMULATED, *SEVERAL, "keep.checkpoint_every_steps=10", f'run_name="{run.name}"')
+    settings = (*ON_ALL_CORES, *SEVERAL, "keep.checkpoint_every_steps=10", f'run_name="{run.name}"')
     process = launcher.start(tmp_path, *settings)
     wait_for(run / "rounds" / "00002.json", process)
     worker_of(process, "learner-1").send_signal(signal.SIGKILL)
@@ -174,7 +176,7 @@ def drained(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tup
     root = tmp_path_factory.mktemp("runs")
     registered = ("keep.log_model=true", "keep.registered_model=adder")
     settings = ("num_steps=3", 'run_name="drained"', *registered)
-    return launcher.run(root, *SIMULATED, *settings, preset="tiny"), root / "drained"
+    return launcher.run(root, *ON_ALL_CORES, *settings, preset="tiny"), root / "drained"
 
 
 def test_tail_batching_drains_its_queue_at_the_end(drained: tuple[Finished, Path]) -> None:
@@ -249,7 +251,7 @@ def mended(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Mend
     source.write_text(REWARD.format(calls=str(calls), mended=str(cure)))
     rewards = json.dumps({"*": {"kind": "custom", "path": f"{source}:reward"}})
     root, run = folder / "runs", folder / "runs" / "mended"
-    stopped = launcher.run(root, *SIMULATED, DRAWN, f"rewards={rewards}", 'run_name="mended"')
+    stopped = launcher.run(root, *ON_ALL_CORES, DRAWN, f"rewards={rewards}", 'run_name="mended"')
     committed = digests(run)
     cure.touch()
     resumed = launcher.run(root, DRAWN, resume="mended")
@@ -308,7 +310,7 @@ def recovered(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> R
     """A rank of sharded parameters is killed in the second step, without a checkpoint."""
     run = tmp_path_factory.mktemp("runs") / "sharded"
     settings = ("learner.parameters=sharded", "keep.checkpoint_every_steps=10")
-    process = launcher.start(run.parent, *SIMULATED, *settings, f'run_name="{run.name}"')
+    process = launcher.start(run.parent, *ON_ALL_CORES, *settings, f'run_name="{run.name}"')
     wait_for(run / "rounds" / "00002.json", process)
     worker_of(process, "learner-0").send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=ENDS_WITHIN_S)
