@@ -17,7 +17,7 @@ from artifacts.run_ids import find_run
 from artifacts.status import read_status
 from artifacts.store import Store
 from flows.config.keep import KeepConfig
-from flows.config.presets import overlay
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig, mark_as_set
 from flows.config.settings_file import kept_config
 

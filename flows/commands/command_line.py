@@ -14,7 +14,7 @@ from artifacts.config_parts import Misfits
 from flows.commands.options import PRESET
 from flows.config.earlier_settings import new_path, with_todays_names
 from flows.config.misfits import misfits_of_places, misfits_of_settings
-from flows.config.presets import overlay
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from flows.config.sentence import takes_text_only
 from flows.config.settings_file import read_settings

@@ -25,7 +25,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 
 from flows.commands.candidates import Candidate, others, plain
 from flows.commands.situation import Situation
-from flows.config.presets import overlay
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 from flows.played_config import played_run

@@ -22,7 +22,8 @@ from artifacts.commit import seconds_added
 from flows.commands.expected import Expected, compare_candidates, expect
 from flows.commands.options import command
 from flows.commands.situation import Situation, build_situation
-from flows.config.presets import Values, overlay
+from flows.config.overlay import overlay
+from flows.config.presets import Values
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import settings_of, write_settings
 from tasks.simulation.calibration import counted

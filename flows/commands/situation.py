@@ -16,7 +16,8 @@ from typing import Any
 from artifacts.layout import MODEL
 from artifacts.store import Store
 from flows.commands.options import run_store
-from flows.config.presets import Values, overlay, preset_values
+from flows.config.overlay import overlay
+from flows.config.presets import Values, preset_values
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import OF_ONE_RUN, kept_config
 from tasks.cluster.devices import parse_role_map

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from artifacts.urls import secret_in
+from flows.config.overlay import overlay
 from flows.config.parts import Parts
-from flows.config.presets import Values, overlay, preset_values
+from flows.config.presets import Values, preset_values
 from tasks.cluster import cores, gpus
 from tasks.cluster.devices import num_environment_workers, parse_role_map
 from tasks.scheduling.policies.registry import POLICIES

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from flows.config.presets import Values, overlay
+from flows.config.overlay import overlay
+from flows.config.presets import Values
 
 Flat = dict[str, Any]  # Any: values of YAML, by dotted key
 REFERENCE = re.compile(r"\$\{([^${}]+)\}")

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from flows.config.presets import overlay
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 
 ADVANCED = "advanced"

@@ -6,11 +6,11 @@ those in which it differs from another preset. Its docstring is its line in `exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any
 
+from flows.config.overlay import overlay
 from flows.config.paper_presets import JOBS
 from flows.config.paper_presets import Values as Values
 
@@ -32,19 +32,13 @@ ELASTIC: Values = {
     "engine": {"report_tokens": 32},
     "cluster": {"num_devices": 1, "roles": "rollout: 0, learner: 0", "scheduler_port": 8786},
 }
-
-
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:  # Any: parsed JSON
-    """Lay `over` on `base`: mappings merge at every depth unless they differ in `kind`."""
-    merged = dict(base)
-    for key, value in over.items():
-        below: Any = merged.get(key)  # Any: parsed JSON
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        if both and value.get("kind", below.get("kind")) == below.get("kind"):
-            merged[key] = overlay(below, value)
-        else:
-            merged[key] = value
-    return merged
+# presets with a variant that trains an adapter: its rank, and ten times the rate of all weights
+ADAPTED = {
+    "smollm2": (16, 2.5e-4),
+    "tiny": (8, 2e-3),
+    "one-gpu": (16, 1e-5),
+    "eight-gpu": (16, 1e-5),
+}
 
 
 def preset_values(name: str) -> Values:
@@ -386,5 +380,16 @@ def eight_gpu() -> Values:
     return {"batch": {"prompts_per_step": 128}, "cluster": cluster, "learner": learner}
 
 
+def _adapted(name: str, rank: int, learning_rate: float) -> Preset:
+    def values() -> Values:
+        return {"learner": {"lora": {"rank": rank}, "optimizer": {"learning_rate": learning_rate}}}
+
+    values.__name__ = f"{name}-lora"
+    values.__doc__ = f"The preset {name} with an adapter (LoRA) of rank {rank}, not all weights."
+    return values
+
+
+for _over, (_rank, _rate) in ADAPTED.items():
+    preset(over=_over)(_adapted(_over, _rank, _rate))
 for _job, _over in JOBS.items():
     preset(over=_over)(_job)

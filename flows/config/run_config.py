@@ -34,8 +34,9 @@ from flows.config.consistency import broken_rules
 from flows.config.device_choice import AUTO, with_devices, with_fast_products
 from flows.config.earlier_settings import with_todays_names
 from flows.config.limits import fill_in_limits
+from flows.config.overlay import overlay
 from flows.config.parts import Parts
-from flows.config.presets import Values, overlay, preset_values
+from flows.config.presets import Values, preset_values
 from tasks.learner.learner_config import LearnerConfig
 
 PRESET_VARIABLE = "ROLLFLOW_PRESET"

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flows.config.presets import Values, overlay
+from flows.config.overlay import overlay
+from flows.config.presets import Values
 from flows.config.run_config import RunConfig
 from flows.config.sentence import sentence
 

@@ -14,7 +14,7 @@ from artifacts.commit import StepCommit, read_manifest, seconds_added, write_man
 from artifacts.records import Span, WeightsRef
 from artifacts.store import Store
 from flows.commands.command_line import assemble
-from flows.config.presets import overlay
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from research.ablations.ablation import period_steps
 from research.ablations.ablation_figures import (

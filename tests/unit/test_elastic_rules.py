@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.config.elastic_rules import weight_server_of
-from flows.config.presets import overlay
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 from tasks.elastic.admission import WorkerAdmission
 from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from artifacts.datasets.rows import Row, question_row
 from artifacts.models.character_tokenizer import character_tokenizer
 from flows.commands.command_line import assemble
-from flows.config.presets import overlay, preset_values
+from flows.config.overlay import overlay
+from flows.config.presets import preset_values
 from flows.config.run_config import RunConfig
 from research.kills.delayed import DelayedConfig
 from tasks.environments.adapters.custom import CustomEnvironmentConfig

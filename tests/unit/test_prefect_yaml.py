@@ -17,7 +17,7 @@ from flows.elastic_worker import ElasticWorkerConfig
 
 Json = dict[str, Any]  # Any: YAML values
 FILE: Json = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text())
-LAPTOP = ("laptop", "laptop-sync", "laptop-async", "laptop-in-turn")
+LAPTOP = ("laptop", "laptop-sync", "laptop-async", "laptop-in-turn", "laptop-lora")
 CPU_JOBS = ("tinycode", "rollpacker", "rollpacker-mixed", "overlap", "agent")
 DEPLOYMENTS: dict[str, Json] = {one["name"]: one for one in FILE["deployments"]}
 ELASTIC_WORKER = "elastic-worker"
@@ -25,8 +25,8 @@ OF_TRAINING = [name for name in DEPLOYMENTS if name != ELASTIC_WORKER]
 
 
 def test_there_is_a_deployment_for_every_profile() -> None:
-    tiny = ("tiny", "tiny-async", "tiny-agent", "tiny-tools")
-    gpu = ("one-gpu", "eight-gpu")
+    tiny = ("tiny", "tiny-lora", "tiny-async", "tiny-agent", "tiny-tools")
+    gpu = ("one-gpu", "eight-gpu", "one-gpu-lora", "eight-gpu-lora")
     paper = [job.__name__.replace("_", "-") for job in JOBS]
     rest = [*gpu, *paper, "elastic", ELASTIC_WORKER]
     assert list(DEPLOYMENTS) == [*LAPTOP, *CPU_JOBS, *tiny, *rest]

@@ -17,7 +17,8 @@ from artifacts.reports.mlflow_client import sqlite_file
 from artifacts.store import Store
 from flows.commands.command_line import assemble
 from flows.config.consistency import transport_for
-from flows.config.presets import PRESETS, overlay, preset_values
+from flows.config.overlay import overlay
+from flows.config.presets import ADAPTED, PRESETS, preset_values
 from flows.config.run_config import PRESET_VARIABLE, RunConfig
 from flows.config.sentence import sentence
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
@@ -51,6 +52,17 @@ def test_a_preset_is_a_complete_configuration_that_knows_its_name(name: str) -> 
     assert config.preset == name
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     assert PRESETS[name].__doc__
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_preset_with_an_adapter_differs_in_it_and_in_ten_times_the_rate(name: str) -> None:
+    plain, adapted = (RunConfig.model_validate({"preset": each}) for each in (name, f"{name}-lora"))
+    assert (plain.learner.lora.rank, adapted.learner.lora.rank) == (0, ADAPTED[name][0])
+    assert adapted.engine.adapter == adapted.learner.lora.engine_shape
+    rates = [each.learner.optimizer.learning_rate for each in (plain, adapted)]
+    assert rates[1] == pytest.approx(10 * rates[0])
+    changes = {"lora": plain.learner.lora, "optimizer": plain.learner.optimizer}
+    assert adapted.learner.model_copy(update=changes) == plain.learner
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.config.presets import overlay
+from flows.config.overlay import overlay
 from flows.config.run_config import RunConfig
 
 SEEDS: dict[str, object] = {"elastic": {"enabled": True}, "seeding": {"enabled": True}}
