@@ -117,6 +117,21 @@ class CaseResult:
     limit_s: float  # seconds it had
 
 
+@quickly_packed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPicture:
+    """A picture in a prompt. Its tokens, rows * columns of one id, stand for it."""
+
+    content: str  # SHA-256 of its file, and the file's name among the pictures of a run
+    begin: int  # the place of its first token in the prompt
+    rows: int  # of tokens, from top to bottom
+    columns: int  # of tokens, from left to right
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One question, already tokenised."""
@@ -127,6 +142,7 @@ class Prompt:
     gold: str  # what the reward compares with; its format belongs to the reward
     text: str  # the question as a person would read it: all turns of a conversation
     episode_seed: int | None = None  # of the environment's reset; None for a question of one turn
+    pictures: tuple[ShownPicture, ...] = ()  # in the order of their tokens
 
 
 @quickly_packed
@@ -150,6 +166,7 @@ class Request:
     environment: str = ""  # the domain whose environment answers; empty for a single turn
     episode_seed: int = 0  # of the environment's reset
     kept_episode: Episode | None = None  # what the kept tokens of an episode consist of
+    pictures: tuple[ShownPicture, ...] = ()  # in the prompt
 
     @property
     def response_id(self) -> str:

@@ -26,9 +26,10 @@ logger = logging.getLogger(__name__)
 TESTED = frozenset(
     {
         "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
-        "granite", "qwen3_moe",
+        "granite", "qwen3_moe", "qwen2_5_vl",
     }
 )  # fmt: skip
+PICTURED = frozenset({"qwen2_5_vl"})  # of them, those that take pictures
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
 ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe"})
 ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
@@ -46,7 +47,7 @@ def check_architecture(path: Path) -> Path:
     """Return the model's directory, if packed training computes what the model does and engines can
     load the published weights. Raises ValueError with the obstacles."""
     config = read_config(path)
-    kinds = set(getattr(config, "layer_types", None) or ())
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     obstacles = list(_obstacles(config))
     if config.model_type in ENGINE_WANTS_ONE_KIND and len(kinds) > 1:
         obstacles.append(
@@ -63,6 +64,11 @@ def check_architecture(path: Path) -> Path:
             config.model_type,
         )
     return path
+
+
+def takes_pictures(config: Any) -> bool:  # Any: transformers' configurations carry no types
+    """True if the model has a vision tower."""
+    return getattr(config, "vision_config", None) is not None
 
 
 def has_experts(config: Any) -> bool:  # Any: transformers' configurations carry no types
@@ -93,10 +99,14 @@ def _refuse(path: Path, config: Any, obstacles: Sequence[str]) -> None:  # Any: 
 
 
 def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configurations carry no types
+    if takes_pictures(config) and config.model_type not in PICTURED:
+        yield f"a vision tower, which was tried with {', '.join(sorted(PICTURED))} alone"
+        return
+    text = config.get_text_config()
     for name, meaning in CHANGED_NUMBERS.items():
-        if getattr(config, name, None) not in (None, False, 1.0):
+        if getattr(text, name, None) not in (None, False, 1.0):
             yield f"{meaning} ({name})"
-    kinds = set(getattr(config, "layer_types", None) or ())
+    kinds = set(getattr(text, "layer_types", None) or ())
     if kinds - ATTENTION:
         yield f"layers of {', '.join(sorted(kinds - ATTENTION))}"
     if config.model_type == "gpt_oss":
@@ -135,8 +145,22 @@ def aliases_of(path: Path) -> dict[str, str]:
 
 def empty_model(config: Any) -> Any:  # Any: as above, and models
     """Build the model on the meta device: shapes without numbers, which take no memory."""
+    with building_model(), torch.device("meta"):
+        return model_class(config).from_config(config)
+
+
+def model_class(config: Any) -> Any:  # Any: as above
+    """The class of transformers that builds and loads the model."""
     with importing_transformers():
+        if takes_pictures(config):
+            from transformers import AutoModelForImageTextToText
+
+            return AutoModelForImageTextToText
         from transformers import AutoModelForCausalLM
 
-    with building_model(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM
+
+
+def text_model(model: Any) -> Any:  # Any: as above
+    """The decoder layers with their norm, without embedding, head and vision tower."""
+    return getattr(model.base_model, "language_model", model.base_model)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from artifacts.models.importing import importing_transformers
+from tasks.learner.architecture import text_model
 
 ROTARY = "apply_rotary_pos_emb"  # its name in transformers' modules
 # compiled for each use of a function: with and without gradients, shapes of heads and of layers
@@ -48,7 +49,7 @@ def layers_of(model: Any) -> Iterator[nn.Module]:  # Any: as above
     with importing_transformers():
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for module in model.base_model.modules():
+    for module in text_model(model).modules():
         if isinstance(module, GradientCheckpointingLayer):  # what decoder layers derive from
             yield module
 

@@ -9,6 +9,7 @@
 Node j is an ancestor of node i, or i itself, exactly when j <= i < subtree_ends[j]: that one
 comparison is the attention mask. Tokens of a response that the model did not sample (invariant 14,
 docs/architecture.md) are read, never predicted; nothing is computed from the last sampled one on.
+Tokens of pictures, which all have one id, are given ids of their own first (`pictures`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from itertools import chain, groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from artifacts.records import VersionSpan
+from artifacts.records import ShownPicture, VersionSpan
+from tasks.learner.pictures import NumberedPicture, first_ids, rotary_positions
 
 Ints = NDArray[np.int64]
 
@@ -40,6 +42,7 @@ class Sample:
     # places of the response that the model read right behind the prompt, because its chat template
     # had written the history anew
     restarts: tuple[int, ...] = ()
+    pictures: tuple[ShownPicture, ...] = ()  # in the prompt
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sample) and _all_fields(self) == _all_fields(other)
@@ -70,7 +73,8 @@ class Sample:
 class Path:
     """A token sequence that the model computes, from the prompt to the last predicting token."""
 
-    computed: Ints  # token ids, from the prompt's first to the last that predicts
+    # token ids, from the prompt's first to the last that predicts; of pictures, ids of their own
+    computed: Ints
     begin: int  # the place in the response whose token it has behind the prompt
     end: int  # the place in the response before which it ends
     key: bytes  # `computed` as bytes, which sort and compare as the token ids do
@@ -97,12 +101,15 @@ class PackedBatch:
     targets: Ints  # (P,) the predicted token
     samples: tuple[Sample, ...]  # the samples that were packed
     num_prompt_nodes: int  # nodes that belong to a prompt
+    pictures: tuple[NumberedPicture, ...] = ()  # distinct ones, by ascending id
+    rotary: Ints | None = None  # (3, N) positions by time, row and column; None without pictures
 
 
 def paths_of(samples: Sequence[Sample]) -> list[SamplePaths]:
     """Read off the sequences that the model computes for each sample."""
     parts = chain.from_iterable((sample.prompt, sample.response) for sample in samples)
     tokens = np.concatenate([_NOTHING, *parts])
+    _number_pictures(tokens, samples)
     keys = tokens.astype(_KEY).tobytes()
     found: list[SamplePaths] = []
     start = 0  # of the sample's prompt in `tokens`
@@ -117,12 +124,25 @@ def paths_of(samples: Sequence[Sample]) -> list[SamplePaths]:
             computed = tokens[start:stop]
             key = keys[start * _KEY.itemsize : stop * _KEY.itemsize]
             if begin:
-                computed = np.concatenate([sample.prompt, tokens[after + begin : stop]])
+                computed = np.concatenate([tokens[start:after], tokens[after + begin : stop]])
                 key = computed.astype(_KEY).tobytes()
             paths.append(Path(computed=computed, begin=begin, end=ends[-1], key=key))
         found.append(SamplePaths(sample=sample, paths=tuple(paths)))
         start = after + len(sample.response)
     return found
+
+
+def _number_pictures(tokens: Ints, samples: Sequence[Sample]) -> None:
+    """In place: give the tokens of pictures, in the joined tokens of the samples, their own ids."""
+    ids = first_ids(picture for sample in samples for picture in sample.pictures)
+    start = 0
+    for sample in samples if ids else ():
+        for picture in sample.pictures:
+            begin, first = start + picture.begin, ids[picture.content]
+            tokens[begin : begin + picture.num_tokens] = np.arange(
+                first, first + picture.num_tokens
+            )
+        start += len(sample.prompt) + len(sample.response)
 
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -167,6 +187,10 @@ def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
     texts = [(each.sample.response, each.sample.sampled) for each in given]
     targets = (tokens[own.start : own.stop] for tokens, sampled in texts for own in sampled)
     kept = zip(ordered, shared.tolist(), strict=True)
+    pictures, rotary = _pictures_of(paths), None
+    if pictures:
+        parts = zip(order, shared.tolist(), strict=True)
+        rotary = np.concatenate([_rotary(*paths[place])[:, begin:] for place, begin in parts], 1)
     return PackedBatch(
         tokens=np.concatenate([_NOTHING, *(computed[begin:] for computed, begin in kept)]),
         positions=np.arange(size) - np.repeat(starts - shared, new),
@@ -175,7 +199,25 @@ def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
         targets=np.concatenate([_NOTHING, *targets]),
         samples=tuple(each.sample for each in given),
         num_prompt_nodes=int(is_prompt.sum()),
+        pictures=pictures,
+        rotary=rotary,
     )
+
+
+def _pictures_of(paths: Sequence[tuple[Path, Sample]]) -> tuple[NumberedPicture, ...]:
+    found = {
+        int(path.computed[picture.begin]): picture
+        for path, sample in paths
+        for picture in sample.pictures
+    }
+    return tuple(
+        NumberedPicture(first_id=first_id, content=each.content, num_tokens=each.num_tokens)
+        for first_id, each in sorted(found.items())
+    )
+
+
+def _rotary(path: Path, sample: Sample) -> Ints:
+    return rotary_positions(sample.pictures, len(path.computed))
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[SamplePaths]]:
@@ -226,6 +268,7 @@ def _all_fields(sample: Sample) -> tuple[object, ...]:
         sample.weight,
         tuple((span.version, span.num_tokens) for span in sample.versions),
         sample.restarts,
+        tuple((picture.begin, picture.content) for picture in sample.pictures),
     )
 
 

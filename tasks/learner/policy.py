@@ -6,18 +6,20 @@
 
 The policy computes with bf16 copies of the weights, exactly the numbers that the engines load;
 sums of products and gradients, masters and moments are fp32. A reference has only its bf16 copy.
-With `mixed` these copies are held, and multiplied, in fp32.
+With `mixed` these copies are held, and multiplied, in fp32. What stands for a picture's tokens is
+computed by a vision tower (`tower`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from artifacts.models.importing import building_model, importing_transformers
+from artifacts.models.importing import building_model
 from tasks.learner.adapters import (
     AdapterParameters,
     MergedParameters,
@@ -25,7 +27,13 @@ from tasks.learner.adapters import (
     is_of_adapter,
     left_out,
 )
-from tasks.learner.architecture import check_packed
+from tasks.learner.architecture import (
+    check_packed,
+    model_class,
+    read_config,
+    takes_pictures,
+    text_model,
+)
 from tasks.learner.fused_layers import fuse_layers
 from tasks.learner.head import HeadResult, LossGradient, add_rows, head_pass
 from tasks.learner.learner_config import ComputeDtype, Placement
@@ -40,6 +48,7 @@ from tasks.learner.parameters import (
 )
 from tasks.learner.ranks import Ranks
 from tasks.learner.rows import DeviceRow
+from tasks.learner.tower import FrozenTower, Pictures, Tower, is_of_tower, tower_of
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
 if TYPE_CHECKING:
@@ -57,11 +66,16 @@ class Scorer(Protocol):
 class Decoder:
     """A decoder that scores tokens. All calls come from one thread."""
 
-    def __init__(self, model: Any, parameters: Parameters) -> None:  # Any: a transformers model
-        """`parameters` holds the model's parameters from now on."""
-        self.window: int | None = getattr(model.config, "sliding_window", None)
-        self.backbone: nn.Module = model.base_model
-        self.vocabulary_size = int(model.config.vocab_size)
+    def __init__(
+        self, model: Any, parameters: Parameters, tower: Tower | None = None
+    ) -> None:  # Any: a transformers model
+        """`parameters` holds the model's parameters from now on. tower: of a model that takes
+        pictures."""
+        config = model.config.get_text_config()
+        self.window: int | None = getattr(config, "sliding_window", None)
+        self.backbone: nn.Module = text_model(model)
+        self.vocabulary_size = int(config.vocab_size)
+        self._tower = tower
         self.parameters, self.device = parameters, parameters.device
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         embedding = model.get_input_embeddings()
@@ -70,19 +84,26 @@ class Decoder:
         dtype = parameters.compute
         scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
         self._embedding_scale = float(torch.tensor(scale, dtype=dtype))
-        self._logits_scaling = float(getattr(model.config, "logits_scaling", 1.0))
+        self._logits_scaling = float(getattr(config, "logits_scaling", 1.0))
         self._head_name = names[id(model.get_output_embeddings().weight)]
 
     def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult:
         """Returns log-probabilities and entropies of the row's targets; no gradients."""
         with torch.no_grad():
-            hidden = predicting_states(self.backbone, row, self._embed(row))
+            hidden = predicting_states(self.backbone, row, self._embed(row, self._seen(row)))
         scaled = temperature * self._logits_scaling
         with self.parameters.whole(self._head_name) as weight:
             return head_pass(hidden, weight, row.predictions, scaled)
 
-    def _embed(self, row: DeviceRow) -> Tensor:
-        """The embeddings of the row's tokens, (1, N, hidden)."""
+    def _seen(self, row: DeviceRow) -> Tensor | None:
+        """The embeddings of the tokens of the row's pictures; None without pictures."""
+        if row.pictures is None:
+            return None
+        assert self._tower is not None, "a model without a tower is given no pictures"
+        return self._tower.embedded(row.pictures.pictures)
+
+    def _embed(self, row: DeviceRow, seen: Tensor | None) -> Tensor:
+        """The embeddings of the row's tokens, (1, N, hidden); seen: those of its pictures."""
         if row.largest_id >= self.vocabulary_size or row.smallest_id < 0:
             raise ValueError(
                 f"token ids must lie in the model's vocabulary of {self.vocabulary_size}, got"
@@ -90,13 +111,17 @@ class Decoder:
             )
         with self.parameters.whole(self._embedding_name) as weight:
             rows = weight[row.tokens][None]
-        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
+        embedded = rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
+        if row.pictures is not None and seen is not None:
+            embedded[0, row.pictures.nodes] = seen.detach()[row.pictures.places].to(embedded)
+        return embedded
 
 
 def predicting_states(backbone: nn.Module, row: DeviceRow, embedded: Tensor) -> Tensor:
     """Returns the hidden states of the predicting nodes, (R, hidden)."""
+    positions = row.positions[None] if row.pictures is None else row.pictures.rotary[:, None]
     output = backbone(
-        inputs_embeds=embedded, position_ids=row.positions[None], use_cache=False, tree=row.plan()
+        inputs_embeds=embedded, position_ids=positions, use_cache=False, tree=row.plan()
     )
     hidden: Tensor = output.last_hidden_state
     return hidden[0].index_select(0, row.nodes)
@@ -115,7 +140,8 @@ class PolicyModel(Decoder):
         self, row: DeviceRow, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
         """Score the targets, and add the gradient of the loss sum to the parameters' sums."""
-        embedded = self._embed(row).requires_grad_()
+        seen = self._seen(row)
+        embedded = self._embed(row, seen).requires_grad_()
         hidden = predicting_states(self.backbone, row, embedded)
         head_gradient = self._trained(self._head_name)
         with self.parameters.whole(self._head_name) as weight:
@@ -130,16 +156,18 @@ class PolicyModel(Decoder):
         if head_gradient is not None and self._head_name != self._embedding_name:
             self.parameters.reduce(self._head_name)
         torch.autograd.backward([hidden], [result.grad_hidden])
+        assert embedded.grad is not None
+        gradient = embedded.grad[0]
+        if row.pictures is not None and seen is not None:
+            if seen.requires_grad:
+                of_seen = torch.zeros_like(seen)
+                add_rows(of_seen, row.pictures.places, gradient[row.pictures.nodes].to(of_seen))
+                torch.autograd.backward([seen], [of_seen])
+            gradient[row.pictures.nodes] = 0.0
         rows_gradient = self._trained(self._embedding_name)
         if rows_gradient is None:
             return result
-        assert embedded.grad is not None
-        add_rows(
-            rows_gradient,
-            row.tokens,
-            embedded.grad[0].float(),
-            alpha=self._embedding_scale,
-        )
+        add_rows(rows_gradient, row.tokens, gradient.float(), alpha=self._embedding_scale)
         self.parameters.reduce(self._embedding_name)
         return result
 
@@ -163,12 +191,14 @@ def load_policy(
     placement: Placement = "replicated",
     recompute_layers: bool = False,
     lora: LoraConfig = NO_ADAPTER,
+    pictures: Pictures | None = None,
 ) -> PolicyModel:
     """Load the model to train, or to train an adapter of; collective if its parameters are sharded,
     which needs ranks that have joined. Raises ValueError for a path without a model, or one that
     packed training cannot run."""
     model = load_decoder(model_path, ranks.device)
     model.requires_grad_(True)
+    tower = tower_of(model, pictures, ranks.device)
     # embedding and head get their gradients by hand: rows, and sums over chunks
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         table.weight.requires_grad_(False)
@@ -178,14 +208,24 @@ def load_policy(
         recompute(model)
     if lora.rank:
         return PolicyModel(model, _of_adapter(model, compute, ranks, placement, lora))
+    if placement == "replicated" and tower is not None and not tower.is_trained:
+        return PolicyModel(model, _with_frozen_tower(model, compute, ranks), tower)
     if placement == "replicated":
         rounds = compute == "mixed"
         return PolicyModel(
-            model, ReplicatedParameters(model, DTYPES[compute], ranks, rounds=rounds)
+            model, ReplicatedParameters(model, DTYPES[compute], ranks, rounds=rounds), tower
         )
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
 
     return PolicyModel(model, TrainedShards(model, DTYPES[compute], ranks))
+
+
+def _with_frozen_tower(model: Any, compute: ComputeDtype, ranks: Ranks) -> FrozenTower:
+    """The parameters of a model that is trained without its tower."""  # Any: as above
+    trained = ReplicatedParameters(
+        model, DTYPES[compute], ranks, lambda name: not is_of_tower(name), rounds=compute == "mixed"
+    )
+    return FrozenTower(_frozen(model, compute, ranks, "replicated", is_of_tower), trained)
 
 
 def _of_adapter(
@@ -216,13 +256,19 @@ def _frozen(
 
 
 def load_reference(
-    model_path: str, compute: ComputeDtype, ranks: Ranks, placement: Placement = "replicated"
+    model_path: str,
+    compute: ComputeDtype,
+    ranks: Ranks,
+    placement: Placement = "replicated",
+    pictures: Pictures | None = None,
 ) -> Decoder:
     """Load the model that the run started from, to score with: one copy in the compute dtype, whole
     on this rank or sharded over the ranks."""
     model = load_decoder(model_path, ranks.device)
+    frozen = replace(pictures, is_trained=False) if pictures is not None else None
+    tower = tower_of(model, frozen, ranks.device)
     model.requires_grad_(False).eval()
-    return Decoder(model, _frozen(model, compute, ranks, placement))
+    return Decoder(model, _frozen(model, compute, ranks, placement), tower)
 
 
 def recompute(model: Any) -> None:  # Any: untyped transformers
@@ -238,9 +284,6 @@ def recompute(model: Any) -> None:  # Any: untyped transformers
 def load_decoder(model_path: str, device: torch.device) -> Any:  # Any: as above
     """Load the model in fp32 into host memory, with tree attention, and with compiled layers if it
     is for a GPU. Raises ValueError as `load_policy` does."""
-    with importing_transformers():
-        from transformers import AutoModelForCausalLM
-
     register_attention()
     if not (Path(model_path) / "config.json").is_file():
         raise ValueError(
@@ -248,11 +291,15 @@ def load_decoder(model_path: str, device: torch.device) -> Any:  # Any: as above
             " convert the model first"
         )
     check_packed(Path(model_path))
+    attention: str | dict[str, str] = TREE_ATTENTION
+    config = read_config(Path(model_path))
+    if takes_pictures(config):
+        attention = {"text_config": TREE_ATTENTION, "vision_config": "sdpa"}
     with building_model():
-        model = AutoModelForCausalLM.from_pretrained(
+        model = model_class(config).from_pretrained(
             model_path,
             dtype=torch.float32,
-            attn_implementation=TREE_ATTENTION,
+            attn_implementation=attention,
             local_files_only=True,
         )
     if device.type == "cuda":

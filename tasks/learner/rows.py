@@ -23,12 +23,23 @@ from torch import Tensor
 
 from tasks.learner.head import Predictions, prediction_arrays
 from tasks.learner.packing import PackedBatch, SamplePaths, pack_paths
+from tasks.learner.pictures import FIRST_PICTURE_ID, NumberedPicture
 from tasks.learner.token_loss import Lengths, TokenBatch
 from tasks.learner.tree_attention import QUERIES_PER_BLOCK, TreePlan
 from tasks.learner.version_sums import version_places
 
 Array = NDArray[Any]  # Any: of integers or floats
 _ALIGNMENT = 64  # bytes, of each array in the one that is copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPictures:
+    """The pictures of a row of N nodes, M of which are tokens of pictures."""
+
+    pictures: tuple[NumberedPicture, ...]  # distinct ones
+    nodes: Tensor  # (M,) int64: the nodes of their tokens
+    places: Tensor  # (M,) int64: of each among the tokens of all pictures, in their order
+    rotary: Tensor  # (3, N) int64: positions by time, row and column, of all nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +51,7 @@ class DeviceRow:
     smallest_id: int  # of all token ids in the row, the targets included
     largest_id: int
     depth: int  # the largest position
-    tokens: Tensor  # (N,) int64
+    tokens: Tensor  # (N,) int64; 0 where a picture's token is
     positions: Tensor  # (N,) int64
     subtree_ends: Tensor  # (N,) int64
     nodes: Tensor  # (R,) int64: the nodes that predict, ascending
@@ -48,6 +59,7 @@ class DeviceRow:
     columns: TokenBatch  # of the P tokens, without a reference
     versions: tuple[int, ...]  # weight versions that sampled its tokens, ascending
     version_places: Tensor  # (P,) int64: the place in `versions` of each token's own
+    pictures: RowPictures | None = None
 
     def plan(self) -> TreePlan:
         """A new attention plan. Not kept with the row: on a CPU it holds masks of whole blocks."""
@@ -61,10 +73,11 @@ def row_of(batch: PackedBatch, device: torch.device) -> DeviceRow:
     nodes, rows = np.unique(batch.predictors, return_inverse=True)
     predictions, bounds = prediction_arrays(rows, batch.targets)
     versions, places = version_places(span for each in samples for span in each.versions)
-    used = np.concatenate([batch.tokens, batch.targets])
+    tokens, of_pictures = _without_pictures(batch)
+    used = np.concatenate([tokens, batch.targets])
     there = moved(
         {
-            "tokens": batch.tokens,
+            "tokens": tokens,
             "positions": batch.positions,
             "subtree_ends": batch.subtree_ends,
             "nodes": nodes,
@@ -78,9 +91,16 @@ def row_of(batch: PackedBatch, device: torch.device) -> DeviceRow:
             "weight": np.repeat(_fp32([sample.weight for sample in samples]), lengths),
             "num_tokens": np.repeat(_fp32(lengths), lengths),
             **predictions,
+            **of_pictures,
         },
         device,
     )
+    pictures = None
+    if of_pictures:
+        at, places_there, rotary = (there.pop(name) for name in of_pictures)
+        pictures = RowPictures(
+            pictures=batch.pictures, nodes=at, places=places_there, rotary=rotary.view(3, -1)
+        )
     return DeviceRow(
         batch=batch,
         lengths=lengths,
@@ -92,8 +112,28 @@ def row_of(batch: PackedBatch, device: torch.device) -> DeviceRow:
             **{name: there.pop(name) for name in _COLUMNS}, reference=None, mean_log_ratio=None
         ),
         versions=versions,
+        pictures=pictures,
         **there,
     )
+
+
+def _without_pictures(batch: PackedBatch) -> tuple[Array, dict[str, Array]]:
+    """The row's tokens with 0 for those of pictures, and the arrays of `RowPictures` by name;
+    nothing for a row without pictures."""
+    if batch.rotary is None:
+        return batch.tokens, {}
+    nodes = np.flatnonzero(batch.tokens >= FIRST_PICTURE_ID)
+    ids = batch.tokens[nodes]
+    firsts = np.array([picture.first_id for picture in batch.pictures])
+    sizes = np.array([picture.num_tokens for picture in batch.pictures])
+    which = np.searchsorted(firsts, ids, "right") - 1
+    tokens = batch.tokens.copy()
+    tokens[nodes] = 0
+    return tokens, {
+        "picture_nodes": nodes,
+        "picture_places": (np.cumsum(sizes) - sizes - firsts)[which] + ids,
+        "rotary": batch.rotary.reshape(-1),
+    }
 
 
 def idle_row(device: torch.device, num_tokens: int = 1) -> DeviceRow:

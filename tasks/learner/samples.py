@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
-from artifacts.records import Generated, Group, Score, VersionSpan, sampled_versions
+from artifacts.records import Generated, Group, Score, ShownPicture, VersionSpan, sampled_versions
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
@@ -97,6 +97,7 @@ class TrainingSet:
                 sample.weight,
                 tuple((span.version, span.num_tokens) for span in sample.versions),
                 sample.restarts,
+                sample.pictures,
             )
             for sample in samples
         ]
@@ -113,7 +114,7 @@ def _from_columns(
 ) -> TrainingSet:
     samples: list[Sample] = []
     begin = first = 0  # of the sample's tokens, and of those among them that were sampled
-    for place, length, pairs, advantages, reward, weight, versions, restarts in numbers:
+    for place, length, pairs, advantages, reward, weight, versions, restarts, pictures in numbers:
         end, sampled = begin + length, tuple(range(*pair) for pair in pairs)
         last = first + sum(map(len, sampled))
         made = Sample(
@@ -126,6 +127,7 @@ def _from_columns(
             weight=weight,
             versions=tuple(VersionSpan(version=own, num_tokens=num) for own, num in versions),
             restarts=restarts,
+            pictures=pictures,
         )
         samples.append(made)
         begin, first = end, last
@@ -167,7 +169,8 @@ def training_set(
                 continue
             weight, addition = normalisation.of(num_sampled)
             normaliser += addition
-            samples.append(_sample(prompt, generated, of_turns, reward, weight))
+            made = _sample(prompt, group.prompt.pictures, generated, of_turns, reward, weight)
+            samples.append(made)
     return TrainingSet(
         samples=tuple(samples),
         normaliser=normaliser,
@@ -180,6 +183,7 @@ def training_set(
 
 def _sample(
     prompt: Ints,
+    pictures: tuple[ShownPicture, ...],
     generated: Generated,
     advantages: tuple[float, ...],
     reward: float,
@@ -198,6 +202,7 @@ def _sample(
         reward=reward,
         weight=weight,
         versions=sampled_versions(generated),
+        pictures=pictures,
     )
 
 

@@ -158,6 +158,7 @@ class RoundInputs:
             attempt=self.attempt,
             environment=prompt.domain if is_episode else "",
             episode_seed=prompt.episode_seed or 0,
+            pictures=prompt.pictures,
         )
 
 

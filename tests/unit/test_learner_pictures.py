@@ -1,0 +1,182 @@
+"""Pictures in the learner: packed trees compute what transformers computes over each sequence, a
+picture's tokens are shared by equal pictures alone, and a frozen tower stays as it is."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from learner_factories import ALONE, random_groups, run_rows
+from picture_factories import PICTURE, draw_prompt, make_seeing_model, random_patches
+from torch import Tensor
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from artifacts.models.picture_processor import Patches
+from artifacts.records import Group, ShownPicture, pack, unpack
+from tasks.learner import tree_attention
+from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.losses.weighted import ReinforceLoss
+from tasks.learner.micro_step import MicroStep
+from tasks.learner.objective import Objective
+from tasks.learner.packing import Sample, pack_samples
+from tasks.learner.pictures import rotary_positions
+from tasks.learner.policy import PolicyModel, load_policy
+from tasks.learner.samples import SequenceMean, training_set
+from tasks.learner.tower import Pictures, is_of_tower
+
+# pictures of the four groups: of two groups the same one, one group has two, one has none
+CONTENTS = (("2x3 a",), ("2x3 b",), ("3x2 c", "2x3 a"), ())
+
+
+def seeing_groups(seed: int) -> tuple[Group, ...]:
+    """Random groups behind prompts with pictures; the first two differ in nothing else."""
+    rng = random.Random(f"{seed}/pictures")
+    groups = []
+    first, _ = draw_prompt(random.Random(0), ("2x3 a",))
+    for group, contents in zip(random_groups(seed), CONTENTS, strict=True):
+        ids, pictures = draw_prompt(random.Random(0) if len(contents) == 1 else rng, contents)
+        assert len(contents) != 1 or ids == first
+        prompt = replace(group.prompt, token_ids=ids, pictures=pictures)
+        groups.append(replace(group, prompt=prompt))
+    return tuple(groups)
+
+
+def samples_of(seed: int) -> tuple[Sample, ...]:
+    return training_set(seeing_groups(seed), GrpoAdvantage(), SequenceMean()).samples
+
+
+def plain_logp(
+    model: Qwen2_5_VLForConditionalGeneration, sample: Sample, temperature: float
+) -> Tensor:
+    """Log-probabilities by transformers' own forward over the whole sequence, pixels included."""
+    ids = torch.from_numpy(sample.tokens)[None]
+    is_picture = torch.zeros_like(ids)
+    for picture in sample.pictures:
+        is_picture[0, picture.begin : picture.begin + picture.num_tokens] = 1
+    read = [random_patches(picture.content) for picture in sample.pictures]
+    seen = {}
+    if read:
+        seen = {
+            "pixel_values": torch.cat([torch.from_numpy(each.values) for each in read]),
+            "image_grid_thw": torch.tensor([each.grid for each in read]),
+            "mm_token_type_ids": is_picture.int(),
+        }
+    at = len(sample.prompt) + np.array(sample.places)
+    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, at - 1]
+    return (logits / temperature).log_softmax(-1).gather(1, ids[0, at, None])[:, 0]
+
+
+def plain_loss(model: Qwen2_5_VLForConditionalGeneration, samples: Sequence[Sample]) -> Tensor:
+    losses = []
+    for sample in samples:
+        logp = plain_logp(model, sample, temperature=0.8)
+        correction = (logp.detach() - torch.from_numpy(sample.sampling_logp)).exp().clamp(max=2.0)
+        losses.append(sample.weight * (-correction * sample.advantages[0] * logp).sum())
+    return torch.stack(losses).sum()
+
+
+def trained(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int) -> float:
+    step = MicroStep(Objective(loss=ReinforceLoss()), 0.8, policy, None)
+    return run_rows(step, samples, max_tokens).loss_sum
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_of_packed_pictures_are_those_of_a_plain_pass_over_each_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, is_trained: bool
+) -> None:
+    monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
+    path = make_seeing_model(tmp_path, tied)
+    pictures = Pictures(read=random_patches, is_trained=is_trained)
+    policy = load_policy(path, "fp32", ALONE, pictures=pictures)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    samples = samples_of(3)
+    total = trained(policy, samples, 60)
+    expected = plain_loss(model, samples)
+    expected.backward()
+
+    assert total == pytest.approx(expected.item(), rel=1e-4)
+    named = dict(model.named_parameters())
+    assert named.keys() == dict(policy.parameters.exported()).keys()
+    for name, parameter in named.items():
+        if is_of_tower(name) and not is_trained:
+            assert name not in policy.parameters.shapes
+            continue
+        wanted = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        assert not is_of_tower(name) or wanted.abs().max() > 0, name
+        torch.testing.assert_close(
+            policy.parameters.gradient(name),
+            wanted,
+            rtol=1e-3,
+            atol=1e-5 * (1 + float(wanted.abs().max())),
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_picture_is_computed_once_a_row_and_by_a_frozen_tower_once(
+    tmp_path: Path, is_trained: bool
+) -> None:
+    read: Counter[str] = Counter()
+
+    def counted(content: str) -> Patches:
+        read[content] += 1
+        return random_patches(content)
+
+    pictures = Pictures(read=counted, is_trained=is_trained)
+    policy = load_policy(make_seeing_model(tmp_path), "fp32", ALONE, pictures=pictures)
+    samples = samples_of(3)
+    trained(policy, samples, 1000)
+    assert read == {"2x3 a": 1, "2x3 b": 1, "3x2 c": 1}
+    trained(policy, samples, 1000)
+    assert set(read.values()) == ({2} if is_trained else {1})
+
+
+def test_equal_token_ids_with_another_picture_share_no_node_behind_it() -> None:
+    first, second = samples_of(3)[0], samples_of(3)[4]
+    assert first.prompt.tolist() == second.prompt.tolist()
+    begin = first.pictures[0].begin
+    alike = [replace(first, response=second.response), replace(first, response=first.response)]
+    ours = pack_samples(alike)
+    assert ours.num_prompt_nodes == len(first.prompt)
+    other = replace(second, pictures=(replace(first.pictures[0], content="2x3 z"),))
+    assert pack_samples([first, other]).num_prompt_nodes == 2 * len(first.prompt) - begin
+
+
+def test_no_order_of_arrival_changes_a_row_and_samples_keep_pictures_when_sent() -> None:
+    groups = seeing_groups(5)
+    there = training_set(groups, GrpoAdvantage(), SequenceMean())
+    assert unpack(pack(there)).samples == there.samples
+    samples = list(there.samples)
+    row = pack_samples(samples)
+    random.Random(1).shuffle(samples)
+    shuffled = pack_samples(samples)
+    assert row.tokens.tolist() == shuffled.tokens.tolist()
+    assert row.rotary is not None
+    assert shuffled.rotary is not None
+    assert row.rotary.tolist() == shuffled.rotary.tolist()
+    assert pack_samples([each for each in samples if not each.pictures]).rotary is None
+
+
+def test_rotary_positions_are_those_of_transformers(tmp_path: Path) -> None:
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(make_seeing_model(tmp_path))
+    ids, pictures = draw_prompt(random.Random(2), ("4x3 a", "2x5 b", "1x1 c"))
+    grids = [random_patches(picture.content).grid for picture in pictures]
+    types = torch.tensor([[int(index == PICTURE) for index in ids]])
+    wanted, _ = model.model.get_rope_index(
+        torch.tensor([ids]), types.int(), image_grid_thw=torch.tensor(grids)
+    )
+    assert rotary_positions(pictures, len(ids)).tolist() == wanted[:, 0].tolist()
+    assert rotary_positions((), 4).tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_a_picture_knows_its_tokens() -> None:
+    assert ShownPicture(content="", begin=0, rows=3, columns=4).num_tokens == 12
