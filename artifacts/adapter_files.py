@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # settings are checked without torch
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MODEL_WEIGHTS = "model.safetensors"
 _PREFIX = "base_model.model."
 
 

@@ -13,11 +13,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
-from artifacts.adapter_files import MODEL_WEIGHTS, write_adapter, write_merged
+from artifacts.adapter_files import write_adapter, write_merged
 from artifacts.checkpoint import Checkpoints
 from artifacts.records import WeightsRef
+from artifacts.weight_files import MODEL_WEIGHTS, weight_files
 from artifacts.weights import read_weights
-from tasks.learner.architecture import aliases_of, weight_files
+from tasks.learner.architecture import aliases_of
 from tasks.learner.publication import written
 from tasks.learner.replay import check_digest, replay_training, versions_of
 from tasks.learner.reports import PublishReport

@@ -25,12 +25,11 @@ from artifacts.fixed_fields import Fixed, Profile, with_profile
 from artifacts.hub import REPOSITORY_PATTERN, check_there, fetch
 from artifacts.store import explained
 from artifacts.urls import Arguments, Location, Repository
+from artifacts.weight_files import WEIGHTS, indexed_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WEIGHTS = "*.safetensors"
-INDEX = "model.safetensors.index.json"  # says which of several files holds which weights
 TOKENIZER = "tokenizer.json"
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # the small files of a model's directory
 OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
@@ -188,9 +187,7 @@ def _check_weights(path: Path) -> None:
     """Raise ValueError unless every weight file is there with its full length, by its header."""
     files = set(path.glob(WEIGHTS))
     try:
-        if (path / INDEX).is_file():
-            listed = json.loads((path / INDEX).read_text())["weight_map"]
-            files |= {path / name for name in listed.values()}
+        files |= indexed_files(path)
         for file in sorted(files):
             with safe_open(file, framework="numpy"):
                 pass

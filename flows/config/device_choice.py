@@ -25,6 +25,7 @@ from flows.config.parts import Parts
 from flows.config.presets import Values, preset_values
 from tasks.cluster import cores, gpus
 from tasks.cluster.devices import num_environment_workers, parse_role_map
+from tasks.engines.registry import ENGINES
 from tasks.scheduling.policies.registry import POLICIES
 
 AUTO = "auto"
@@ -69,8 +70,7 @@ def with_fast_products(values: Json, given: Json) -> Values:
     if "compute" not in _part(given, "learner"):
         is_sharded = _part(values, "learner").get("parameters") == "sharded"
         fast["learner"] = {"compute": "fp32" if is_sharded else "mixed"}
-    engine = _part(values, "engine")
-    if engine.get("kind") == "vllm" and "dtype" not in _part(given, "engine"):
+    if _has(values, "dtype") and "dtype" not in _part(given, "engine"):
         fast["engine"] = {"dtype": "float32"}
     return overlay(values, fast)
 
@@ -137,9 +137,9 @@ def _with_room(values: Values, given: Json, roles: str) -> Values:
     placed = parse_role_map(roles)
     learner, rollout = set(placed["learner"]), set(placed["rollout"])
     judge = set(placed.get("judge", ()))
-    has_vllm = _part(values, "engine").get("kind") == "vllm"
-    if has_vllm and rollout & (learner | judge):
-        engine = {"kind": "vllm", "gpu_memory_utilization": ENGINE_SHARE}
+    if _has(values, "gpu_memory_utilization") and rollout & (learner | judge):
+        kind = _part(values, "engine")["kind"]
+        engine = {"kind": kind, "gpu_memory_utilization": ENGINE_SHARE}
         values = overlay({"engine": engine}, values)
     if not judge & (learner | rollout):
         return values
@@ -150,6 +150,13 @@ def _with_room(values: Values, given: Json, roles: str) -> Values:
         for domain, reward in _part(values, "rewards").items()
     }
     return {**values, "rewards": rewards}
+
+
+def _has(values: Json, setting: str) -> bool:
+    """True if engines of the chosen kind have this setting."""
+    kind = _part(values, "engine").get("kind")
+    fields = (engine.model_fields for engine in ENGINES)
+    return any(setting in each for each in fields if each["kind"].default == kind)
 
 
 def _part(values: Json, name: str) -> Json:

@@ -9,7 +9,7 @@ the user's, a class of `ReplicaConfig`, needs its import path alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -73,3 +73,4 @@ EngineConfig = Annotated[
     | CustomEngine,  # a class of the user's
     Field(discriminator="kind"),
 ]
+ENGINES: tuple[type[ReplicaConfig], ...] = get_args(get_args(EngineConfig)[0])

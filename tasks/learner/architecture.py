@@ -8,7 +8,6 @@ models with one are refused. docs/models.md has the table of tested models.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,9 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from artifacts.adapter_files import MODEL_WEIGHTS
 from artifacts.models.importing import building_model, importing_transformers
-from artifacts.models.registry import INDEX, WEIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -119,16 +116,6 @@ def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configuratio
         yield f"an embedding of its own ({type(embedding).__name__})"
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         yield "a head with a bias"
-
-
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of the model in a Hugging Face directory, as transformers chooses."""
-    if (path / MODEL_WEIGHTS).is_file():
-        return [path / MODEL_WEIGHTS]
-    if (path / INDEX).is_file():
-        listed = json.loads((path / INDEX).read_text())["weight_map"]
-        return sorted({path / name for name in listed.values()})
-    return sorted(path.glob(WEIGHTS))
 
 
 def aliases_of(path: Path) -> dict[str, str]:

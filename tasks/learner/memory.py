@@ -171,22 +171,18 @@ def learner_memory(
     is_sharded = config.parameters == "sharded"
     whole = num // _together(config, num_ranks, per_machine)
     together = (per_machine or num_ranks) if is_sharded else num_ranks
-    trained = num * (2 if config.has_critic else 1)
+    adapter = adapter_parameters(config.lora, size)
+    is_adapted = config.lora.rank > 0
+    frozen = whole if is_adapted else 0  # beneath the adapter, and its reference
+    trained = (adapter if is_adapted else num) + (num if config.has_critic else 0)
+    is_cut = is_sharded and not is_adapted  # an adapter is whole on every rank
     held = {
-        "weights": 0 if is_sharded else computed * trained,
-        "gradients": FP32 * trained * whole // num,
-        "masters": FP32 * trained // together,
+        "weights": computed * (frozen + (0 if is_cut else trained)),
+        "gradients": FP32 * (whole if is_cut else trained),
+        "masters": FP32 * trained // (together if is_cut else num_ranks),
         "moments": MOMENTS * trained // num_ranks,
-        "reference": computed * whole if config.kl_coefficient else 0,
+        "reference": computed * whole if config.kl_coefficient and not is_adapted else 0,
     }
-    if config.lora.rank:
-        trained = adapter_parameters(config.lora, size) + (num if config.has_critic else 0)
-        held = {
-            "weights": computed * (whole + trained),
-            "gradients": FP32 * trained,
-            "masters": FP32 * trained // num_ranks,
-            "moments": MOMENTS * trained // num_ranks,
-        }
     kept, backward = activation_bytes(config, size, row_tokens)
     logits = head_bytes(size, computed, row_tokens)
     row = {  # a layer's backward begins when the head has no logits any more
@@ -196,8 +192,8 @@ def learner_memory(
         "whole layers": whole_bytes(config, size),
     }
     # ranks of a group reduce into a slice of their own; within a machine backward passes do so
-    is_reduced = is_sharded and together == num_ranks and not config.lora.rank
-    largest = trained if config.lora.rank and not config.has_critic else num
+    is_reduced = is_cut and together == num_ranks
+    largest = num if config.has_critic else trained
     update = FP32 * largest // num_ranks if num_ranks > 1 and not is_reduced else 0
     return LearnerMemory(
         held={name: each for name, each in held.items() if each},

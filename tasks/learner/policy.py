@@ -211,10 +211,7 @@ def load_policy(
     if placement == "replicated" and tower is not None and not tower.is_trained:
         return PolicyModel(model, _with_frozen_tower(model, compute, ranks), tower)
     if placement == "replicated":
-        rounds = compute == "mixed"
-        return PolicyModel(
-            model, ReplicatedParameters(model, DTYPES[compute], ranks, rounds=rounds), tower
-        )
+        return PolicyModel(model, _replicated(model, compute, ranks), tower)
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
 
     return PolicyModel(model, TrainedShards(model, DTYPES[compute], ranks))
@@ -222,19 +219,27 @@ def load_policy(
 
 def _with_frozen_tower(model: Any, compute: ComputeDtype, ranks: Ranks) -> FrozenTower:
     """The parameters of a model that is trained without its tower."""  # Any: as above
-    trained = ReplicatedParameters(
-        model, DTYPES[compute], ranks, lambda name: not is_of_tower(name), rounds=compute == "mixed"
-    )
+    trained = _replicated(model, compute, ranks, lambda name: not is_of_tower(name))
     return FrozenTower(_frozen(model, compute, ranks, "replicated", is_of_tower), trained)
+
+
+def _rounds(compute: ComputeDtype) -> bool:
+    """True if parameters lie in fp32 and have numbers of bf16."""
+    return compute == "mixed"
+
+
+def _replicated(
+    model: Any, compute: ComputeDtype, ranks: Ranks, holds: Holds = every
+) -> ReplicatedParameters:  # Any: as above
+    """Trained parameters that are whole on every rank."""
+    return ReplicatedParameters(model, DTYPES[compute], ranks, holds, rounds=_rounds(compute))
 
 
 def _of_adapter(
     model: Any, compute: ComputeDtype, ranks: Ranks, placement: Placement, lora: LoraConfig
 ) -> AdapterParameters:  # Any: as above
     """The parameters of an adapted model: the base placed as asked, the adapter on every rank."""
-    adapter = ReplicatedParameters(
-        model, DTYPES[compute], ranks, is_of_adapter, rounds=compute == "mixed"
-    )
+    adapter = _replicated(model, compute, ranks, is_of_adapter)
     base = _frozen(model, compute, ranks, placement, lambda name: not is_of_adapter(name))
     if lora.publish == "merged":
         return MergedParameters(base, adapter, lora.scale)
@@ -247,8 +252,7 @@ def _frozen(
     """One copy of parameters that stay as they are."""
     dtype = DTYPES[compute]
     if placement == "replicated":
-        rounds = compute == "mixed"
-        return FlatParameters(model, dtype, ranks.device, holds=holds, rounds=rounds)
+        return FlatParameters(model, dtype, ranks.device, holds=holds, rounds=_rounds(compute))
     from tasks.learner.sharded_parameters import ShardedParameters
 
     is_checked = holds is not every  # beneath an adapter; what only scores is not compared

@@ -16,12 +16,12 @@ from transformers import Qwen3MoeConfig
 
 from artifacts.adapter_files import A, B, merged_weights, read_adapter, write_adapter, write_merged
 from artifacts.records import pack
+from artifacts.weight_files import weight_files
 from artifacts.weights import fingerprint, read_weights
 from flows.config.run_config import RunConfig
 from tasks.checkpointing import export_model
 from tasks.engines.base import AdapterShape
 from tasks.learner.adapters import check_adapter
-from tasks.learner.architecture import weight_files
 from tasks.learner.learner_config import AdamWConfig, LearnerConfig
 from tasks.learner.lora_config import LoraConfig
 from tasks.learner.losses.weighted import PolicyGradientLoss
