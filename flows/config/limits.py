@@ -63,7 +63,7 @@ def fill_in_limits(config: Parts) -> None:
     filled["engine"] = _changed(
         config.engine,
         **{name: limits[name] for name in known},
-        adapter=config.learner.lora.engine_shape,
+        adapter=config.learner.lora.engine_shape if config.trains else None,
     )
     evaluation = config.evaluation
     is_open = not evaluation.every_steps and "every_steps" not in evaluation.model_fields_set

@@ -12,6 +12,7 @@ from artifacts.models.size import ModelSize
 from flows.commands.algebra_rows import algebra_rows
 from flows.config.gpu_memory import GB, cards_of, check_gpu_memory, cures, fullest_card, with_sleep
 from flows.config.run_config import RunConfig
+from tasks.engines.base import AdapterShape
 from tasks.learner.lora_config import LoraConfig
 from tasks.learner.memory import adapter_parameters
 
@@ -112,6 +113,14 @@ def test_an_adapter_of_eight_billion_fits_where_all_weights_do_not() -> None:
     held = one.learner.held
     assert held["weights"] == 2 * (size.num_parameters + 41_943_040)
     assert held["gradients"] == held["masters"] == held["moments"] // 2 == 4 * 41_943_040
+    plain = adapter.engine.model_copy(update={"adapter": None})
+    slots = adapter.engine.least_gpu_bytes(size) - plain.least_gpu_bytes(size)
+    assert slots == 2 * 2 * 41_943_040, "as vLLM computes with it, and as it came"
+    odd = adapter.engine.model_copy(
+        update={"adapter": AdapterShape(rank=12, scale=2.0, modules=("q_proj",))}
+    )
+    slots = odd.least_gpu_bytes(size) - plain.least_gpu_bytes(size)
+    assert slots == 2 * (16 + 12) * 32 * (4096 + 4096)
     few, all_attention = (
         adapter_parameters(LoraConfig(rank=16, targets=targets), size)
         for targets in (("q_proj",), "attention")

@@ -29,6 +29,11 @@ def alone(preset: str = "tiny-sync", **values: object) -> RunConfig:
     return RunConfig.model_validate({"preset": preset, "trains": False, **given})
 
 
+def test_rounds_alone_make_no_room_for_an_adapter() -> None:
+    """Of a run's adapter they ask the merged model."""
+    assert alone("tiny-lora").engine.adapter is None
+
+
 @pytest.mark.parametrize(
     ("roles", "kept"),
     [

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from artifacts.adapter_files import A, B, stem_of
+from artifacts.models.size import ModelSize
 from tasks.engines.base import AdapterShape
 
 if TYPE_CHECKING:  # configurations name the slot, and are read without torch
@@ -46,6 +47,17 @@ def slot_request(path: str) -> Any:  # Any: vLLM's LoRARequest
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(NAME, SLOT_ID, path)
+
+
+def slot_parameters(shape: AdapterShape | None, size: ModelSize) -> int:
+    """The numbers that vLLM holds for adapters of a model: its slots, padded to a rank that it has,
+    and beside them what was loaded. Of a rank of tensor parallelism the most: it cuts A or B."""
+    if shape is None:
+        return 0
+    arguments = arguments_of(shape)
+    of_layer = sum(ins + outs for name, ins, outs in size.linear if name in shape.modules)
+    ranks = arguments["max_loras"] * (arguments["max_lora_rank"] + shape.rank)
+    return int(ranks) * size.num_layers * of_layer
 
 
 def load_adapter(

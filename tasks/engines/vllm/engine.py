@@ -22,7 +22,7 @@ from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
 from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
-from tasks.engines.vllm.adapter_slot import arguments_of
+from tasks.engines.vllm.adapter_slot import arguments_of, slot_parameters
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thread
 from tasks.engines.vllm.stepping import SteppingThread
@@ -103,13 +103,15 @@ class VllmEngineConfig(ReplicaConfig):
 
     def least_gpu_bytes(self, size: ModelSize) -> int:
         """The weights, the activations of a full step and its logits in fp32 (three times, while
-        vLLM samples), and the KV cache of one response."""
+        vLLM samples), the KV cache of one response, and the slots of adapters."""
         width = {"bfloat16": 2, "float32": 4}[self.dtype]
         per_token = width * (2 * size.hidden + 3 * size.inner // self.tensor_parallel_size)
         logits = 3 * 4 * self.max_num_seqs * size.vocabulary
         cache = 2 * width * size.num_layers * size.key_heads * size.head_width * self.max_model_len
         kept = width * size.num_parameters + cache
-        return kept // self.tensor_parallel_size + self.max_batched_tokens * per_token + logits
+        slots = width * slot_parameters(self.adapter, size)
+        held = kept // self.tensor_parallel_size + slots
+        return held + self.max_batched_tokens * per_token + logits
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as in the base
         """Raises ValueError if the model has fewer positions than max_model_len or, on CPUs,
