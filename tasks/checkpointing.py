@@ -98,7 +98,8 @@ def export_model(run: RunContext, weights: WeightsRef, base_model: str = "") -> 
         if run.learner.lora.engine_shape is None:
             shutil.copyfile(weights.path, model / MODEL_WEIGHTS)
         else:
-            written_adapter = _export_adapter(run, weights, model, base_model or run.model_path)
+            base_model = base_model or str(Path(run.model_path).resolve())
+            written_adapter = _export_adapter(run, weights, model, base_model)
             store.upload(written_adapter, layout.ADAPTER)
         store.upload(model, layout.MODEL)
     return f"{store.url}/{layout.MODEL}"

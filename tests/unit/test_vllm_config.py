@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 from transformers import LlamaConfig
 
-from tasks.engines.base import SamplingConfig
+from tasks.engines.base import AdapterShape, SamplingConfig
 from tasks.engines.model_files import read_stop_ids
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.engines.vllm.llm_engine import cores_of_ranks
@@ -100,6 +100,17 @@ def test_heads_of_a_width_that_attention_on_cpus_lacks_are_refused() -> None:
         config.check_model(llama(hidden_size=64), on_cpu=True)
     with pytest.raises(ValueError, match="got 48"):
         config.check_model(llama(head_dim=48), on_cpu=True)
+
+
+def test_experts_beside_an_adapter_are_refused_on_cpus() -> None:
+    shape = AdapterShape(rank=4, scale=2.0, modules=("q_proj",))
+    adapted = VllmEngineConfig(max_model_len=256).model_copy(update={"adapter": shape})
+    experts = llama(num_experts=4)
+    VllmEngineConfig(max_model_len=256).check_model(experts, on_cpu=True)
+    adapted.check_model(llama(), on_cpu=True)
+    adapted.check_model(experts, on_cpu=False)
+    with pytest.raises(ValueError, match=r"must be published whole, .* set it to merged"):
+        adapted.check_model(experts, on_cpu=True)
 
 
 def test_a_temperature_that_vllm_would_change_is_refused() -> None:

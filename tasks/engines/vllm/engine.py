@@ -115,7 +115,7 @@ class VllmEngineConfig(ReplicaConfig):
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as in the base
         """Raises ValueError if the model has fewer positions than max_model_len or, on CPUs,
-        attention heads of a width for which vLLM has no kernels."""
+        attention heads of a width, or experts beside an adapter, for which vLLM has no kernels."""
         is_scaled = "factor" in str(getattr(model, "rope_parameters", None))  # vLLM says how far
         kept = [
             getattr(model, name, None) for name in ("max_position_embeddings", "model_max_length")
@@ -133,6 +133,13 @@ class VllmEngineConfig(ReplicaConfig):
             raise ValueError(
                 "on CPUs a model's attention heads must have a width that vLLM has kernels for"
                 f" ({', '.join(map(str, CPU_HEAD_DIMS))}), got {head_dim}; choose another model"
+            )
+        has_experts = any(getattr(model, f"num_{name}", 0) for name in ("experts", "local_experts"))
+        if on_cpu and self.adapter is not None and has_experts:
+            raise ValueError(
+                "on CPUs a model with experts must be published whole, because vLLM has no kernels"
+                " for experts beside an adapter there, got learner.lora.publish=adapter; set it to"
+                " merged"
             )
 
     def build_engine(
