@@ -25,6 +25,23 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
+def named(adapter: str, tensor: str) -> str:
+    """The name of a tensor of one of several adapters, as they are published together."""
+    return f"{adapter}/{tensor}" if adapter else tensor
+
+
+def part_of(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
+    """The tensors of one of several adapters, by the names that they would have alone."""
+    if not adapter:
+        return dict(tensors)
+    before = named(adapter, "")
+    return {
+        name.removeprefix(before): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(before)
+    }
+
+
 def stem_of(name: str) -> str:
     """The name of the module that a matrix of an adapter belongs to."""
     return name.removesuffix(A).removesuffix(B)

@@ -136,13 +136,19 @@ class ShownPicture:
 class Prompt:
     """One question, already tokenised."""
 
-    prompt_id: str  # "<epoch>/<row>": unique within a run, never derived from the text
+    # "<epoch>/<row>", and "@<adapter>" in a run of several: unique, never derived from the text
+    prompt_id: str
     domain: str  # reward domain and quota key, for example "add" or "letters"
     token_ids: tuple[int, ...]  # the rendered chat prompt
     gold: str  # what the reward compares with; its format belongs to the reward
     text: str  # the question as a person would read it: all turns of a conversation
     episode_seed: int | None = None  # of the environment's reset; None for a question of one turn
     pictures: tuple[ShownPicture, ...] = ()  # in the order of their tokens
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that answers; empty in a run of one, or of none."""
+        return adapter_of(self.prompt_id)
 
 
 @quickly_packed
@@ -171,6 +177,11 @@ class Request:
     @property
     def response_id(self) -> str:
         return response_id(self.prompt_id, self.index)
+
+    @property
+    def adapter(self) -> str:
+        """The adapter to generate with; empty in a run of one, or of none."""
+        return adapter_of(self.prompt_id)
 
     @property
     def num_kept(self) -> int:
@@ -316,6 +327,26 @@ def response_id(prompt_id: str, index: int) -> str:
 def prompt_of(response_id: str) -> str:
     """The prompt's id within a response's id."""
     return response_id.rpartition(":")[0]
+
+
+def asked_of(prompt_id: str, adapter: str) -> str:
+    """The id of a prompt that this adapter answers; the same id without a name."""
+    return f"{prompt_id}@{adapter}" if adapter else prompt_id
+
+
+def adapter_of(prompt_id: str) -> str:
+    """The adapter within a prompt's id; empty if it names none."""
+    return prompt_id.partition("@")[2]
+
+
+def question_of(prompt_id: str) -> str:
+    """A prompt's id without its adapter: equal for all adapters that answer it."""
+    return prompt_id.partition("@")[0]
+
+
+def row_of(prompt_id: str) -> int:
+    """The row of the dataset within a prompt's id, where it follows the epoch and a slash."""
+    return int(question_of(prompt_id).rpartition("/")[2])
 
 
 def pack(records: Any) -> bytes:  # Any: whatever records of this module, alone or in tuples

@@ -79,6 +79,8 @@ PROMPT: Columns = {
     "prompt_token_ids": _TOKENS,
     "episode_seed": pa.int64(),  # files of earlier runs lack the column
 }
+# for readers of the files: it is in the prompt's id; empty in a run of one adapter, or of none
+ADAPTER: Columns = {"adapter": pa.string()}
 GENERATED: Columns = {
     "index": pa.int32(),
     "text": pa.string(),
@@ -120,8 +122,8 @@ SPAN: Columns = {
     "end_s": pa.float64(),
 }
 TABLES: Mapping[TableName, Columns] = {
-    "responses": {**KIND, **PROMPT, **GENERATED, **SCORE, **END},
-    "groups": {**PROMPT, **MEMBERS},
+    "responses": {**KIND, **PROMPT, **ADAPTER, **GENERATED, **SCORE, **END},
+    "groups": {**PROMPT, **ADAPTER, **MEMBERS},
     "spans": SPAN,
 }
 # fields whose column has another name
@@ -204,7 +206,7 @@ def responses_to_parquet(step: int, rows: Sequence[ResponseRow]) -> bytes:
     for row in rows:
         generated, score = row.response.generated, row.response.score
         scored = _cells_of(SCORE, score) | {"cases": _cell(score.cases) or None} if score else {}
-        told = _cells_of(PROMPT, row.prompt) | _cells_of(GENERATED, generated)
+        told = _cells_of({**PROMPT, **ADAPTER}, row.prompt) | _cells_of(GENERATED, generated)
         cells.append(_cells_of({**KIND, **END}, row) | told | scored)
     return _to_parquet("responses", step, cells)
 
@@ -242,7 +244,7 @@ def groups_to_parquet(step: int, groups: Sequence[Group]) -> bytes:
             "reward_mean": sum(known) / len(known) if known else None,
             "num_tokens": sum(each.generated.num_sampled for each in responses),
         }
-        cells.append(_cells_of(PROMPT, group.prompt) | members)
+        cells.append(_cells_of({**PROMPT, **ADAPTER}, group.prompt) | members)
     return _to_parquet("groups", step, cells)
 
 

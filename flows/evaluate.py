@@ -17,7 +17,7 @@ from prefect import flow
 from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.judgements import kept_judgements
-from artifacts.records import WeightsRef
+from artifacts.records import WeightsRef, adapter_of
 from artifacts.reports.answers import (
     EpisodeChange,
     HeldoutQuestion,
@@ -64,7 +64,23 @@ class EvaluationReport:
     @property
     def metrics(self) -> dict[str, float]:
         mean = {"heldout/reward_mean": self.mean} if self.scores else {}
-        return mean | {"heldout/infra": float(self.num_infra)}
+        by_adapter = {
+            f"adapter/{name}_heldout_mean": value for name, value in self.by_adapter.items()
+        }
+        return mean | {"heldout/infra": float(self.num_infra)} | by_adapter
+
+    @property
+    def by_adapter(self) -> dict[str, float]:
+        """Mean score over the prompts that each of several adapters answered; empty for one."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for prompt_id, score in self.scores.items():
+            found[adapter_of(prompt_id)].append(score)
+        return {name: sum(own) / len(own) for name, own in sorted(found.items()) if name}
+
+    @property
+    def best(self) -> str:
+        """The adapter with the highest mean, the first by name of equal ones; empty for one."""
+        return max(self.by_adapter, key=self.by_adapter.__getitem__, default="")
 
 
 Evaluations = Mapping[int, EvaluationReport]  # by the step after which each was made
@@ -76,13 +92,14 @@ def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
     asked = run.config.evaluation
     is_between = 0 < step < run.config.num_steps
     per_prompt = 1 if is_between else asked.responses_per_prompt
+    refs = heldout_refs(run.context, asked.num_prompts, run.config.learner.lora.answering)
     planned = RoundPlan(
         step=step,
         kind="evaluate",
         is_evaluation=True,
-        prompts=heldout_refs(run.context, asked.num_prompts),
+        prompts=refs,
         launch_per_prompt=per_prompt,
-        accept_prompts=asked.num_prompts,
+        accept_prompts=len(refs),
         accept_per_prompt=per_prompt,
     )
     return StepPlan(run=run.context, round=planned, weights=weights, attempt=1)

@@ -209,7 +209,9 @@ class RunReporter:
         self._gain = None if gain is None else (gain.low, gain.high)
         self._run.tracker.log_metrics(step, report.metrics)
         asked = f"({len(report.scores)} prompts)"
-        message = f"held-out reward after step {step}: {report.mean:.3f} {asked}"
+        each = ", ".join(f"{name} {mean:.3f}" for name, mean in report.by_adapter.items())
+        told = f"{report.mean:.3f} {asked}{each and f': {each}'}"
+        message = f"held-out reward after step {step}: {told}"
         self._view.note(message)
         get_run_logger().info(message)
         self._tell_of_trackers()

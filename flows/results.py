@@ -83,6 +83,7 @@ class RunResults:
             run_id=self._run.context.run_id,
             num_steps=len(commits),
             run_s=sum(seconds_added(commits)),
+            adapters=after.by_adapter if after else {},
             is_heldout=before is not None,
             reward_before=of_rounds if before is None else before.mean,
             reward_after=after.mean if after and last > first else None,
@@ -121,6 +122,10 @@ class RunResults:
         figures_of_steps = figures_by_step(commits)
         if len(domains := domains_of(figures_of_steps)) > 1:
             pictures["domains"] = plots.domain_rewards(figures_of_steps, domains)
+        if adapters := sorted({name for each in evaluations.values() for name in each.by_adapter}):
+            scored = [(step, each.metrics) for step, each in evaluations.items()]
+            both = sorted([*figures_of_steps, *scored], key=lambda pair: pair[0])
+            pictures["adapters"] = plots.adapter_rewards(both, adapters)
         pictures |= {
             "learning": plots.learning_curves(figures_of_steps),
             "policy": plots.policy_curves(figures_of_steps),

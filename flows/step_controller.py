@@ -230,6 +230,7 @@ def next_round(run: OpenRun, state: QueueState, step: int, published: int) -> Pa
         seed=dataset.order_seed(config.seed),
         unfit=run.context.unfit,
         published=published,
+        answering=config.learner.lora.answering,
     )
     plan = config.scheduling.plan_round(inputs)
     if plan is None:

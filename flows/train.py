@@ -141,9 +141,10 @@ async def train_steps(
         RunReporter(run, fleet.elastic.history) as reporter,
     ):
 
-        async def evaluate_and_report(step: int, weights: WeightsRef) -> None:
+        async def evaluate_and_report(step: int, weights: WeightsRef) -> EvaluationReport:
             scores = await evaluate_after(evaluation_flow, run, fleet, step, weights)
             await reporter.report_evaluation(step, scores)
+            return scores
 
         for past in evaluations_until(run, step):
             await evaluate_and_report(past, weights)
@@ -160,9 +161,11 @@ async def train_steps(
             raise
         if not run.config.trains:
             return await reporter.finish("")
-        await evaluate_and_report(steps.step, steps.weights)
+        best = (await evaluate_and_report(steps.step, steps.weights)).best
         base = getattr(run.config.model, "repository", "")
-        model = await asyncio.to_thread(export_model, run.context, steps.weights, base)
+        model = await asyncio.to_thread(export_model, run.context, steps.weights, base, best)
+        if best:
+            print_line(f"model/ is of adapter {best}, the best by held-out reward; all: adapter/")
         return await reporter.finish(model)
 
 

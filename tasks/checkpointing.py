@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from artifacts import layout
-from artifacts.adapter_files import write_adapter, write_merged
+from artifacts.adapter_files import part_of, write_adapter, write_merged
 from artifacts.checkpoint import Checkpoints
 from artifacts.records import WeightsRef
 from artifacts.weight_files import MODEL_WEIGHTS, weight_files
@@ -76,11 +76,11 @@ async def begin_checkpoint(run: RunContext, step: int, keep: int) -> asyncio.Tas
     return asyncio.create_task(save(), name=f"checkpoint-{step}")
 
 
-def export_model(run: RunContext, weights: WeightsRef, base_model: str = "") -> str:
+def export_model(run: RunContext, weights: WeightsRef, base_model: str = "", best: str = "") -> str:
     """Write the trained model into the run's folder as a Hugging Face directory: the new weights,
     and all files of the first model's directory but its weights; an adapter is merged, and written
-    beside the model, too, over `base_model`. Returns the model's URL. Call it while no step is
-    under way, outside of event loops."""
+    beside the model, too, over `base_model`; of several `best` is merged. Returns the model's URL.
+    Call it while no step is under way, outside of event loops."""
     store = run.open_store()
     if not Path(weights.path).exists():  # they came to the engines without a file
         in_step = run.learner.ranks_in_step
@@ -99,17 +99,22 @@ def export_model(run: RunContext, weights: WeightsRef, base_model: str = "") -> 
             shutil.copyfile(weights.path, model / MODEL_WEIGHTS)
         else:
             base_model = base_model or str(Path(run.model_path).resolve())
-            written_adapter = _export_adapter(run, weights, model, base_model)
+            written_adapter = _export_adapters(run, weights, model, base_model, best)
             store.upload(written_adapter, layout.ADAPTER)
         store.upload(model, layout.MODEL)
     return f"{store.url}/{layout.MODEL}"
 
 
-def _export_adapter(run: RunContext, weights: WeightsRef, model: Path, base_model: str) -> Path:
-    """Write the merged weights into the folder of the model; returns a folder with the adapter."""
-    adapter, scale = dict(read_weights(weights.path)), run.learner.lora.scale
-    base = Path(run.model_path)
-    write_merged(weight_files(base), adapter, scale, aliases_of(base), model / MODEL_WEIGHTS)
+def _export_adapters(
+    run: RunContext, weights: WeightsRef, model: Path, base_model: str, best: str
+) -> Path:
+    """Write the merged weights into the folder of the model; returns a folder with the adapter, or
+    with a folder for each of several."""
+    tensors, lora = dict(read_weights(weights.path)), run.learner.lora
+    base, merges = Path(run.model_path), part_of(tensors, best or lora.names[0])
+    write_merged(weight_files(base), merges, lora.scale, aliases_of(base), model / MODEL_WEIGHTS)
     folder = model.with_name(layout.ADAPTER)
-    write_adapter(folder, adapter, scale=scale, base_model=base_model)
+    for name in lora.names:
+        own = part_of(tensors, name)
+        write_adapter(folder / name, own, scale=lora.scale, base_model=base_model)
     return folder

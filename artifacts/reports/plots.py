@@ -204,8 +204,9 @@ LAG, LARGEST = "lag/mean_versions", "lag/max_versions"
 EFFECTIVE, CUT = "train/effective_sample_fraction", "train/cut_fraction"
 K3_AT = "lag/mismatch_k3_at_"
 Steps = Sequence[tuple[int, Mapping[str, float]]]  # step numbers and their metrics
-# label and limits of the vertical axis; of each line its label, metric and colour
-Panel = tuple[str, tuple[float | None, float | None], Mapping[str, tuple[str, str]]]
+Lines = Mapping[str, tuple[str, str]]  # metric and colour of each line by its label
+# label and limits of the vertical axis, and the lines
+Panel = tuple[str, tuple[float | None, float | None], Lines]
 LAG_COLOURS = ("#4477aa", "#66aabb", "#88bb88", "#ccbb44", "#ee8866", "#cc6677", "#882255")
 
 
@@ -284,11 +285,30 @@ def policy_curves(steps: Steps) -> Figure:
 
 def domain_rewards(steps: Steps, domains: Sequence[str]) -> Figure:
     """Draw the mean training reward of each domain over the steps that asked it."""
-    lines = {
-        domain: (f"reward/{domain}_mean", LAG_COLOURS[place % len(LAG_COLOURS)])
-        for place, domain in enumerate(domains)
-    }
+    lines = _lines("reward/{}_mean", domains)
     return _over_steps("Reward by domain", steps, ("mean reward", (None, None), lines))
+
+
+def adapter_rewards(steps: Steps, names: Sequence[str]) -> Figure:
+    """Draw the mean rewards of each of several adapters: of training over steps, and held-out ones
+    after the steps that were evaluated."""
+    trained, heldout = (
+        _lines(f"adapter/{{}}_{what}_mean", names) for what in ("reward", "heldout")
+    )
+    return _over_steps(
+        "Reward by adapter",
+        steps,
+        ("held-out reward", (None, None), heldout),
+        ("mean reward", (None, None), trained),
+    )
+
+
+def _lines(metric: str, names: Sequence[str]) -> Lines:
+    """A line for each name, whose metric has it in the place of {}."""
+    return {
+        name: (metric.format(name), LAG_COLOURS[place % len(LAG_COLOURS)])
+        for place, name in enumerate(names)
+    }
 
 
 def _over_steps(title: str, steps: Steps, *panels: Panel) -> Figure:

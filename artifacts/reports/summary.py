@@ -4,7 +4,7 @@ MLflow and the report folder, and as rich text for a terminal."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from rich.console import Group
@@ -61,6 +61,8 @@ class RunSummary:
     cost: RunCost | None = None  # of a run whose devices have prices
     # what MLflow lacks and how it gets that; for the terminal at the end of the run
     untracked: str = ""
+    # of several adapters, each one's mean held-out reward in the last evaluation
+    adapters: Mapping[str, float] = field(default_factory=dict)
     is_heldout: bool = True  # False for a run that does not train: its rewards are of its rounds
 
 
@@ -187,6 +189,10 @@ def headline(summary: RunSummary) -> str:
     if summary.reward_after is None:
         return f"Held-out reward {summary.reward_before:.3f} before training. {steps}"
     rewards = f"Held-out reward {summary.reward_before:.3f} -> {summary.reward_after:.3f}"
+    if summary.adapters:
+        best_first = sorted(summary.adapters.items(), key=lambda pair: (-pair[1], pair[0]))
+        each = ", ".join(f"{name} {mean:.3f}" for name, mean in best_first)
+        rewards += f", the mean of {len(best_first)} adapters ({each})"
     if summary.gain is None:
         return f"{rewards}; no prompt has a verdict on both sides. {steps}"
     unsure = "".join(f"; {doubt}" for doubt in doubts(summary))

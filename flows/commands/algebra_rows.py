@@ -67,9 +67,11 @@ def algebra_rows(config: RunConfig, card: int | None = None) -> Iterator[tuple[s
     every = f"; x 1 every {evaluation.every_steps} steps" if evaluation.every_steps else ""
     if not config.trains:
         return
+    times = config.learner.lora.answering.times
+    each = f" x {times} adapters" if times > 1 else ""
     yield (
         "evaluation",
-        f"{evaluation.num_prompts} held-out prompts x {evaluation.responses_per_prompt}"
+        f"{evaluation.num_prompts} held-out prompts{each} x {evaluation.responses_per_prompt}"
         f" responses, before and after{every}",
     )
 

@@ -191,6 +191,11 @@ def main(options: argparse.Namespace) -> int:
     store = run_store(options.run, options.root)
     config, manifest = trained_config(store, "pushed"), read_manifest(store)
     card = model_card(options.name, manifest, config, result_of(store), options.adapter).encode()
+    if options.adapter and config.learner.lora.sweep:
+        raise ValueError(
+            f"--adapter needs a run of one adapter, {manifest.run_id} has several; push its model,"
+            f" which is the best one's, or send a folder of {store.url}/{layout.ADAPTER} yourself"
+        )
     if options.adapter and not store.exists(f"{layout.ADAPTER}/{CONFIG}"):
         raise ValueError(
             f"--adapter needs a run that published an adapter, {manifest.run_id} published whole"

@@ -15,8 +15,14 @@ from flows.config.episode_rules import (
     check_episode_rewards,
     check_player,
 )
+from flows.config.learner_rules import (
+    check_loss,
+    check_shards,
+    check_sweep,
+    check_updates,
+    check_warm_ups,
+)
 from flows.config.parts import Parts
-from flows.config.presets import preset_values
 from tasks.cluster.devices import device_map, engine_members
 from tasks.engines.transports.base import TransportKind
 from tasks.engines.transports.registry import placed_transport
@@ -82,30 +88,6 @@ def _nothing_held_out(task: TaskConfig) -> str:
     if getattr(task, "heldout_prompts", 1) == 0:
         return "heldout_prompts"
     return "heldout_fraction" if getattr(task, "heldout_fraction", 1) == 0 and not apart else ""
-
-
-def _check_warm_ups(config: Parts) -> None:
-    """A warm-up must end within the run. A preset's own may be longer: a trial of two steps trains
-    as the first two steps of the whole run do."""
-    if not config.trains:
-        return
-    learner, last = config.learner, config.num_steps
-    warm_ups = {"learner.optimizer.warmup_steps": learner.optimizer.warmup_steps}
-    if learner.has_critic:
-        warm_ups["learner.critic.optimizer.warmup_steps"] = learner.critic.optimizer.warmup_steps
-        if learner.critic.warmup_steps >= last:
-            raise ValueError(
-                f"learner.critic.warmup_steps must be less than num_steps ({last}), got"
-                f" {learner.critic.warmup_steps}: the policy would never learn; --set"
-                f" learner.critic.warmup_steps={last - 1}"
-            )
-    kept = preset_values(config.preset)["learner"]["optimizer"].get("warmup_steps")
-    for name, steps in warm_ups.items():
-        if steps > last and steps != kept:
-            raise ValueError(
-                f"{name} must be at most num_steps ({last}), got {steps}: the learning rate would"
-                f" never be reached; --set {name}={last}, or raise num_steps"
-            )
 
 
 def _check_lengths(config: Parts) -> None:
@@ -216,34 +198,6 @@ def _check_mid_round(config: Parts, field: str, part: str) -> None:
         )
 
 
-def _check_updates(config: Parts) -> None:
-    fewest = min(shape.accept_prompts for shape in config.scheduling.algebra(config.batch).rounds)
-    if 1 < config.learner.mini_batches > fewest:
-        raise ValueError(
-            f"learner.mini_batches must be at most the groups that a step trains ({fewest}), got"
-            f" {config.learner.mini_batches}: groups are not cut; --set"
-            f" learner.mini_batches={fewest}, or raise batch.prompts_per_step"
-        )
-
-
-def _check_shards(config: Parts) -> None:
-    if config.learner.parameters != "sharded" or not config.trains:
-        return
-    num_ranks = len(device_map(config.cluster)["learner"])
-    if num_ranks < 2:
-        raise ValueError(
-            "learner.parameters=sharded needs two devices of the role learner or more, got"
-            f" {num_ranks} with roles {config.cluster.roles!r}; give it more, or leave"
-            " learner.parameters=replicated"
-        )
-    if config.stream_trainer.enabled:
-        raise ValueError(
-            "learner.parameters=sharded cannot train in mid-round: a rank computes with the shards"
-            " of all others, whose devices still generate; disable stream_trainer, or leave"
-            " learner.parameters=replicated"
-        )
-
-
 def transport_for(config: Parts) -> TransportKind:
     """How weights get to the engines: as set, else the fastest that the roles allow; by file where
     elastic workers may come, which need one of every version."""
@@ -278,16 +232,6 @@ def _check_planner(config: Parts) -> None:
         raise ValueError(
             "planner.max_tensor_parallel_size must be at least the size that the run begins with,"
             f" engine.tensor_parallel_size ({size}), got {largest}; raise it"
-        )
-
-
-def _check_loss(config: Parts) -> None:
-    is_off_policy = config.scheduling.algebra(config.batch).is_off_policy
-    if is_off_policy and not config.learner.loss.corrects_staleness:
-        raise ValueError(
-            "learner.loss must correct for older weights beside scheduling.kind"
-            f" {config.scheduling.kind!r}, got {config.learner.loss.kind!r}, which takes their"
-            " tokens for the learner's own; choose another loss"
         )
 
 
@@ -358,20 +302,21 @@ RULES: tuple[Callable[[Parts], object], ...] = (
     _check_members,
     _check_training,
     _check_held_out,
-    _check_warm_ups,
+    check_warm_ups,
     _check_lengths,
     _check_temperature,
     _check_distribution,
     _check_sleep,
     _check_stream_trainer,
-    _check_updates,
-    _check_shards,
+    check_updates,
+    check_shards,
+    check_sweep,
     transport_for,
     _check_timeouts,
     _check_judge,
     check_environment_workers,
     _check_planner,
-    _check_loss,
+    check_loss,
     _check_overlap,
     check_player,
     check_episode_rewards,

@@ -289,6 +289,14 @@ def _misfits_of_rows(config: RunConfig) -> Iterator[str]:
         return
     if told := misfit_of_rows(config, dataset):
         yield told
+    answered, there = config.learner.lora.answering.by_domain, {*dataset.domains}
+    there |= {row.domain for row in dataset.heldout}
+    if answered and (apart := sorted(answered.keys() ^ there)):
+        yield (
+            "learner.lora.sweep.*.domains must be those of the task"
+            f" ({', '.join(sorted(there))}), each once, {apart[0]!r} is on one side alone; name it"
+            " right, or give it to an adapter"
+        )
     known = {*config.rewards, *config.environments}
     for row in {row.domain: row for row in dataset.heldout}.values():
         if "*" not in known and row.domain not in config.rewards:

@@ -36,8 +36,7 @@ ELASTIC: Values = {
 ADAPTED = {
     "smollm2": (16, 2.5e-4),
     "tiny": (8, 2e-3),
-    "one-gpu": (16, 1e-5),
-    "eight-gpu": (16, 1e-5),
+    **dict.fromkeys(("one-gpu", "eight-gpu"), (16, 1e-5)),
 }
 
 
@@ -269,13 +268,19 @@ def tiny_sync() -> Values:
 
 
 @preset(over="tiny")
+def tiny_lora_sweep() -> Values:
+    """The tiny preset with three adapters side by side in one run, each with its learning rate."""
+    rates = {"slow": 2e-4, "middle": 2e-3, "fast": 2e-2}
+    lora = {"rank": 8, "sweep": {name: {"learning_rate": rate} for name, rate in rates.items()}}
+    batch = {"prompts_per_step": 48}  # 16 for each adapter
+    return {"learner": {"lora": lora}, "batch": batch, "evaluation": {"num_prompts": 128}}
+
+
+@preset(over="tiny")
 def tiny_async() -> Values:
     """The tiny preset with generation on one core and training on the other, at the same time and
     at most one step apart."""
-    return {
-        "scheduling": {"kind": "asynchronous"},
-        "cluster": {"roles": "rollout: 0, learner: 1"},
-    }
+    return {"scheduling": {"kind": "asynchronous"}, "cluster": {"roles": "rollout: 0, learner: 1"}}
 
 
 @preset(over="tiny-sync")

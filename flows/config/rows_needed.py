@@ -13,6 +13,7 @@ from flows.config.consistency import broken_rules
 from flows.config.parts import Parts
 from flows.config.presets import OWN
 from tasks.scheduling.policies.base import PlanningInputs
+from tasks.scheduling.prompt_stream import Answering
 from tasks.scheduling.queue_state import QueueState
 
 LEAST_ASKED = 2  # of evaluation.num_prompts
@@ -53,8 +54,9 @@ def heldout_asked(config: Parts) -> int:
 
 
 def _launched(config: Parts) -> int:
-    """The most prompts that a round launches, waiting ones among them."""
-    return max(shape.launch_prompts for shape in config.scheduling.algebra(config.batch).rounds)
+    """The rows of the most prompts that a round launches, waiting ones among them."""
+    most = max(shape.launch_prompts for shape in config.scheduling.algebra(config.batch).rounds)
+    return -(-most // config.learner.lora.answering.times)
 
 
 def _can_plan(config: Parts, rows: int) -> bool:
@@ -65,6 +67,7 @@ def _can_plan(config: Parts, rows: int) -> bool:
         num_steps=config.num_steps,
         domains=[""] * rows,
         seed=config.seed,
+        answering=Answering(names=("",) * config.learner.lora.answering.times),
     )
     try:
         config.scheduling.plan_round(first)

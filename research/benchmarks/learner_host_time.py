@@ -64,7 +64,7 @@ def host_times(groups: tuple[Group, ...], max_tokens: int, device: str) -> dict[
     step = MicroStep(config.objective, 1.0, NoModel(where), None)  # type: ignore[arg-type]
 
     def sent() -> bytes:
-        return pack(config.training_set(groups))
+        return pack(config.training_sets(groups))
 
     payload = sent()
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from artifacts.records import row_of
 from tasks.engines.simulation.writers import Lengths
 from tasks.scheduling.prompt_stream import derive_seed
 from tasks.simulation.protocols import GradientWork
 from tasks.simulation.reward_queue import RewardTimes
-from tasks.simulation.workloads import QueuedFeed, Workload, blank_question, row_of
+from tasks.simulation.workloads import QueuedFeed, Workload, blank_question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,10 +57,12 @@ class Attestation:
 
     version: int  # the weight version that it was asked to load
     fingerprints: Mapping[str, int]  # exact checksum of every tensor, by the checkpoint's name
-    # None from an engine that computes none, whose tensors alone can be compared
+    # None from an engine that computes none, whose tensors alone can be compared; of several
+    # adapters those of the first, then those of the second ...
     probe_logprobs: Probed | None
     # the same without the adapter, where the version is one; None where it is not known
     base_logprobs: Probed | None = None
+    adapters: tuple[str, ...] = ("",)  # their names, in that order
     drained_s: float = 0.0  # in which running requests finished before the load
 
 
@@ -71,6 +73,7 @@ class AdapterShape:
     rank: int  # of its matrices
     scale: float  # the factor of their product
     modules: tuple[str, ...]  # which layers it may change: the last parts of their names
+    names: tuple[str, ...] = ("",)  # of several adapters over one base; one has no name
 
 
 class Engine(Protocol):

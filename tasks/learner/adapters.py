@@ -1,15 +1,15 @@
-"""The trained adapter of a decoder whose own weights stay as they are.
+"""The trained adapters of a decoder whose own weights stay as they are.
 
-    base      FlatParameters or ShardedParameters: one copy in the compute dtype
-    adapter   ReplicatedParameters: whole on every rank, masters and moments cut over the ranks
+    base       FlatParameters or ShardedParameters: one copy in the compute dtype
+    adapters   ReplicatedParameters each: whole on every rank, masters and moments cut over them
 
-The reference of a KL term is the same decoder with its adapter left out: no second model. Adapters
-are named as PEFT names them (`artifacts.adapter_files`), without its prefix.
+The reference of a KL term is the same decoder without any of them: no second model. Adapters are
+named as PEFT names them (`artifacts.adapter_files`), without its prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -19,32 +19,58 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from artifacts.adapter_files import A, B, merged_weights, read_adapter
+from artifacts.adapter_files import A, B, merged_weights, named, read_adapter
 from tasks.engines.transports.base import FlatWeights
 from tasks.learner.architecture import empty_model, has_experts, read_config
 from tasks.learner.fused_layers import layers_of
 from tasks.learner.lora_config import ATTENTION, LoraConfig
 from tasks.learner.parameters import Parameters, Piece, ReplicatedParameters
 
+OF = "lora_"  # before an adapter's name, in the name of the module with its two matrices
+
+
+class LoraPair(nn.Module):
+    """The two thin matrices of one adapter for one layer."""
+
+    def __init__(self, in_features: int, out_features: int, rank: int) -> None:
+        super().__init__()
+        self.lora_A = nn.Linear(in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, out_features, bias=False)
+
 
 class AdaptedLinear(nn.Linear):
-    """A linear layer with a product of two thin matrices added, or left out for a while."""
+    """A linear layer with a product of two thin matrices added: those of one of its adapters, or
+    for a while of none. The matrices of an adapter without a name are its own."""
 
-    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
+    def __init__(
+        self, linear: nn.Linear, rank: int, scale: float, names: Sequence[str] = ("",)
+    ) -> None:
         """Takes over the weight and bias of `linear`, which are frozen."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.lora_A = nn.Linear(self.in_features, rank, bias=False)
-        self.lora_B = nn.Linear(rank, self.out_features, bias=False)
-        self.scale, self.is_on = scale, True
+        for name in names:
+            pair = LoraPair(self.in_features, self.out_features, rank)
+            if name:
+                self.add_module(OF + name, pair)
+            else:
+                self.lora_A, self.lora_B = pair.lora_A, pair.lora_B
+        self.scale = scale
+        self.active: str | None = names[0]  # which adapter is added; None for none
+
+    def pair(self, name: str) -> AdaptedLinear | LoraPair:
+        """What has the matrices of an adapter."""
+        found = getattr(self, OF + name) if name else self
+        assert isinstance(found, AdaptedLinear | LoraPair)
+        return found
 
     def forward(self, inputs: Tensor) -> Tensor:
         base = functional.linear(inputs, self.weight, self.bias)
-        if not self.is_on:
+        if self.active is None:
             return base
-        inner = functional.linear(inputs, self.lora_A.weight)
-        return base + functional.linear(inner, self.lora_B.weight) * self.scale
+        pair = self.pair(self.active)
+        inner = functional.linear(inputs, pair.lora_A.weight)
+        return base + functional.linear(inner, pair.lora_B.weight) * self.scale
 
 
 def is_of_adapter(name: str) -> bool:
@@ -52,14 +78,28 @@ def is_of_adapter(name: str) -> bool:
     return name.endswith((A, B))
 
 
+def owner_of(name: str) -> str:
+    """The adapter that has the parameter of this name."""
+    holder = _leaf(name.removesuffix(A).removesuffix(B))
+    return holder.removeprefix(OF) if holder.startswith(OF) else ""
+
+
+def published_name(name: str) -> str:
+    """The name under which a parameter is published: as of a lone adapter, with the name of its
+    own before it."""
+    owner = owner_of(name)
+    return named(owner, name.replace(f".{OF}{owner}.", ".")) if owner else name
+
+
 def adapt(model: Any, config: LoraConfig) -> None:  # Any: transformers models carry no types
-    """Give the layers of the model, in host memory, an adapter, and freeze all else. Raises
+    """Give the layers of the model, in host memory, the adapters, and freeze all else. Raises
     ValueError for modules that the model lacks or an initial adapter of another shape."""
     model.requires_grad_(False)
     for name, module in _adapted(model, config):
-        model.set_submodule(
-            name, _initialised(AdaptedLinear(module, config.rank, config.scale), name)
-        )
+        adapted = AdaptedLinear(module, config.rank, config.scale, config.names)
+        for adapter in config.names:
+            _initialise(adapted, name, adapter, config.seed_of(adapter))
+        model.set_submodule(name, adapted)
     if config.initial:
         _start_from(model, config)
 
@@ -105,14 +145,16 @@ def _leaf(name: str) -> str:
 
 
 @torch.no_grad()
-def _initialised(module: AdaptedLinear, name: str) -> AdaptedLinear:
-    """A as PEFT draws it (Kaiming, uniform), by the module's name, so that all ranks and every
-    start of a run draw the same; B is zero: the first version is the model itself."""
-    seed = int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "little")
-    bound = module.in_features**-0.5
-    module.lora_A.weight.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
-    module.lora_B.weight.zero_()
-    return module
+def _initialise(module: AdaptedLinear, name: str, adapter: str, seed: int) -> None:
+    """A as PEFT draws it (Kaiming, uniform), by the module's name and the adapter's seed, so that
+    all ranks and every start of a run draw the same; B is zero: the first version is the model
+    itself."""
+    drawn = f"{name}#{seed}" if seed else name
+    number = int.from_bytes(blake2b(drawn.encode(), digest_size=7).digest(), "little")
+    bound, pair = module.in_features**-0.5, module.pair(adapter)
+    chance = torch.Generator().manual_seed(number)
+    pair.lora_A.weight.uniform_(-bound, bound, generator=chance)
+    pair.lora_B.weight.zero_()
 
 
 @torch.no_grad()
@@ -140,16 +182,18 @@ def _saved(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig) -> Mapping
 
 
 @contextmanager
-def left_out(model: nn.Module) -> Iterator[None]:
-    """Leave the adapter out of all passes within the block."""
-    adapted = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
-    for module in adapted:
-        module.is_on = False
+def using(model: nn.Module, adapter: str | None) -> Iterator[None]:
+    """Make all passes within the block with this adapter, or with none."""
+    before = {
+        module: module.active for module in model.modules() if isinstance(module, AdaptedLinear)
+    }
+    for module in before:
+        module.active = adapter
     try:
         yield
     finally:
-        for module in adapted:
-            module.is_on = True
+        for module, active in before.items():
+            module.active = active
 
 
 class FrozenParameters(Parameters, Protocol):
@@ -167,58 +211,76 @@ class FrozenParameters(Parameters, Protocol):
 
 
 class AdapterParameters:
-    """The parameters of a decoder with an adapter, which alone is trained and published."""
+    """The parameters of a decoder with adapters, which alone are trained and published."""
 
-    def __init__(self, base: FrozenParameters, adapter: ReplicatedParameters) -> None:
-        self._base, self._adapter = base, adapter
-        self.device, self.compute = adapter.device, adapter.compute
+    def __init__(
+        self, base: FrozenParameters, adapters: Mapping[str, ReplicatedParameters]
+    ) -> None:
+        """adapters: by name; one without a name, or several."""
+        self._base, self._adapters = base, adapters
+        first = next(iter(adapters.values()))
+        self.device, self.compute = first.device, first.compute
+
+    def of(self, name: str) -> AdapterParameters:
+        """The same with this adapter alone."""
+        return self if len(self._adapters) == 1 else type(self)(self._base, self._only(name))
+
+    def _only(self, name: str) -> Mapping[str, ReplicatedParameters]:
+        return {name: self._adapters[name]}
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
-        return self._adapter.shapes
+        return {
+            name: shape for each in self._adapters.values() for name, shape in each.shapes.items()
+        }
 
     @property
     def exported_shapes(self) -> Mapping[str, torch.Size]:
-        return self.shapes
+        return {published_name(name): shape for name, shape in self.shapes.items()}
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        return self._adapter.pieces
+        return tuple(piece for each in self._adapters.values() for piece in each.pieces)
 
     def whole(self, name: str) -> AbstractContextManager[Tensor]:
         return self._base.whole(name)
 
     def checksum(self) -> int:
-        return self._base.checksum() + self._adapter.checksum()
+        return self._base.checksum() + sum(each.checksum() for each in self._adapters.values())
 
     def gradient(self, name: str) -> Tensor:
-        return self._adapter.gradient(name)
+        return self._adapters[owner_of(name)].gradient(name)
 
     def reduce(self, name: str) -> None:
-        self._adapter.reduce(name)
+        """Do nothing: the update reduces all gradients at once."""
 
     def discard(self) -> None:
-        self._adapter.discard()
+        for each in self._adapters.values():
+            each.discard()
         self._base.forget_pass()
 
     def reduced(self) -> list[Tensor]:
-        return self._adapter.reduced()
+        return [gradient for each in self._adapters.values() for gradient in each.reduced()]
 
     def publish(self) -> None:
-        self._adapter.publish()
+        for each in self._adapters.values():
+            each.publish()
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        return self._adapter.exported()
+        for each in self._adapters.values():
+            for name, tensor in each.exported():
+                yield published_name(name), tensor
 
     def flat(self) -> FlatWeights | None:
-        return self._adapter.flat()
+        """The buffer of a lone adapter; those of several are not one."""
+        return self._adapters[""].flat() if "" in self._adapters else None
 
 
 class MergedParameters(AdapterParameters):
     """The same, published as whole weights."""
 
     def __init__(self, base: FrozenParameters, adapter: ReplicatedParameters, scale: float) -> None:
-        super().__init__(base, adapter)
+        super().__init__(base, {"": adapter})
         self._scale = scale
 
     @property
@@ -227,7 +289,7 @@ class MergedParameters(AdapterParameters):
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
         """The weights with the adapter added. Collective where the base is sharded."""
-        return merged_weights(self._base.exported(), dict(self._adapter.exported()), self._scale)
+        return merged_weights(self._base.exported(), dict(super().exported()), self._scale)
 
     def flat(self) -> None:
         """There is no buffer of them."""

@@ -6,6 +6,7 @@ Leaves out the work of a rank (`trainer`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,7 +17,7 @@ from artifacts.records import Group
 from tasks.engines.transports.base import TransportKind
 from tasks.learner.advantage import GaeAdvantage, GrpoAdvantage
 from tasks.learner.credit import CreditConfig
-from tasks.learner.dealing import GroupPart
+from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.log_ratios import Estimator
 from tasks.learner.lora_config import NO_ADAPTER, LoraConfig
 from tasks.learner.losses.clipped import PpoClipLoss
@@ -308,6 +309,22 @@ class LearnerConfig(FrozenConfig):
     def training_set(self, groups: Sequence[Group | GroupPart]) -> TrainingSet:
         """The samples of groups or parts of groups with their advantages, ready for a rank."""
         return training_set(groups, self.advantage, self.aggregation, self.overlong)
+
+    def training_sets(self, groups: Sequence[Group | GroupPart]) -> tuple[TrainingSet, ...]:
+        """The same for each adapter by itself: each trains on what it sampled."""
+        parts = [as_part(group) for group in groups]
+        return tuple(
+            replace(
+                self.training_set([part for part in parts if part.group.prompt.adapter == name]),
+                adapter=name,
+            )
+            for name in self.lora.names
+        )
+
+    def optimizer_of(self, adapter: str) -> AdamWConfig:
+        """The optimizer of an adapter by its name; without one, of all that is trained."""
+        own = self.lora.sweep[adapter].learning_rate if adapter else None
+        return self.optimizer.model_copy(update={"learning_rate": own}) if own else self.optimizer
 
     @property
     def ranks_in_step(self) -> bool:

@@ -8,6 +8,9 @@ Hu et al., 2021 (LoRA); the rank-stable scale is of Kalajdzievski, 2023.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -16,10 +19,29 @@ from pydantic import Field, model_validator
 from artifacts.adapter_files import CONFIG, WEIGHTS
 from artifacts.config_parts import FrozenConfig
 from tasks.engines.base import AdapterShape
+from tasks.scheduling.prompt_stream import Answering
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 LAYERS = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "gate_up_proj")
 MOST_RANK = 512  # of vLLM
+
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")  # of an adapter: in ids, metrics and folders
+
+
+class SweptAdapter(FrozenConfig):
+    """What one of several adapters has of its own."""
+
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="Its learning rate after the warm-up; None: that of learner.optimizer.",
+    )
+    seed: int = Field(default=0, ge=0, description="Of its first values; 0: those of a lone one.")
+    domains: tuple[str, ...] = Field(
+        default=(),
+        description="Domains whose questions it alone answers; empty: it answers all of them.",
+    )
 
 
 class LoraConfig(FrozenConfig):
@@ -57,6 +79,33 @@ class LoraConfig(FrozenConfig):
             " added, rounded to bf16."
         ),
     )
+
+    sweep: Mapping[str, SweptAdapter] = Field(
+        default={},
+        description=(
+            "Several adapters by name, trained side by side over one base and one engine, with what"
+            " each has of its own; empty: one adapter."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_sweep(self) -> Self:
+        strange = [name for name in self.sweep if not NAME.fullmatch(name)]
+        if strange:
+            raise ValueError(
+                "an adapter of learner.lora.sweep must have a name of lower-case letters, digits,"
+                f" - and _, got {strange[0]!r}; rename it"
+            )
+        named = Counter(domain for each in self.sweep.values() for domain in each.domains)
+        without = [name for name, each in self.sweep.items() if not each.domains]
+        shared = [domain for domain, count in named.items() if count > 1]
+        if named and (without or shared):
+            what = f"{shared[0]} twice" if shared else f"none for {without[0]}"
+            raise ValueError(
+                "learner.lora.sweep.*.domains must give each domain to one adapter, or all to all,"
+                f" got {what}; give every adapter domains of its own, or none of them any"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -101,13 +150,37 @@ class LoraConfig(FrozenConfig):
         """What engines must make room for; None if whole weights are published."""
         if not self.rank or self.publish == "merged":
             return None
-        return AdapterShape(rank=self.rank, scale=self.scale, modules=self.modules)
+        return AdapterShape(
+            rank=self.rank, scale=self.scale, modules=self.modules, names=self.names
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The adapters of the run: those of the sweep, or one without a name."""
+        return tuple(self.sweep) or ("",)
+
+    @property
+    def answering(self) -> Answering:
+        """Which adapters answer which rows."""
+        by_domain = {domain: name for name, each in self.sweep.items() for domain in each.domains}
+        return Answering(names=self.names, by_domain=by_domain)
+
+    def seed_of(self, name: str) -> int:
+        """The seed of an adapter's first values."""
+        return self.sweep[name].seed if name else 0
 
     def explain(self) -> str:
         """Describe in words what is trained."""
         where = self.targets if isinstance(self.targets, str) else ", ".join(self.targets)
         kind = "published beside the weights" if self.publish == "adapter" else "merged for engines"
-        return f"an adapter of rank {self.rank} on {where}, scale {self.scale:g}, {kind}"
+        told = f"of rank {self.rank} on {where}, scale {self.scale:g}, {kind}"
+        if not self.sweep:
+            return f"an adapter {told}"
+        each = ", ".join(
+            f"{name} at rate {own.learning_rate:g}" if own.learning_rate else name
+            for name, own in self.sweep.items()
+        )
+        return f"{len(self.sweep)} adapters ({each}) {told}"
 
 
 NO_ADAPTER = LoraConfig()

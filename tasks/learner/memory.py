@@ -99,9 +99,9 @@ def _widths(model: Any) -> dict[str, Any]:  # Any: as above, and numbers
 
 
 def adapter_parameters(lora: LoraConfig, size: ModelSize) -> int:
-    """The number of parameters of an adapter; 0 without one."""
+    """The number of parameters of an adapter, or of several together; 0 without one."""
     of_layer = (ins + outs for name, ins, outs in size.linear if name in lora.modules)
-    return lora.rank * size.num_layers * sum(of_layer)
+    return len(lora.names) * lora.rank * size.num_layers * sum(of_layer)
 
 
 def bytes_per_parameter(config: LearnerConfig, num_ranks: int, per_machine: int = 0) -> float:
@@ -209,7 +209,8 @@ def transfer_bytes(config: LearnerConfig, size: ModelSize, kind: TransportKind) 
     if config.lora.engine_shape is not None:  # megabytes
         num = adapter_parameters(config.lora, size)
         received = 2 * BF16 * min(num, BUCKET_ELEMENTS) if kind == "broadcast" else 0
-        return (BF16 * num if COMPUTED[config.compute] != BF16 else 0), received
+        is_gathered = COMPUTED[config.compute] != BF16 or bool(config.lora.sweep)
+        return (BF16 * num if is_gathered else 0), received
     buckets = min(size.num_parameters, max(BUCKET_ELEMENTS, size.largest_layer, size.table))
     received = 2 * BF16 * buckets if kind == "broadcast" else 0
     is_sharded = config.parameters == "sharded"

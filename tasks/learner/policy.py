@@ -25,7 +25,8 @@ from tasks.learner.adapters import (
     MergedParameters,
     adapt,
     is_of_adapter,
-    left_out,
+    owner_of,
+    using,
 )
 from tasks.learner.architecture import (
     check_packed,
@@ -180,7 +181,7 @@ class BaseOf:
 
     def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult:
         """As `Decoder.score`."""
-        with left_out(self._policy.backbone):
+        with using(self._policy.backbone, None):
             return self._policy.score(row, temperature)
 
 
@@ -220,7 +221,7 @@ def load_policy(
 def _with_frozen_tower(model: Any, compute: ComputeDtype, ranks: Ranks) -> FrozenTower:
     """The parameters of a model that is trained without its tower."""  # Any: as above
     trained = _replicated(model, compute, ranks, lambda name: not is_of_tower(name))
-    return FrozenTower(_frozen(model, compute, ranks, "replicated", is_of_tower), trained)
+    return FrozenTower(_frozen(model, compute, ranks, "replicated", is_of_tower), {"": trained})
 
 
 def _rounds(compute: ComputeDtype) -> bool:
@@ -238,12 +239,19 @@ def _replicated(
 def _of_adapter(
     model: Any, compute: ComputeDtype, ranks: Ranks, placement: Placement, lora: LoraConfig
 ) -> AdapterParameters:  # Any: as above
-    """The parameters of an adapted model: the base placed as asked, the adapter on every rank."""
-    adapter = _replicated(model, compute, ranks, is_of_adapter)
+    """The parameters of an adapted model: the base placed as asked, adapters on every rank."""
+
+    def held(adapter: str) -> ReplicatedParameters:
+        def holds(name: str) -> bool:
+            return is_of_adapter(name) and owner_of(name) == adapter
+
+        return _replicated(model, compute, ranks, holds)
+
+    adapters = {name: held(name) for name in lora.names}
     base = _frozen(model, compute, ranks, placement, lambda name: not is_of_adapter(name))
     if lora.publish == "merged":
-        return MergedParameters(base, adapter, lora.scale)
-    return AdapterParameters(base, adapter)
+        return MergedParameters(base, adapters[""], lora.scale)
+    return AdapterParameters(base, adapters)
 
 
 def _frozen(

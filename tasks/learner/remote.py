@@ -156,6 +156,7 @@ class LearnerActor:
                 fingerprints=self._rank.fingerprints(),
                 probe_logprobs=self._rank.probe(tokens),
                 base_logprobs=self._rank.probe_base(tokens),
+                adapters=self._config.lora.names,
             )
             return pack(attested)
 
@@ -229,7 +230,7 @@ class RemoteLearner:
     async def discard(self) -> None:
         await self._call("discard")
 
-    async def accumulate(self, step: int, data: TrainingSet) -> AccumulateReport:
+    async def accumulate(self, step: int, data: tuple[TrainingSet, ...]) -> AccumulateReport:
         """The report is all zero if the step has been updated already."""
         answer: bytes = await self._call("accumulate", step, pack(data))
         return unpack(answer) if answer else AccumulateReport()
@@ -282,4 +283,4 @@ class LearnerAtStep:
     async def accumulate(self, parts: tuple[GroupPart, ...]) -> AccumulateReport:
         """Send the samples of these parts alone: the other responses of their groups only count
         for the advantages, which are computed here."""
-        return await self.learner.accumulate(self.step, self.config.training_set(parts))
+        return await self.learner.accumulate(self.step, self.config.training_sets(parts))

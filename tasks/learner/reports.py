@@ -142,16 +142,38 @@ class UpdateReport:
     several: tuple[MadeUpdate, ...] = ()  # in their order, where a step makes several
     computed: AccumulateReport = AccumulateReport()  # passes between several updates
     critic: CriticReport | None = None
+    # of several adapters, each one's update and its learning rate
+    by_adapter: Mapping[str, tuple[MadeUpdate, float]] = field(default_factory=dict)
 
     @property
     def reasons(self) -> tuple[Skipped | None, ...]:
         """For each of the updates, the reason why it was not made; None for an update that was."""
-        return tuple(made.skipped for made in self.several) or (self.skipped,)
+        made = self.several or tuple(update for update, _ in self.by_adapter.values())
+        return tuple(update.skipped for update in made) or (self.skipped,)
 
     @property
     def applied(self) -> bool:
         """True if the weights were updated."""
         return self.skipped is None
+
+
+def update_report(
+    step: int, made: Mapping[str, MadeUpdate], rates: Mapping[str, float]
+) -> UpdateReport:
+    """The report of one update of each adapter, or of the one update without any by name: means
+    over the updates, and the gravest reason if none was made. rates: each one's learning rate."""
+    updates, number = list(made.values()), len(made)
+    reasons = [update.skipped for update in updates if update.skipped is not None]
+    return UpdateReport(
+        step=step,
+        skipped=main_skip_reason(reasons) if len(reasons) == number else None,
+        normaliser=sum(update.normaliser for update in updates),
+        loss=sum(update.loss for update in updates) / number,
+        grad_norm=sum(update.grad_norm for update in updates) / number,
+        learning_rate=sum(rates.values()) / number,
+        busy=tuple(update.busy for update in updates),
+        by_adapter={name: (update, rates[name]) for name, update in made.items() if name},
+    )
 
 
 def skip_reason(normaliser: float, loss: float, grad_norm: float) -> Skipped | None:
@@ -211,6 +233,11 @@ def update_figures(update: UpdateReport) -> dict[str, float]:
         figures[f"train/update_{number}_clip_fraction"] = made.clip_fraction
         figures[f"train/update_{number}_proximal_k3"] = made.proximal_k3
         figures[f"train/update_{number}_grad_norm"] = made.grad_norm
+    for name, (made, rate) in update.by_adapter.items():
+        figures[f"adapter/{name}_applied"] = float(made.skipped is None)
+        figures[f"adapter/{name}_grad_norm"] = made.grad_norm
+        figures[f"adapter/{name}_learning_rate"] = rate
+        figures[f"adapter/{name}_loss"] = made.loss
     if update.critic is not None:
         figures |= {
             "train/value_loss": update.critic.loss,

@@ -78,6 +78,7 @@ class TrainingSet:
     num_groups_flat: int  # groups whose advantages are all zero
     num_responses_excluded: int  # responses without a verdict or without a sampled token
     num_responses_masked: int  # truncated responses that `overlong` leaves out
+    adapter: str = ""  # that sampled them, and is trained on them; empty for one, or none
 
     def __reduce__(self) -> tuple[Any, ...]:  # Any: the types of the values
         """Pickle as columns: the arrays of all samples joined, every prompt once, the rest by

@@ -95,13 +95,13 @@ class FrozenTower(AdapterParameters):
 
     @property
     def exported_shapes(self) -> Mapping[str, torch.Size]:
-        return {**self._base.shapes, **self._adapter.shapes}
+        return {**self._base.shapes, **self.shapes}
 
     def whole(self, name: str) -> AbstractContextManager[Tensor]:
-        return self._adapter.whole(name)
+        return self._adapters[""].whole(name)
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        return chain(self._base.exported(), self._adapter.exported())
+        return chain(self._base.exported(), super().exported())
 
     def flat(self) -> None:
         """There is no buffer of all."""

@@ -33,16 +33,17 @@ from tasks.engines.transports.base import (
     WeightTransport,
 )
 from tasks.engines.transports.registry import transport_of
+from tasks.learner.adapters import AdapterParameters, using
 from tasks.learner.critic import FOLDER, Critic
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.optimizer import Updater
 from tasks.learner.packing import Sample, micro_batches, pack_samples
-from tasks.learner.parameters import flat_weights
+from tasks.learner.parameters import TrainedParameters, flat_weights
 from tasks.learner.policy import BaseOf, Scorer, load_policy, load_reference
 from tasks.learner.ranks import Ranks
-from tasks.learner.reports import AccumulateReport, UpdateReport
+from tasks.learner.reports import AccumulateReport, UpdateReport, update_report
 from tasks.learner.row_report import total
 from tasks.learner.rows import DeviceRow, prepared, row_of
 from tasks.learner.samples import TrainingSet
@@ -68,7 +69,7 @@ class LearnerRank:
         self._config, self._model_path = config, model_path
         self._temperature = temperature
         self._ranks = Ranks(rank, world_size, torch.device(device), per_machine)
-        self._normaliser = self._loss_sum = 0.0
+        self._sums = dict.fromkeys(config.lora.names, (0.0, 0.0))
         self._transports: dict[TransportKind, WeightTransport] = {}
         self._transport: WeightTransport | None = None  # by which weights were offered last
         self._beside = ThreadPoolExecutor(1, "checkpoint")
@@ -100,7 +101,11 @@ class LearnerRank:
         )
         if config.kl_coefficient and config.lora.rank:
             reference = BaseOf(self._policy)
-        self._updater = Updater(config.optimizer, self._policy.parameters, self._ranks)
+        self._updaters = {
+            name: Updater(config.optimizer_of(name), self._trained(name), self._ranks)
+            for name in config.lora.names
+        }
+        self._updater = next(iter(self._updaters.values()))
         self._micro_step = MicroStep(config.objective, self._temperature, self._policy, reference)
         self._critic: Critic | None = None
         if config.has_critic:
@@ -119,6 +124,11 @@ class LearnerRank:
             if self._critic is not None:
                 self._critic.warm(config.max_tokens_per_microbatch)
 
+    def _trained(self, adapter: str) -> TrainedParameters:
+        """The parameters of one adapter, or all that are trained."""
+        held = self._policy.parameters
+        return held.of(adapter) if isinstance(held, AdapterParameters) else held
+
     def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group of all ranks; sharded parameters are loaded here, within the deadline.
         Collective. Raises ValueError if ranks start from different weights."""
@@ -136,10 +146,21 @@ class LearnerRank:
 
     def accumulate(self, payload: bytes) -> AccumulateReport:
         """Add the gradients, loss and normaliser of groups or parts of groups (packed: a tuple, or
-        the TrainingSet of them), or take them as the next mini-batch. Where ranks work in step this
-        is collective, and the tuple may be empty."""
-        given: TrainingSet | tuple[Group | GroupPart, ...] = unpack(payload)
-        data = given if isinstance(given, TrainingSet) else self._config.training_set(given)
+        the TrainingSet of each adapter), or take them as the next mini-batch. Where ranks work in
+        step this is collective, and the tuple may be empty."""
+        given: tuple[TrainingSet, ...] | tuple[Group | GroupPart, ...] = unpack(payload)
+        sets = tuple(each for each in given if isinstance(each, TrainingSet))
+        if not sets:
+            sets = self._config.training_sets(
+                [each for each in given if not isinstance(each, TrainingSet)]
+            )
+        report = AccumulateReport()
+        for data in sets:
+            with using(self._policy.backbone, data.adapter):
+                report += self._accumulate(data)
+        return report
+
+    def _accumulate(self, data: TrainingSet) -> AccumulateReport:
         wanted = [
             sample for sample in data.samples if any(sample.advantages) or self._config.trains_all
         ]
@@ -156,30 +177,31 @@ class LearnerRank:
         dealt = micro_batches(wanted, self._config.max_tokens_per_microbatch)
         rows = prepared(dealt, self._ranks.device)
         if not self._config.ranks_in_step:
-            return report + self._train(rows, 0, data.normaliser)
+            return report + self._train(rows, 0, data)
         with self._ranks.in_step():
             num_idle = self._ranks.most(len(dealt)) - len(dealt)
-            return report + self._train(rows, num_idle, data.normaliser)
+            return report + self._train(rows, num_idle, data)
 
     def _train(
-        self, rows: Iterable[DeviceRow], num_idle: int, normaliser: float
+        self, rows: Iterable[DeviceRow], num_idle: int, data: TrainingSet
     ) -> AccumulateReport:
-        """Train these rows; `num_idle` idle passes then match the rank with the most rows."""
+        """Train these rows of the data; `num_idle` idle passes then match the rank with the most
+        rows."""
         if self._config.scores_first:
-            return self._several.take(rows, num_idle, normaliser)
+            return self._several.take(rows, num_idle, data.normaliser)
         pending = [self._micro_step.run(row) for row in rows]
         for _ in range(num_idle):
             self._micro_step.idle(scores=True, trains=True)
         report = total(pending)
-        self._normaliser += normaliser
-        self._loss_sum += report.loss_sum
+        normaliser, loss_sum = self._sums[data.adapter]
+        self._sums[data.adapter] = normaliser + data.normaliser, loss_sum + report.loss_sum
         return report
 
     def discard(self) -> None:
         """Drop the sums of this step."""
         self._policy.parameters.discard()
         self._several.forget()
-        self._normaliser = self._loss_sum = 0.0
+        self._sums = dict.fromkeys(self._sums, (0.0, 0.0))
 
     def update(self, step: int) -> UpdateReport:
         """Make the step's updates, once this rank's checkpoint is written. Each one reduces over
@@ -193,17 +215,12 @@ class LearnerRank:
     def _update(self, step: int) -> UpdateReport:
         if self._config.scores_first:
             return self._several.make(step)
-        made = self._updater.make(step, self._normaliser, self._loss_sum)
-        self._normaliser = self._loss_sum = 0.0
-        return UpdateReport(
-            step=step,
-            skipped=made.skipped,
-            normaliser=made.normaliser,
-            loss=made.loss,
-            grad_norm=made.grad_norm,
-            learning_rate=self._config.optimizer.rate(step),
-            busy=(made.busy,),
-        )
+        made = {
+            name: updater.make(step, *self._sums[name]) for name, updater in self._updaters.items()
+        }
+        self._sums = dict.fromkeys(self._sums, (0.0, 0.0))
+        rates = {name: self._config.optimizer_of(name).rate(step) for name in made}
+        return update_report(step, made, rates)
 
     def export_weights(self, version: int, path: str) -> WeightsRef | None:
         """On rank 0, write the bf16 weights under the checkpoint's names. The other ranks return
@@ -249,8 +266,13 @@ class LearnerRank:
         return {name: fingerprint(tensor) for name, tensor in self._policy.parameters.exported()}
 
     def probe(self, probes: Sequence[tuple[int, ...]]) -> Probed:
-        """For each probe, the log-probability of each token after its first, at temperature 1."""
-        return self._probed(self._policy, probes)
+        """For each probe, the log-probability of each token after its first, at temperature 1; of
+        several adapters, with one after the other."""
+        found: Probed = ()
+        for name in self._config.lora.names:
+            with using(self._policy.backbone, name):
+                found += self._probed(self._policy, probes)
+        return found
 
     def probe_base(self, probes: Sequence[tuple[int, ...]]) -> Probed | None:
         """The same without the adapter, computed once; None if weights are published."""
@@ -297,7 +319,8 @@ class LearnerRank:
     def _save(self, path: Path, step: int, updated: torch.cuda.Event | None) -> None:
         if updated is not None:
             updated.synchronize()
-        save_shard(path, step, self._updater)
+        for name, updater in self._updaters.items():
+            save_shard(path / name, step, updater)
         if self._critic is not None:
             save_shard(path / FOLDER, step, self._critic.updater)
         # Rows of ever new lengths fragment the allocator's memory, by a gigabyte in twenty steps of
@@ -320,7 +343,10 @@ class LearnerRank:
         self._wait_for_checkpoint()
         self.discard()
         with self._ranks.patient():
-            step = load_shards(Path(path), self._updater)
+            steps = {
+                load_shards(Path(path) / name, updater) for name, updater in self._updaters.items()
+            }
+            (step,) = steps
             if self._critic is not None:
                 load_shards(Path(path) / FOLDER, self._critic.updater)
         return step

@@ -7,13 +7,13 @@ training before it has passed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
-from tasks.engines.base import Attestation
+from tasks.engines.base import Attestation, Probed
 
 
 class WeightCheckConfig(FrozenConfig):
@@ -51,47 +51,75 @@ def check_weights(
     check_tensors(engine, attested, expected)
     if attested.probe_logprobs is None or expected.probe_logprobs is None:
         return None
-    difference = mean_difference(attested.probe_logprobs, expected.probe_logprobs)
-    if not difference <= tolerance_nats:  # not-a-number fails, too
+    if attested.adapters != expected.adapters:
         raise WeightCheckFailed(
-            f"{engine} must give the probes the learner's log-probabilities within {tolerance_nats}"
-            f" nats, they differ by {difference:.3f} on average; its tensors are right, so look at"
-            " what it computes (dtype, attention backend, position limits), or raise"
-            " weight_check.tolerance_nats"
+            f"{engine} must give the probes' log-probabilities with adapters {expected.adapters},"
+            f" it gave those of {attested.adapters}; look at what it was told of them"
         )
-    _check_adapter(engine, attested, expected)
-    return difference
+    ours, theirs = _by_adapter(expected), _by_adapter(attested)
+    differences = [mean_difference(theirs[name], ours[name]) for name in expected.adapters]
+    for name, difference in zip(expected.adapters, differences, strict=True):
+        if not difference <= tolerance_nats:  # not-a-number fails, too
+            raise WeightCheckFailed(
+                f"{engine} must give the probes the learner's log-probabilities{_with(name)} within"
+                f" {tolerance_nats} nats, they differ by {difference:.3f} on average; its tensors"
+                " are right, so look at what it computes (dtype, attention backend, position"
+                " limits), or raise weight_check.tolerance_nats"
+            )
+    _check_adapters(engine, theirs, ours, expected.version)
+    return max(differences)
 
 
-LEAST_SHIFT_NATS = 0.03  # of an adapter, below which the noise of bf16 would decide
+BASE = "the base model"
+LEAST_SHIFT_NATS = 0.03  # between two adapters, below which the noise of bf16 would decide
 
 
-def _check_adapter(engine: str, attested: Attestation, expected: Attestation) -> None:
-    """Raises WeightCheckFailed unless the adapter moves the engine's log-probabilities away from
-    the base's as it moves the learner's. Over all tokens of the probes, so that it is seen long
-    before the adapter's effect exceeds the tolerance of single values."""
-    ours, theirs = _shift(expected), _shift(attested)
-    square = sum(value * value for value in ours)
-    if not theirs or not square or (square / len(ours)) ** 0.5 < LEAST_SHIFT_NATS:
-        return
-    share = sum(a * b for a, b in zip(ours, theirs, strict=True)) / square
-    if not 0.5 < share < 1.5:  # not-a-number fails, too
-        raise WeightCheckFailed(
-            f"{engine} must move the probes' log-probabilities away from the base model's as the"
-            f" learner's adapter of version {expected.version} does, it moves them {share:.2f}"
-            " times as far; its tensors are right, so it computes without them, or with another"
-            " scale; look at how its requests name the adapter"
-        )
+def _with(adapter: str) -> str:
+    return f" with adapter {adapter}" if adapter else ""
 
 
-def _shift(attested: Attestation) -> list[float]:
-    """What the adapter adds to each log-probability; nothing where that is not known."""
-    if attested.probe_logprobs is None or attested.base_logprobs is None:
-        return []
+def _by_adapter(attested: Attestation) -> dict[str, Probed]:
+    """The probes' log-probabilities of each adapter, and of the base where they are known."""
+    probed, names = attested.probe_logprobs or (), attested.adapters
+    number = len(probed) // len(names)
+    found = {
+        name: probed[place * number : (place + 1) * number] for place, name in enumerate(names)
+    }
+    return found if attested.base_logprobs is None else {**found, BASE: attested.base_logprobs}
+
+
+def _check_adapters(
+    engine: str, theirs: Mapping[str, Probed], ours: Mapping[str, Probed], version: int
+) -> None:
+    """Raises WeightCheckFailed unless each adapter moves the engine's log-probabilities away from
+    those of the base, and of every other adapter, as it moves the learner's. Over all tokens of the
+    probes, so that it is seen long before an adapter's effect exceeds the tolerance of single
+    values."""
+    pairs = [(name, other) for name in ours for other in ours if name not in (other, BASE)]
+    for name, other in pairs:
+        if other not in theirs:
+            continue
+        wanted, found = _shift(ours[name], ours[other]), _shift(theirs[name], theirs[other])
+        square = sum(value * value for value in wanted)
+        if not square or (square / len(wanted)) ** 0.5 < LEAST_SHIFT_NATS:
+            continue
+        share = sum(a * b for a, b in zip(wanted, found, strict=True)) / square
+        if not 0.5 < share < 1.5:  # not-a-number fails, too
+            origin = f"{BASE}'s" if other == BASE else f"those of {other}"
+            raise WeightCheckFailed(
+                f"{engine} must move the probes' log-probabilities away from {origin} as the"
+                f" learner's adapter{name and f' {name}'} of version {version} does, it moves them"
+                f" {share:.2f} times as far; its tensors are right, so it computes without them, or"
+                " with another scale or slot; look at how its requests name the adapter"
+            )
+
+
+def _shift(probed: Probed, other: Probed) -> list[float]:
+    """What is added to each log-probability."""
     return [
-        value - of_base
-        for probe, alone in zip(attested.probe_logprobs, attested.base_logprobs, strict=True)
-        for value, of_base in zip(probe, alone, strict=True)
+        value - before
+        for probe, alone in zip(probed, other, strict=True)
+        for value, before in zip(probe, alone, strict=True)
     ]
 
 

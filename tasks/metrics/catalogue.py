@@ -129,6 +129,12 @@ train/critic_grad_norm | norm | norm of the critic's gradient | spikes
 train/critic_skipped | count | updates that the critic did not make | above 0
 train/explained_variance | share | part of the returns' variance that the critic explains | at or
     below 0 after the warm-up
+adapter/NAME_reward_mean | reward | of several adapters: mean over the trained responses of one
+adapter/NAME_heldout_mean | reward | mean over the held-out prompts that one answered | falls
+adapter/NAME_applied | 0 or 1 | 1 if the step changed it | 0 in many steps
+adapter/NAME_grad_norm | norm | norm of its gradient before it is clipped | spikes by a factor of 10
+adapter/NAME_learning_rate | rate | learning rate of its update
+adapter/NAME_loss | loss | what its update minimised
 publish/probe_difference_nats | nats | largest difference of the probes' log-probabilities, engine
     and learner | above `weight_check`'s limit the run stops
 # Lengths, and which responses are trained

@@ -6,11 +6,11 @@ measures how short: it is the mean trained length over the mean sampled length, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
 
-from artifacts.records import NO_UPDATE, Fate, Group, Running
+from artifacts.records import NO_UPDATE, Fate, Group, Prompt, Running
 from artifacts.reports.episode_figures import step_episode_figures
 from artifacts.reports.timeline import bubble_shares, device_times, stage_s, visiting_times
 from artifacts.tables import ResponseRow
@@ -41,6 +41,7 @@ def step_metrics(
         **_bubble_metrics(report),
         **_overlap_metrics(report, groups),
         **_domain_rewards(groups),
+        **_adapter_rewards(groups),
         **_judge_metrics(report),
         **_learner_metrics(report),
     }
@@ -197,15 +198,22 @@ def _overlap_metrics(report: StepReport, groups: tuple[Group, ...]) -> dict[str,
 
 
 def _domain_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
-    by_domain: dict[str, list[float]] = {}
+    means = _mean_rewards(groups, lambda prompt: prompt.domain)
+    return {f"reward/{domain}_mean": mean for domain, mean in means.items()}
+
+
+def _adapter_rewards(groups: tuple[Group, ...]) -> dict[str, float]:
+    means = _mean_rewards(groups, lambda prompt: prompt.adapter)
+    return {f"adapter/{name}_reward_mean": mean for name, mean in means.items() if name}
+
+
+def _mean_rewards(groups: tuple[Group, ...], key: Callable[[Prompt], str]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
     for group in groups:
         for response in group.responses:
             if response.score is not None and response.score.reward is not None:
-                by_domain.setdefault(group.prompt.domain, []).append(response.score.reward)
-    return {
-        f"reward/{domain}_mean": sum(rewards) / len(rewards)
-        for domain, rewards in by_domain.items()
-    }
+                found.setdefault(key(group.prompt), []).append(response.score.reward)
+    return {name: sum(rewards) / len(rewards) for name, rewards in found.items()}
 
 
 def _judge_metrics(report: StepReport) -> dict[str, float]:

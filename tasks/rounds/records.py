@@ -17,6 +17,7 @@ from artifacts.records import (
     Response,
     Score,
     VersionSpan,
+    question_of,
     response_id,
     sampled_versions,
 )
@@ -153,8 +154,9 @@ class RoundInputs:
             max_new_tokens=self.sampling.max_response_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
-            # without the step: a deferred prompt draws as it did before
-            seed=derive_seed(self.seed, prompt_id, index),
+            # without the step: a deferred prompt draws as it did before; without the adapter: each
+            # of a sweep draws as it would in a run of its own
+            seed=derive_seed(self.seed, question_of(prompt_id), index),
             attempt=self.attempt,
             environment=prompt.domain if is_episode else "",
             episode_seed=prompt.episode_seed or 0,

@@ -29,7 +29,7 @@ from tasks.rewards.judges.reward import JudgeConfig, question_about
 from tasks.rewards.registry import Rewards, config_of
 from tasks.run.run_context import RunContext
 from tasks.scheduling.events import PromptRef
-from tasks.scheduling.prompt_stream import row_at
+from tasks.scheduling.prompt_stream import NO_SWEEP, Answering, row_at
 from tasks.scheduling.queue_state import QueueState
 
 if TYPE_CHECKING:
@@ -75,9 +75,8 @@ def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
     dataset = dataset_of(run)
     prompts: dict[str, Prompt] = {}
     for ref in refs:
-        epoch, _, row = ref.prompt_id.partition("/")
-        rows = dataset.heldout if epoch == HELDOUT else dataset.rows
-        prompts[ref.prompt_id] = prompt_of_row(run, rows[int(row)], ref.prompt_id)
+        rows = dataset.heldout if is_heldout(ref.prompt_id) else dataset.rows
+        prompts[ref.prompt_id] = prompt_of_row(run, rows[ref.row], ref.prompt_id)
     return prompts
 
 
@@ -115,16 +114,20 @@ def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
     return (*prompt.token_ids, *bridge.first(prompt.text))
 
 
-def heldout_refs(run: RunContext, num_prompts: int) -> tuple[PromptRef, ...]:
-    """References to the first num_prompts held-out prompts, unfit ones passed over."""
+def heldout_refs(
+    run: RunContext, num_prompts: int, answering: Answering = NO_SWEEP
+) -> tuple[PromptRef, ...]:
+    """References to the first num_prompts held-out prompts, unfit ones passed over, for each
+    adapter that answers them."""
     rows = (
         (number, row)
         for number, row in enumerate(dataset_of(run).heldout)
         if number not in run.unfit_heldout
     )
     return tuple(
-        PromptRef(prompt_id=f"{HELDOUT}/{number}", domain=row.domain)
+        answering.ref(f"{HELDOUT}/{number}", row.domain, place)
         for number, row in islice(rows, num_prompts)
+        for place in range(answering.times)
     )
 
 
@@ -198,13 +201,14 @@ class Examination:
         """Examine the waiting prompts, then rows in the order of the stream until num_prompts of
         them fit. If the dataset has fewer, all its rows are examined."""
         num_rows, seed = len(self._dataset.rows), self._dataset.order_seed(self._run.seed)
+        times = self._run.learner.lora.answering.times
         carried = (prompt.ref for prompt in state.carried)
         self._examine(ref.row for ref in (*state.queue, *state.skipped, *carried))
         num_fit = 0
-        for place in range(state.num_drawn, state.num_drawn + num_rows):
+        for place in range(state.num_drawn, state.num_drawn + num_rows * times):
             if num_fit == num_prompts:
                 return
-            row = row_at(num_rows, seed, place)
+            row = row_at(num_rows, seed, place, times)
             num_fit += self._fits(str(row), self._dataset.rows[row])
         self._examine(range(num_rows))
 

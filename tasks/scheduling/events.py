@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from artifacts.records import Outcome, Running
+from artifacts.records import Outcome, Running, row_of
 from tasks.scheduling.staleness import Admission
 
 
@@ -20,12 +20,12 @@ class PromptRef:
     """A reference to a prompt, with all that schedulers know of the prompt."""
 
     prompt_id: str  # its id
-    domain: str  # its quota key
+    domain: str  # its quota key; "<domain>@<adapter>" in a run of several adapters
 
     @property
     def row(self) -> int:
         """The prompt's row of the dataset: the second part of its id, behind the epoch."""
-        return int(self.prompt_id.partition("/")[2])
+        return row_of(self.prompt_id)
 
 
 # --- events ---

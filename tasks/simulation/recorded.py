@@ -27,7 +27,7 @@ import numpy as np
 
 from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.journal import Journal
-from artifacts.records import Generated, Outcome, Response, Score, num_computed
+from artifacts.records import Generated, Outcome, Response, Score, num_computed, row_of
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.mailbox import Mailbox
@@ -36,7 +36,6 @@ from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.packing import shared_prefix
 from tasks.simulation.draws import uniform
 from tasks.simulation.protocols import GradientWork
-from tasks.simulation.workloads import row_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

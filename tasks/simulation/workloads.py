@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
-from artifacts.records import CaseVerdict, Generated, Outcome, Score
+from artifacts.records import CaseVerdict, Generated, Outcome, Score, row_of
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.writers import Lengths
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes
@@ -248,11 +248,6 @@ def _score(work: Work, answer: AnswerToScore) -> Score:
         finished_s=work.ends_s,
         cases=work.cases,
     )
-
-
-def row_of(prompt_id: str) -> int:
-    """Returns the data set row in a prompt id, where it follows the epoch and a slash."""
-    return int(prompt_id.rpartition("/")[2])
 
 
 def blank_question(prompt_id: str, num_tokens: int) -> tuple[int, ...]:

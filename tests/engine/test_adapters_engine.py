@@ -36,6 +36,7 @@ pytestmark = [
 ]
 
 SHAPE = AdapterShape(rank=4, scale=1.5, modules=LAYERS)
+(SLOT_ID,) = adapter_slot.slot_ids(SHAPE).values()
 PROBES = ((5, 9, 30, 41, 7, 22), (3, 4, 5, 6))
 Versions = dict[int, tuple[WeightsRef, LlamaForCausalLM]]
 Tensors = dict[str, torch.Tensor]
@@ -181,8 +182,8 @@ async def test_an_adapter_comes_without_a_file(
 
     def activate_again(core: VllmCore) -> None:
         manager = manager_of(core)
-        manager.deactivate_adapter(adapter_slot.SLOT_ID)
-        manager.activate_adapter(adapter_slot.SLOT_ID)
+        manager.deactivate_adapter(SLOT_ID)
+        manager.activate_adapter(SLOT_ID)
 
     await engine._thread.call("activate", activate_again, 10)
     after = await generate(engine, make_batch(4, max_new_tokens=12))
@@ -224,11 +225,11 @@ def scale_lost(patch: pytest.MonkeyPatch, core: VllmCore) -> None:
     """The adapter works with a scale of 1."""
     of_parts = adapter_slot._held
 
-    def held(manager: Any, tensors: Any, scaled: Any) -> dict[str, int]:  # Any: as above
+    def held(manager: Any, number: int, tensors: Any, scaled: Any) -> dict[str, int]:  # Any: above
         for layer in manager.modules.values():
             for stacked in layer.lora_b_stacked:
                 stacked /= SHAPE.scale
-        return of_parts(manager, tensors, scaled)
+        return of_parts(manager, number, tensors, scaled)
 
     patch.setattr(adapter_slot, "_held", held)
 
@@ -261,7 +262,7 @@ def parts_exchanged(patch: pytest.MonkeyPatch, core: VllmCore) -> None:
 
 def not_asked_for(patch: pytest.MonkeyPatch, core: VllmCore) -> None:
     """Requests do not name the adapter, so that they run on the base."""
-    patch.setattr("tasks.engines.vllm.core.slot_request", lambda path: None)
+    patch.setattr("tasks.engines.vllm.core.slot_requests", lambda shape, path: {})
 
 
 def evicted(patch: pytest.MonkeyPatch, core: VllmCore) -> None:
@@ -271,7 +272,7 @@ def evicted(patch: pytest.MonkeyPatch, core: VllmCore) -> None:
 
     def then_drop(name: str, args: tuple[object, ...] = ()) -> object:
         answer = load(name, args=args)
-        manager.remove_adapter(adapter_slot.SLOT_ID)
+        manager.remove_adapter(SLOT_ID)
         return answer
 
     patch.setattr(core._engine, "collective_rpc", then_drop)

@@ -141,8 +141,8 @@ def updated(learners: Sequence[LearnerRank], start: str) -> torch.Tensor:
     first = learners[0]
     for other in learners[1:]:
         first._policy.parameters.gradients += other._policy.parameters.gradients
-        first._normaliser += other._normaliser
-        first._loss_sum += other._loss_sum
+        (normaliser, loss_sum), (more, further) = first._sums[""], other._sums[""]
+        first._sums[""] = normaliser + more, loss_sum + further
         other.discard()
     first.update(1)
     values = first._policy.parameters.values.clone()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_runner import STOP, FakeRunner, make_scheduler, make_vllm_config, make_vllm_request
 
-from tasks.engines.vllm.adapter_slot import arguments_of, slot_request
+from tasks.engines.vllm.adapter_slot import arguments_of, slot_requests
 from tasks.engines.vllm.decode_steps import DecodeSteps
 from tasks.learner.lora_config import LoraConfig
 
@@ -40,7 +40,9 @@ class World:
         self.steps = DecodeSteps(self.scheduler) if lean else None
         self._runner = FakeRunner(self.scheduler)
         self._ahead = ahead
-        self._adapter = slot_request("1.safetensors") if vllm_config.lora_config else None
+        shape = LoraConfig(rank=4).engine_shape
+        has_adapter = vllm_config.lora_config and shape
+        self._adapter = slot_requests(shape, "1.safetensors")[""] if has_adapter else None
         self._in_flight: deque[tuple[Any, Any]] = deque()
         self.requests: dict[str, Any] = {}
         self.logprobs: dict[str, list[float]] = {}

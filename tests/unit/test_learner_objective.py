@@ -317,8 +317,8 @@ def test_sums_and_updates_do_not_depend_on_rows_and_ranks(
     first = ranks[0]
     for other in ranks[1:]:
         first._policy.parameters.gradients += other._policy.parameters.gradients
-        first._normaliser += other._normaliser
-        first._loss_sum += other._loss_sum
+        (normaliser, loss_sum), (more, further) = first._sums[""], other._sums[""]
+        first._sums[""] = normaliser + more, loss_sum + further
     first.update(1)
     alone.update(1)
     torch.testing.assert_close(

@@ -204,7 +204,7 @@ def test_what_a_lost_attempt_accumulated_is_discarded(
                 make_plan(tmp_path), buffer, [FREED, *GROUPS[:5]], failure="engine-1 is gone"
             )
         assert isinstance(root_cause(caught.value), RoundAborted)
-        assert learner._rank._normaliser > 0
+        assert learner._rank._sums[""][0] > 0
         await play(make_plan(tmp_path, attempt=2), buffer, GROUPS)
 
     asyncio.run(attempts())
@@ -229,7 +229,7 @@ def test_a_response_of_weights_that_the_round_does_not_allow_is_not_trained(
     with pytest.raises((ValueError, ExceptionGroup)) as caught:
         asyncio.run(play(plan, BufferActor(CAPACITIES, "run"), groups))
     assert re.search(words, str(root_cause(caught.value)))
-    assert learner._rank._normaliser == 0
+    assert learner._rank._sums[""][0] == 0
 
 
 def test_an_observation_that_other_weights_read_is_no_reason_not_to_train(
@@ -242,7 +242,7 @@ def test_an_observation_that_other_weights_read_is_no_reason_not_to_train(
     spoken = replace(first, generated=replace(episode, versions=spans))
     groups = (replace(GROUPS[0], responses=(spoken, *GROUPS[0].responses[1:])), *GROUPS[1:])
     asyncio.run(play(make_plan(tmp_path), BufferActor(CAPACITIES, "run"), groups))
-    assert learner._rank._normaliser > 0
+    assert learner._rank._sums[""][0] > 0
 
 
 async def replayed(actor: LearnerActor, plan: StepPlan, groups: Sequence[Group]) -> None:
@@ -348,7 +348,7 @@ def test_a_step_that_was_updated_is_not_trained_again(
 
     report = asyncio.run(attempts())
     assert [rank.num_groups for rank in report.ranks] == [0]
-    assert learner._rank._normaliser == 0
+    assert learner._rank._sums[""][0] == 0
 
 
 def publish_of(

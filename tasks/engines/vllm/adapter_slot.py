@@ -1,52 +1,60 @@
-"""The adapter of a vLLM worker: written into the one slot that vLLM has for it, and read back.
+"""The adapters of a vLLM worker: each written into the slot that vLLM has for it, and read back.
 
     stream ─▶ B times the scale ─▶ vLLM's manager ─▶ slot of every adapted layer ─▶ read back
 
-A version replaces the one before it in place, under one id: what runs goes on with the new one, as
-with whole weights. vLLM applies an adapter to those requests that name it, and lets all others run
-on the base without a word; so from the first version on no batch may contain such a request.
+A version replaces the one before it in place, under the same ids: what runs goes on with the new
+one, as with whole weights. vLLM applies an adapter to those requests that name it, and lets all
+others run on the base without a word; so from the first version on no batch may contain such a
+request, nor one that runs with another adapter than its own.
 
 Relied on, in vLLM 0.32: `LRUCacheWorkerLoRAManager` loads nothing for a request whose id it has;
 layers keep A and B, padded with zeros, in `lora_a_stacked` and `lora_b_stacked`, fused ones a pair
 for each part; `slice_lora_a` and `slice_lora_b` cut them for a rank of tensor parallelism; every
-batch passes `set_active_adapters`.
+batch passes `set_active_adapters`, with a mapping in the order of the runner's `input_batch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from artifacts.adapter_files import A, B, stem_of
+from artifacts.adapter_files import A, B, named, part_of, stem_of
 from artifacts.models.size import ModelSize
+from artifacts.records import adapter_of, prompt_of
 from tasks.engines.base import AdapterShape
 
 if TYPE_CHECKING:  # configurations name the slot, and are read without torch
     from torch import Tensor
 
-SLOT_ID = 1  # vLLM's id of the adapter; 0 is the base
-NAME = "policy"
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 
 def arguments_of(shape: AdapterShape | None) -> dict[str, Any]:  # Any: vLLM's EngineArgs
-    """The arguments of vLLM's EngineArgs that make room for an adapter; none without one."""
+    """The arguments of vLLM's EngineArgs that make room for adapters; none without one."""
     if shape is None:
         return {}
     return {
         "enable_lora": True,
-        "max_loras": 1,
+        "max_loras": len(shape.names),
         "max_lora_rank": min(rank for rank in _RANKS if rank >= shape.rank),
         "lora_target_modules": list(shape.modules),
     }
 
 
-def slot_request(path: str) -> Any:  # Any: vLLM's LoRARequest
-    """What a request carries to run with the adapter. path: of its version, which vLLM never
-    reads."""
+def slot_ids(shape: AdapterShape) -> dict[str, int]:
+    """vLLM's id of each adapter; 0 is the base."""
+    return {name: number for number, name in enumerate(shape.names, 1)}
+
+
+def slot_requests(shape: AdapterShape, path: str) -> dict[str, Any]:  # Any: vLLM's LoRARequest
+    """What a request carries to run with an adapter, by the adapter's name. path: of its version,
+    which vLLM never reads."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(NAME, SLOT_ID, path)
+    return {
+        name: LoRARequest(name or "policy", number, path)
+        for name, number in slot_ids(shape).items()
+    }
 
 
 def slot_parameters(shape: AdapterShape | None, size: ModelSize) -> int:
@@ -60,43 +68,61 @@ def slot_parameters(shape: AdapterShape | None, size: ModelSize) -> int:
     return int(ranks) * size.num_layers * of_layer
 
 
-def load_adapter(
+def load_adapters(
     runner: Any,  # Any: vLLM's model runner, and what it consists of
     tensors: Mapping[str, Tensor],
     shape: AdapterShape,
     path: str,
 ) -> dict[str, int]:
-    """Replace the adapter by these tensors; returns the fingerprint of each as the worker's layers
+    """Replace the adapters by these tensors; returns the fingerprint of each as the worker's layers
     hold it, by name. Raises ValueError, before anything is changed, for tensors that fit no layer
     of the model."""
     import torch
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.lora_weights import LoRALayerWeights
 
-    manager = runner.lora_manager._adapter_manager
+    manager, ids = runner.lora_manager._adapter_manager, slot_ids(shape)
     parts = {stem for stem, _, _ in _parts(manager)}
-    stems = sorted(set(map(stem_of, tensors)))
-    unknown = [stem for stem in stems if stem not in parts or {stem + A, stem + B} - tensors.keys()]
-    if unknown or not stems:
+    owned = {name: part_of(tensors, name) for name in ids}
+    stems = {name: sorted(set(map(stem_of, own))) for name, own in owned.items()}
+    unknown = [
+        named(name, stem)
+        for name, own in owned.items()
+        for stem in stems[name] or ["none"]
+        if stem not in parts or {stem + A, stem + B} - own.keys()
+    ]
+    if unknown or sum(map(len, owned.values())) != len(tensors):
         known = ", ".join(sorted({_leaf(stem) for stem in parts}))
+        strange = unknown or sorted(
+            name for name in tensors if name.partition("/")[0] not in shape.names
+        )
         raise ValueError(
             f"an adapter must consist of matrices A and B of the model's layers, {path} has"
-            f" {(unknown or ['none'])[0]}; vLLM adapts {known}"
+            f" {strange[0]}; vLLM adapts {known}"
         )
-    scaled = {stem: tensors[stem + B] * shape.scale for stem in stems}
-    # a copy of A: vLLM keeps both, and what comes without a file lies in the learner's memory
-    loras = {
-        stem: LoRALayerWeights(
-            stem, shape.rank, shape.rank, tensors[stem + A].clone(), scaled[stem]
-        )
-        for stem in stems
+    scaled = {
+        name: {stem: own[stem + B] * shape.scale for stem in stems[name]}
+        for name, own in owned.items()
     }
+    prints: dict[str, int] = {}
     with torch.no_grad():
-        manager.remove_adapter(SLOT_ID)
-        manager.add_adapter(LoRAModel(SLOT_ID, shape.rank, loras))
-        manager.activate_adapter(SLOT_ID)
-        _guard(runner.lora_manager)
-        return _held(manager, tensors, scaled)
+        for name, number in ids.items():
+            # a copy of A: vLLM keeps both, and what comes without a file lies in the learner's
+            # memory
+            loras = {
+                stem: LoRALayerWeights(
+                    stem, shape.rank, shape.rank, owned[name][stem + A].clone(), scaled[name][stem]
+                )
+                for stem in stems[name]
+            }
+            manager.remove_adapter(number)
+            manager.add_adapter(LoRAModel(number, shape.rank, loras))
+            manager.activate_adapter(number)
+        _guard(runner, ids)
+        for name, number in ids.items():
+            held = _held(manager, number, owned[name], scaled[name])
+            prints |= {named(name, tensor): each for tensor, each in held.items()}
+    return prints
 
 
 def _leaf(name: str) -> str:
@@ -111,15 +137,15 @@ def _parts(manager: Any) -> Iterator[tuple[str, Any, int]]:
 
 
 def _held(
-    manager: Any, tensors: Mapping[str, Tensor], scaled: Mapping[str, Tensor]
+    manager: Any, number: int, tensors: Mapping[str, Tensor], scaled: Mapping[str, Tensor]
 ) -> dict[str, int]:
-    """A tensor's fingerprint where the layer holds exactly what loading it would give, and nothing
-    beside it; else that of what it holds."""
+    """A tensor's fingerprint where the layer's slot of this adapter holds exactly what loading it
+    would give, and nothing beside it; else that of what it holds."""
     import torch
 
     from artifacts.weights import fingerprint
 
-    slot = manager.lora_index_to_id.index(SLOT_ID)
+    slot = manager.lora_index_to_id.index(number)
     prints: dict[str, int] = {}
     for stem, layer, place in _parts(manager):
         pair = layer.lora_a_stacked[place][slot, 0], layer.lora_b_stacked[place][slot, 0]
@@ -149,21 +175,48 @@ def _cut(layer: Any, place: int, first: Tensor, second: Tensor) -> tuple[Tensor,
     return layer.slice_lora_a(firsts)[place], layer.slice_lora_b(seconds)[place]
 
 
-def _guard(worker_manager: Any) -> None:
-    """Refuse every batch from now on in which a request would run without the adapter."""
-    if hasattr(worker_manager, "unguarded"):
+def _guard(runner: Any, ids: Mapping[str, int]) -> None:
+    """Refuse every batch from now on in which a request would run without an adapter, or with
+    another than the one that its id names."""
+    manager, own = runner.lora_manager, {number: name for name, number in ids.items()}
+    if hasattr(manager, "unguarded"):
         return
-    worker_manager.unguarded = worker_manager.set_active_adapters
+    manager.unguarded, in_batch = manager.set_active_adapters, _requests_of_batch(runner)
 
     def set_active_adapters(requests: set[Any], mapping: Any | None) -> None:
-        others = set(mapping.prompt_mapping) - {SLOT_ID} if mapping else set()
-        held = worker_manager.list_adapters()
-        if others or held != {SLOT_ID}:
+        given = [int(number) for number in mapping.prompt_mapping] if mapping else []
+        held, others = manager.list_adapters(), set(given) - set(own)
+        if others or held != set(own):
             raise RuntimeError(
                 "every request must run with the adapter of its weight version, this batch has"
-                f" requests with adapters {sorted(map(int, others)) or [SLOT_ID]} (0: the base) and"
+                f" requests with adapters {sorted(others) or sorted(own)} (0: the base) and"
                 f" the engine holds {sorted(held)}; resume the run, which loads it again"
             )
-        worker_manager.unguarded(requests, mapping)
+        asked = [adapter_of(prompt_of(name)) for name in in_batch()] if mapping else []
+        found = [own[number] for number in given]
+        if len(own) > 1 and asked != found:
+            wrong = next((pair for pair in zip(asked, found, strict=False) if len({*pair}) > 1), "")
+            raise RuntimeError(
+                "every request must run with the adapter that its id names, this batch has"
+                f" {len(asked)} requests and {len(found)} adapters, and the first that differs asks"
+                f" for and has {wrong or 'none'}; resume the run, which loads them again"
+            )
+        manager.unguarded(requests, mapping)
 
-    worker_manager.set_active_adapters = set_active_adapters
+    manager.set_active_adapters = set_active_adapters
+
+
+def _requests_of_batch(runner: Any) -> Callable[[], Sequence[str]]:
+    """Where to read vLLM's ids of the requests of a batch, in the mapping's order. Its second model
+    runner makes the mapping of ids that it keeps nowhere else."""
+    if not hasattr(runner, "lora_state"):
+        return lambda: tuple(runner.input_batch.req_ids)
+    noted: list[str] = []
+    make = runner.lora_state.make_lora_inputs
+
+    def make_lora_inputs(request_ids: list[str], *rest: Any) -> Any:
+        noted[:] = request_ids
+        return make(request_ids, *rest)
+
+    runner.lora_state.make_lora_inputs = make_lora_inputs
+    return lambda: noted

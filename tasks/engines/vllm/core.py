@@ -25,7 +25,7 @@ from tasks.engines.base import (
     check_request,
 )
 from tasks.engines.chat_tokens import ChatTokens
-from tasks.engines.vllm.adapter_slot import slot_request
+from tasks.engines.vllm.adapter_slot import slot_requests
 from tasks.engines.vllm.decode_steps import DecodeSteps
 from tasks.engines.vllm.live import Gauges, Live
 from tasks.engines.vllm.llm_engine import (
@@ -78,7 +78,9 @@ class VllmCore:
         self._holds_new = False
         self._held: list[Waiting] = []  # until the next load
         self._report_tokens = report_tokens
-        self._adapter_shape, self._adapter = adapter, None
+        self._adapter_shape = adapter
+        # by the adapter's name; Any: vLLM's LoRARequest, none before the first version
+        self._adapters: dict[str, Any] = {}
         # probes, and their log-probabilities without an adapter
         self._of_base: tuple[Probes, Probed] | None = None
         self._num_unreported = 0  # steps since the last report
@@ -177,7 +179,7 @@ class VllmCore:
             self.hold_new()
         for live in self._live.values():
             live.spans = live.spans_with(self._version)
-        if self._adapter_shape is not None and self._adapter is None and probes:
+        if self._adapter_shape is not None and not self._adapters and probes:
             with alone(self._scheduler):  # once: no batch may leave the adapter out afterwards
                 found = prompt_logprobs(self._engine, probes, Entry(salt="base"))
             self._of_base = tuple(probes), found
@@ -186,7 +188,7 @@ class VllmCore:
         )
         self._version = weights.version
         if self._adapter_shape is not None:
-            self._adapter = slot_request(weights.path)
+            self._adapters = slot_requests(self._adapter_shape, weights.path)
         if keeps:
             self._siblings.salt = str(weights.version)
         else:
@@ -194,7 +196,10 @@ class VllmCore:
         self._gauges.note_load(self._live.values())
         make_room(self._scheduler, self._engine.vllm_config.cache_config.block_size, probes)
         with alone(self._scheduler):
-            logprobs = prompt_logprobs(self._engine, probes, self._entry)
+            names = self._adapter_shape.names if self._adapter_shape is not None else ("",)
+            logprobs: Probed = ()
+            for name in names:
+                logprobs += prompt_logprobs(self._engine, probes, self._entry(name))
             if not (keeps or self._engine.reset_prefix_cache()):
                 raise RuntimeError("a prefix cache that nothing uses could not be emptied")
         asked, of_base = self._of_base or ((), None)
@@ -203,13 +208,14 @@ class VllmCore:
             fingerprints=agreed(prints),
             probe_logprobs=logprobs,
             base_logprobs=of_base if asked == tuple(probes) else None,
+            adapters=names,
         )
 
     def warm_up(self) -> None:
         """Run every kind of step once: vLLM compiles on first use, which must delay no round. It
         has captured CUDA graphs of all batch sizes by then; what samples beside them is compiled
         for one row, for multiples of 16, and for other numbers."""
-        prompt_logprobs(self._engine, [(0,) * 4], self._entry)
+        prompt_logprobs(self._engine, [(0,) * 4], self._entry())
         most = self._engine.vllm_config.scheduler_config.max_num_seqs
         for number in (1,) if on_cpu() else sorted({1, min(3, most), min(16, most), most}):
             self.add([_warming(index) for index in range(number)])
@@ -243,9 +249,10 @@ class VllmCore:
 
     # --- into vLLM
 
-    @property
-    def _entry(self) -> Entry:
-        return Entry(salt=self._siblings.salt, adapter=self._adapter)
+    def _entry(self, adapter: str = "") -> Entry:
+        """How requests for an adapter enter. One of a name that the engine lacks would run on the
+        base, which the worker refuses."""
+        return Entry(salt=self._siblings.salt, adapter=self._adapters.get(adapter), name=adapter)
 
     @property
     def _scheduler(self) -> Any:  # Any: vLLM's scheduler, an internal
@@ -255,7 +262,8 @@ class VllmCore:
         """Hand the request to vLLM."""
         tokens = [*request.prompt_tokens, *request.kept_tokens]
         params = response_params(request, self._stop_ids, self._seed_arguments(request.seed))
-        internal_id = enter(self._engine, request.response_id, tokens, params, self._entry)
+        entry = self._entry(request.adapter)
+        internal_id = enter(self._engine, request.response_id, tokens, params, entry)
         live = Live(
             request=request,
             internal_id=internal_id,

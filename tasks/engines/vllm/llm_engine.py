@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from artifacts.models.importing import importing_transformers
-from artifacts.records import Request
+from artifacts.records import Request, asked_of
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.vllm.worker_patches import allow_tiles, leave_out_ranks
 
@@ -125,6 +125,7 @@ class Entry:
 
     salt: str | None = None  # requests share KV cache only if they have the same
     adapter: Any = None  # Any: vLLM's LoRARequest; None for the model alone
+    name: str = ""  # of the adapter, where there are several
 
 
 def enter(
@@ -186,11 +187,12 @@ def prompt_logprobs(
 ) -> tuple[tuple[float, ...], ...]:
     """Log-probabilities of each probe's tokens after its first, computed in one batch."""
     params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    asked = asked_of(PROBE, entry.name)
     for index, probe in enumerate(probes):
-        enter(engine, f"{PROBE}:{index}", list(probe), params, entry)
+        enter(engine, f"{asked}:{index}", list(probe), params, entry)
     found: dict[str, tuple[float, ...]] = {}
     while len(found) < len(probes):
         found |= {
             output.request_id: tuple(output.prompt_logprobs.logprobs) for output in engine.step()
         }
-    return tuple(found[f"{PROBE}:{index}"] for index in range(len(probes)))
+    return tuple(found[f"{asked}:{index}"] for index in range(len(probes)))

@@ -20,13 +20,13 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.records import Request
+from artifacts.records import Request, adapter_of, prompt_of
 from tasks.engines.vllm.llm_engine import on_cpu
 
 # Any: vLLM's scheduler, requests and blocks
 
 Tokens = tuple[int, ...]
-Key = tuple[str | None, Tokens]  # of what is shared: cache salt and prompt
+Key = tuple[str | None, str, Tokens]  # of what is shared: cache salt, adapter and prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Siblings:
     def hold(self, request: Request, submitted_s: float) -> bool:
         """Keep the request if it must wait for a sibling; False where it may enter at once."""
         waiting = Waiting(request=request, submitted_s=submitted_s)
-        must_wait = self._is_computing(waiting.tokens)
+        must_wait = self._is_computing(waiting)
         if must_wait:
             self.waiting.append(waiting)
         return must_wait
@@ -71,8 +71,8 @@ class Siblings:
 
     def take_ready(self) -> list[Waiting]:
         """Remove and return the requests that no sibling inside keeps waiting any more."""
-        ready = [each for each in self.waiting if not self._is_computing(each.tokens)]
-        self.waiting = [each for each in self.waiting if self._is_computing(each.tokens)]
+        ready = [each for each in self.waiting if not self._is_computing(each)]
+        self.waiting = [each for each in self.waiting if self._is_computing(each)]
         return ready
 
     def take(self, response_ids: Container[str]) -> list[Waiting]:
@@ -96,9 +96,9 @@ class Siblings:
             if not self._inside[key]:
                 del self._inside[key]
 
-    def _is_computing(self, tokens: Tokens) -> bool:
+    def _is_computing(self, waiting: Waiting) -> bool:
         """True if siblings are inside vLLM and none of them has computed the whole prompt yet."""
-        inside = self._inside.get((self.salt, tokens), ())
+        inside = self._inside.get((self.salt, waiting.request.adapter, waiting.tokens), ())
         return bool(inside) and not any(request.num_output_tokens for request in inside)
 
     def _computed_blocks(self, request: Any) -> tuple[Any, int, int]:
@@ -119,7 +119,8 @@ class Siblings:
 
 
 def _key(request: Any) -> Key:
-    return request.cache_salt, tuple(request.prompt_token_ids)
+    adapter = adapter_of(prompt_of(request.request_id))
+    return request.cache_salt, adapter, tuple(request.prompt_token_ids)
 
 
 def _can_share(scheduler: Any) -> bool:

@@ -33,7 +33,7 @@ from artifacts.weights import fingerprint, read_weights
 from tasks.engines.base import AdapterShape
 from tasks.engines.transports.base import TransportKind, WeightStream, WeightTransport
 from tasks.engines.transports.registry import opened
-from tasks.engines.vllm.adapter_slot import load_adapter
+from tasks.engines.vllm.adapter_slot import load_adapters
 from tasks.engines.vllm.model_parts import (
     NAMES,
     TensorPart,
@@ -75,7 +75,7 @@ class WeightReader:
         device, member = next(model.parameters()).device, f"{engine}/{self.rank}"
         with opened(weights, device, member, self._transports) as stream:
             if adapter is not None:
-                return load_adapter(self.model_runner, _whole(stream), adapter, weights.path)
+                return load_adapters(self.model_runner, _whole(stream), adapter, weights.path)
             _check_tensors(model, self._proven_shapes or {}, stream.shapes, weights.path)
             if self._proven_shapes is None:
                 prints = self._load_by_vllm(model, _whole(stream), weights.version)

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 from tasks.scheduling.batch import BatchAlgebra, BatchConfig, RoundShape
 from tasks.scheduling.events import PromptRef, RoundPlan, RoundScheduler
-from tasks.scheduling.prompt_stream import draw_places, draw_prompts
+from tasks.scheduling.prompt_stream import NO_SWEEP, Answering, draw_places, draw_prompts
 from tasks.scheduling.queue_state import QueueState
 from tasks.scheduling.quotas import domain_quotas
 
@@ -61,6 +61,7 @@ class PlanningInputs:
     unfit: Collection[int] = ()  # rows that are never asked
     # the newest weight version that every engine has; None for that of the step before
     published: int | None = None
+    answering: Answering = NO_SWEEP  # the adapters that answer
 
     @property
     def version(self) -> int:
@@ -75,7 +76,9 @@ class PlanningInputs:
     def upcoming(self, num_prompts: int) -> tuple[PromptRef, ...]:
         """The next num_prompts prompts that were not launched yet: skipped ones, then new ones."""
         num_new = max(0, num_prompts - len(self.state.skipped))
-        drawn = draw_prompts(self.domains, self.seed, self.state.num_drawn, num_new, self.unfit)
+        drawn = draw_prompts(
+            self.domains, self.seed, self.state.num_drawn, num_new, self.unfit, self.answering
+        )
         return (*self.state.skipped[:num_prompts], *drawn)
 
     def places(self, num_prompts: int) -> tuple[int, ...]:
@@ -84,15 +87,16 @@ class PlanningInputs:
         if not self.unfit:
             return ()
         num_new = max(0, num_prompts - len(self.state.skipped))
-        return draw_places(len(self.domains), self.seed, self.state.num_drawn, num_new, self.unfit)
+        num_rows, num_drawn, times = len(self.domains), self.state.num_drawn, self.answering.times
+        return draw_places(num_rows, self.seed, num_drawn, num_new, self.unfit, times)
 
     def check_rows(self, launch_prompts: int) -> None:
-        """Raise ValueError if a round would launch the same row twice."""
-        num_rows = len(self.domains) - len(self.unfit)
-        if num_rows < launch_prompts:
+        """Raise ValueError if a round would launch the same row twice for an adapter."""
+        num_rows, num_asked = len(self.domains) - len(self.unfit), launch_prompts
+        if num_rows * self.answering.times < num_asked:
             raise ValueError(
                 "a dataset must have as many rows as a round launches prompts "
-                f"({launch_prompts}), got {num_rows}; "
+                f"({-(-num_asked // self.answering.times)}), got {num_rows}; "
                 "use more rows or lower batch.prompts_per_step"
             )
 
