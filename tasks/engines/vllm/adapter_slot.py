@@ -184,26 +184,32 @@ def _guard(runner: Any, ids: Mapping[str, int]) -> None:
     manager.unguarded, in_batch = manager.set_active_adapters, _requests_of_batch(runner)
 
     def set_active_adapters(requests: set[Any], mapping: Any | None) -> None:
-        given = [int(number) for number in mapping.prompt_mapping] if mapping else []
+        given = mapping.prompt_mapping if mapping else ()
         held, others = manager.list_adapters(), set(given) - set(own)
         if others or held != set(own):
+            told = sorted(map(int, others)) or sorted(own)
             raise RuntimeError(
                 "every request must run with the adapter of its weight version, this batch has"
-                f" requests with adapters {sorted(others) or sorted(own)} (0: the base) and"
+                f" requests with adapters {told} (0: the base) and"
                 f" the engine holds {sorted(held)}; resume the run, which loads it again"
             )
-        asked = [adapter_of(prompt_of(name)) for name in in_batch()] if mapping else []
-        found = [own[number] for number in given]
-        if len(own) > 1 and asked != found:
-            wrong = next((pair for pair in zip(asked, found, strict=False) if len({*pair}) > 1), "")
-            raise RuntimeError(
-                "every request must run with the adapter that its id names, this batch has"
-                f" {len(asked)} requests and {len(found)} adapters, and the first that differs asks"
-                f" for and has {wrong or 'none'}; resume the run, which loads them again"
-            )
+        if mapping and len(own) > 1:
+            _check_own(in_batch(), [own[number] for number in given])
         manager.unguarded(requests, mapping)
 
     manager.set_active_adapters = set_active_adapters
+
+
+def _check_own(request_ids: Sequence[str], found: Sequence[str]) -> None:
+    """Raises RuntimeError unless these adapters are those that the requests of a batch name."""
+    asked = [adapter_of(prompt_of(name)) for name in request_ids]
+    if asked != found:
+        wrong = next((pair for pair in zip(asked, found, strict=False) if len({*pair}) > 1), "none")
+        raise RuntimeError(
+            "every request must run with the adapter that its id names, this batch has"
+            f" {len(asked)} requests and {len(found)} adapters, and the first that differs asks for"
+            f" and has {wrong}; resume the run, which loads them again"
+        )
 
 
 def _requests_of_batch(runner: Any) -> Callable[[], Sequence[str]]:
