@@ -50,6 +50,11 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
     "engine.max_model_len=256",
     "cluster.device_kind=cpu",  # on a machine with GPUs, too
 )
+ADAPTER = "learner.lora.rank=4"
+Settings = tuple[str, ...]
+TRAINED: tuple[Settings, ...] = ((), (ADAPTER,))
+KINDS_TRAINED = ("weights", "adapter")
+of_both_kinds = pytest.mark.parametrize("trained", TRAINED, ids=KINDS_TRAINED)
 # of this process alone: others may have runs of the same name
 HANDOVER = Path("/dev/shm") / f"rollflow-tests-{os.getpid()}"
 NUM_GPUS = len(found_gpus().names)

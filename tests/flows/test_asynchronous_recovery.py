@@ -12,9 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.flows.asynchronous_records import check, check_evaluation, commits, num_mixed
-from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, moment, wait_for, worker_of
+from tests.flows.conftest import (
+    ENDS_WITHIN_S,
+    SIMULATED,
+    Launcher,
+    Settings,
+    moment,
+    of_both_kinds,
+    wait_for,
+    worker_of,
+)
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900), of_both_kinds]
 
 RATIO = 1.5
 SETTINGS = (
@@ -43,11 +52,11 @@ def lose_workers(process: subprocess.Popen[str], run: Path, first: str) -> None:
 
 
 def test_a_flow_that_is_killed_while_steps_overlap_resumes(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     run, num_steps, resume = tmp_path / "overlapped-flow-kills", 5, ""
     for name in ("rounds/00002.json", "00003.safetensors"):
-        settings = () if resume else (*SETTINGS, f'run_name="{run.name}"')
+        settings = () if resume else (*SETTINGS, *trained, f'run_name="{run.name}"')
         steps = f"num_steps={num_steps}"
         process = launcher.start(tmp_path, *settings, steps, preset="tiny-async", resume=resume)
         wait_for(moment(run, name), process)
@@ -63,12 +72,12 @@ def test_a_flow_that_is_killed_while_steps_overlap_resumes(
 
 
 def test_workers_that_are_killed_while_steps_overlap_are_got_over(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     """One of two engines while a step trains and a round goes on, the learner while its weights are
     being published, and the coordinators of both rounds."""
     run, num_steps = tmp_path / "overlapped-worker-kills", 7
-    settings = (*SETTINGS, f"num_steps={num_steps}", f'run_name="{run.name}"')
+    settings = (*SETTINGS, *trained, f"num_steps={num_steps}", f'run_name="{run.name}"')
     process = launcher.start(tmp_path, *settings, preset="tiny-async")
     lose_workers(process, run, "rounds/00002.json")
     check(run, RATIO, num_steps)
@@ -77,13 +86,13 @@ def test_workers_that_are_killed_while_steps_overlap_are_got_over(
 
 
 def test_what_is_killed_where_devices_generate_and_train_in_turn_goes_on_with_what_was_stopped(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     """The flow when a round has closed, an engine and the coordinators in rounds that go on with
     what one before them left, the learner while it saves: what was recorded is gone on with."""
     run, num_steps = tmp_path / "in-turn-kills", 7
     asked = ("scheduling.at_update=pause", f"num_steps={num_steps}", f'run_name="{run.name}"')
-    process = launcher.start(tmp_path, *SETTINGS, *asked, preset="tiny-async")
+    process = launcher.start(tmp_path, *SETTINGS, *trained, *asked, preset="tiny-async")
     wait_for(moment(run, "rounds/00002.json"), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -97,14 +106,14 @@ def test_what_is_killed_where_devices_generate_and_train_in_turn_goes_on_with_wh
 
 
 def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     """An engine while the weights of step 2 are evaluated, then the flow in the evaluation after
     step 4: each is made again, with the weights that it is called by. 48 prompts are several waves:
     an evaluation of one wave may be over between two looks at its journal."""
     run, num_steps = tmp_path / "evaluation-kills", 5
     asked = ("evaluation.every_steps=2", "evaluation.num_prompts=48")
-    settings = (*SETTINGS, *asked, f"num_steps={num_steps}", f'run_name="{run.name}"')
+    settings = (*SETTINGS, *trained, *asked, f"num_steps={num_steps}", f'run_name="{run.name}"')
     process = launcher.start(tmp_path, *settings, preset="tiny-async")
     wait_for(moment(run, "evaluation/journal/step=00002"), process)
     worker_of(process, "engine-0").send_signal(signal.SIGKILL)

@@ -9,13 +9,15 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.flows.conftest import SIMULATED, Launcher
+from tests.flows.conftest import KINDS_TRAINED, SIMULATED, TRAINED, Launcher
 
 pytestmark = pytest.mark.flow
 
 
-@pytest.fixture(scope="module")
-def run(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=TRAINED, ids=KINDS_TRAINED)
+def run(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
     """Groups of two, whose rewards of 0 and 1 agree in every second one at least, however often an
     answer is right."""
     root = tmp_path_factory.mktemp("runs")
@@ -25,7 +27,7 @@ def run(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "scheduling.dynamic_sampling=1",
         "scheduling.reward_timing=after_rollout",
     )
-    finished = launcher.run(root, 'run_name="dapo"', *SIMULATED, *settings)
+    finished = launcher.run(root, 'run_name="dapo"', *SIMULATED, *settings, *request.param)
     assert finished.code == 0, finished.err
     return root / "dapo"
 

@@ -24,7 +24,15 @@ from mlflow import MlflowClient
 from artifacts.store import Store
 from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.ports import free_port
-from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, ROOT, SIMULATED, Launcher
+from tests.flows.conftest import (
+    DRAWN,
+    ENDS_WITHIN_S,
+    ROOT,
+    SIMULATED,
+    Launcher,
+    Settings,
+    of_both_kinds,
+)
 from tests.flows.train_origin import Train
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
@@ -87,11 +95,14 @@ def members(run: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
     return {line["name"]: line for line in json.loads((run / "report/members.json").read_text())}
 
 
-def test_a_killed_elastic_worker_costs_no_response(launcher: Launcher, tmp_path: Path) -> None:
+@of_both_kinds
+def test_a_killed_elastic_worker_costs_no_response(
+    launcher: Launcher, tmp_path: Path, trained: Settings
+) -> None:
     run, port = tmp_path / "elastic", free_port()
     process = launcher.start(
         tmp_path,
-        *(*SIMULATED, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
+        *(*SIMULATED, *trained, SLOW, f"num_steps={STEPS}", f'run_name="{run.name}"'),
         *(DRAWN, "elastic.enabled=true", f"cluster.scheduler_port={port}"),
     )
     address = f"tls://127.0.0.1:{port}"
@@ -164,8 +175,9 @@ def knock(address: str, port: int) -> int:
         return error.code
 
 
+@of_both_kinds
 def test_an_elastic_worker_pulls_what_it_needs_and_a_stranger_gets_nothing(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     """The simulated engine reads its tokenizer from the model's folder that came."""
     run, port, weight_port = tmp_path / "pulls", free_port(), free_port()
@@ -173,7 +185,7 @@ def test_an_elastic_worker_pulls_what_it_needs_and_a_stranger_gets_nothing(
     (token := tmp_path / "token").write_text(TOKEN)
     process = launcher.start(
         tmp_path,
-        *(*SIMULATED, DRAWN, SLOW, "num_steps=4", f'run_name="{run.name}"'),
+        *(*SIMULATED, *trained, DRAWN, SLOW, "num_steps=4", f'run_name="{run.name}"'),
         *(
             "elastic.enabled=true",
             f'elastic.token_file="{token}"',
@@ -215,7 +227,7 @@ def test_an_elastic_worker_pulls_what_it_needs_and_a_stranger_gets_nothing(
     assert "it showed no proof" in (run / "log/flow.log").read_text()
 
 
-def trained(run: Path, step: int) -> list[tuple[object, ...]]:
+def trained_responses(run: Path, step: int) -> list[tuple[object, ...]]:
     """The responses that a step trained."""
     rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
     wanted = "prompt_id, index, token_ids, reward"
@@ -224,14 +236,16 @@ def trained(run: Path, step: int) -> list[tuple[object, ...]]:
     ).fetchall()
 
 
+@of_both_kinds
 def test_an_elastic_worker_takes_the_rest_of_a_round_while_the_devices_train(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     """The window closes, the devices train in mid-round, and every step trains what it should."""
     run, port = tmp_path / "seeded", free_port()
     process = launcher.start(
         tmp_path,
-        *(*SIMULATED, DRAWN, SLOW, f"num_steps={SEEDED_STEPS}", f'run_name="{run.name}"'),
+        *(*SIMULATED, *trained, DRAWN, SLOW),
+        *(f"num_steps={SEEDED_STEPS}", f'run_name="{run.name}"'),
         f"cluster.scheduler_port={port}",
         preset=SEEDING,
     )
@@ -244,7 +258,7 @@ def test_an_elastic_worker_takes_the_rest_of_a_round_while_the_devices_train(
         process.kill()
     assert process.returncode == 0, err
     for step in range(1, SEEDED_STEPS + 1):
-        kept = trained(run, step)
+        kept = trained_responses(run, step)
         assert len(kept) == len({row[:2] for row in kept}) == 4 * 4, "P0 * R0 of a small run"
     assert figure(run, "round/attempts") == [1.0] * SEEDED_STEPS, "no step was begun again"
     closed = [commit for commit in commits(run) if commit["metrics"]["seeding/closed"]]

@@ -21,10 +21,17 @@ from artifacts.episodes import Episode
 from artifacts.journal import Journal
 from artifacts.records import Fate, Generated
 from artifacts.store import Store
-from tests.flows.conftest import ENDS_WITHIN_S, Launcher, booked_as_trained, worker_of
+from tests.flows.conftest import (
+    ENDS_WITHIN_S,
+    Launcher,
+    Settings,
+    booked_as_trained,
+    of_both_kinds,
+    worker_of,
+)
 from tests.flows.train_origin import Train
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(1800), of_both_kinds]
 
 GAME = '{"kind": "guess", "style": "terse", "largest": 10, "max_turns": 6}'
 SLOW_GAMES = (
@@ -40,8 +47,8 @@ NUM_EPISODES = 16
 FIRST_ATTEMPT = 1001  # at step 1
 
 
-def start(launcher: Launcher, run: Path, resume: str = "") -> Train:
-    settings = () if resume else (f'run_name="{run.name}"', *SLOW_GAMES)
+def start(launcher: Launcher, run: Path, trained: Settings = (), resume: str = "") -> Train:
+    settings = () if resume else (f'run_name="{run.name}"', *SLOW_GAMES, *trained)
     return launcher.start(
         run.parent, *settings, preset="tiny-sync" if resume else "tiny-agent", resume=resume
     )
@@ -91,10 +98,10 @@ def check_nothing_is_lost(run: Path, before: dict[str, Generated]) -> None:
 
 
 def test_episodes_of_a_killed_flow_go_on_from_their_last_finished_turn(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     run = tmp_path / "killed-flow"
-    process = start(launcher, run)
+    process = start(launcher, run, trained)
     in_the_middle(run, process)
     before = played(run)
     os.kill(process.pid, signal.SIGKILL)
@@ -105,9 +112,11 @@ def test_episodes_of_a_killed_flow_go_on_from_their_last_finished_turn(
     check_nothing_is_lost(run, before)
 
 
-def test_episodes_of_a_killed_engine_go_on_in_another(launcher: Launcher, tmp_path: Path) -> None:
+def test_episodes_of_a_killed_engine_go_on_in_another(
+    launcher: Launcher, tmp_path: Path, trained: Settings
+) -> None:
     run = tmp_path / "killed-engine"
-    process = start(launcher, run)
+    process = start(launcher, run, trained)
     in_the_middle(run, process)
     before = {name: known for name, known in played(run).items() if known.engine == "engine-0"}
     worker_of(process, "engine-0").send_signal(signal.SIGKILL)

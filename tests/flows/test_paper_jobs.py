@@ -32,7 +32,7 @@ from tests.flows.test_elastic_worker_runs import (
     figure,
     handed,
     members,
-    trained,
+    trained_responses,
     wait_until,
 )
 
@@ -71,7 +71,7 @@ def test_three_domains_are_trained_from_the_command_to_the_report(
     kinds = {commit["kind"] for commit in commits(run)}
     assert kinds == ({"sync"} if name.startswith("roll-") else {"short", "drain"})
     for step in range(1, 3):
-        assert len(trained(run, step)) == P0 * R0
+        assert len(trained_responses(run, step)) == P0 * R0
     files = f"read_parquet('{run}/responses/*/*.parquet')"
     scored = duckdb.sql(f"select distinct domain, scorer from {files} where reward is not null")
     found = set(scored.fetchall())
@@ -118,7 +118,7 @@ def test_workers_of_the_step_script_take_part_in_polyrls_twin(
         process.kill()
     assert process.returncode == 0, err
     for step in range(1, STEPS + 1):
-        assert len(trained(run, step)) == P0 * R0
+        assert len(trained_responses(run, step)) == P0 * R0
     assert (run / "report/members.json").exists(), (tmp_path / "workers.log").read_text()
     came = members(run)
     assert {name.rpartition(".")[0] for name in came} <= {"spot-0", "spot-1"}

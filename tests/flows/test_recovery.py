@@ -21,7 +21,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts import layout
-from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, moment, wait_for, worker_of
+from tests.flows.conftest import (
+    ENDS_WITHIN_S,
+    KINDS_TRAINED,
+    SIMULATED,
+    TRAINED,
+    Launcher,
+    Settings,
+    moment,
+    of_both_kinds,
+    wait_for,
+    worker_of,
+)
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -36,12 +47,7 @@ MOMENTS = (
 NUM_CLOSED = 3
 
 
-TRAINED = [(), ("learner.lora.rank=4",)]  # the weights, an adapter
-NAMES = ["weights", "adapter"]
-Settings = tuple[str, ...]
-
-
-@pytest.fixture(scope="module", params=TRAINED, ids=NAMES)
+@pytest.fixture(scope="module", params=TRAINED, ids=KINDS_TRAINED)
 def simulated(request: pytest.FixtureRequest) -> Settings:
     return (*SIMULATED, *request.param)
 
@@ -128,11 +134,12 @@ def test_a_worker_that_is_killed_at_every_point_is_got_over(
 
 
 @pytest.mark.engine
+@of_both_kinds
 def test_a_real_engine_that_is_killed_at_every_point_is_got_over(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
-    whole = whole_run(launcher, tmp_path / "real-uninterrupted")
-    run = kill_at_every_point(launcher, tmp_path, "engine-0")
+    whole = whole_run(launcher, tmp_path / "real-uninterrupted", *trained)
+    run = kill_at_every_point(launcher, tmp_path, "engine-0", *trained)
     assert digests(run)[:NUM_CLOSED] == digests(whole)[:NUM_CLOSED]
     assert trained_prompts(run) == trained_prompts(whole)
 
@@ -158,8 +165,9 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(
 
 
 @pytest.mark.engine
+@of_both_kinds
 def test_a_streamed_run_replays_who_trained_what_bit_by_bit(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     """A learner is killed after two steps without a checkpoint: the replay must come to the
     committed weights or stops the run."""
@@ -176,6 +184,7 @@ def test_a_streamed_run_replays_who_trained_what_bit_by_bit(
         "keep.checkpoint_every_steps=10",
         "batch.prompts_per_step=8",
         *streaming,
+        *trained,
     )
     wait_for(run / "steps" / "00002.json", process)
     committed = digests(run)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.scheduling.layout_planner import ThroughputPoint, ThroughputProfile
-from tests.flows.conftest import Launcher
+from tests.flows.conftest import Launcher, Settings, of_both_kinds
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
@@ -32,14 +32,15 @@ FASTER_TOGETHER = ThroughputProfile(
 )
 
 
+@of_both_kinds
 def test_the_engines_are_rebuilt_over_both_devices_before_the_round(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text(FASTER_TOGETHER.to_json())
     run = tmp_path / "relayout"
     planner = f'planner={{"enabled": true, "profile": "{profile}"}}'
-    finished = launcher.run(tmp_path, f'run_name="{run.name}"', planner)
+    finished = launcher.run(tmp_path, f'run_name="{run.name}"', planner, *trained)
     assert finished.code == 0, finished.err
     commits = [json.loads(path.read_text()) for path in sorted((run / "steps").glob("*.json"))]
     assert [commit["metrics"]["engine/replicas"] for commit in commits] == [1.0, 1.0]

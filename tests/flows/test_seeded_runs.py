@@ -9,7 +9,7 @@ import pytest
 
 from tasks.cluster.ports import free_port
 from tests.flows.conftest import SIMULATED, Launcher
-from tests.flows.test_elastic_worker_runs import SEEDING, commits, figure, trained
+from tests.flows.test_elastic_worker_runs import SEEDING, commits, figure, trained_responses
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -35,7 +35,7 @@ def test_without_an_elastic_worker_the_run_is_the_plain_one(
     alone, plain = runs
     assert len(commits(alone)) == len(commits(plain)) == 2
     for step in (1, 2):
-        assert trained(alone, step) == trained(plain, step)
+        assert trained_responses(alone, step) == trained_responses(plain, step)
     for name in ("rollout/freed_learners", "rollout/tokens", "train/streamed_groups"):
         assert figure(alone, name) == figure(plain, name)
     assert figure(alone, "seeding/closed") == [0.0, 0.0]

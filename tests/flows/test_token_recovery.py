@@ -20,10 +20,18 @@ from artifacts.commit import read_commits
 from artifacts.journal import Journal
 from artifacts.records import Fate, Generated
 from artifacts.store import Store
-from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, booked_as_trained, worker_of
+from tests.flows.conftest import (
+    ENDS_WITHIN_S,
+    SIMULATED,
+    Launcher,
+    Settings,
+    booked_as_trained,
+    of_both_kinds,
+    worker_of,
+)
 from tests.flows.train_origin import Train
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(1800), of_both_kinds]
 
 INTERVAL = 4
 STEP_S = 0.25
@@ -41,8 +49,8 @@ SLACK_S = 1.5  # of a busy machine
 FIRST_ATTEMPT = 1001  # at step 1
 
 
-def start(launcher: Launcher, run: Path, resume: str = "") -> Train:
-    settings = () if resume else (f'run_name="{run.name}"', *SLOW)
+def start(launcher: Launcher, run: Path, trained: Settings = (), resume: str = "") -> Train:
+    settings = () if resume else (f'run_name="{run.name}"', *SLOW, *trained)
     return launcher.start(run.parent, *settings, resume=resume)
 
 
@@ -79,9 +87,11 @@ def check_whole(run: Path, before: dict[str, Generated]) -> dict[str, float]:
     return dict(first)
 
 
-def test_responses_of_a_killed_engine_go_on_in_another(launcher: Launcher, tmp_path: Path) -> None:
+def test_responses_of_a_killed_engine_go_on_in_another(
+    launcher: Launcher, tmp_path: Path, trained: Settings
+) -> None:
     run = tmp_path / "killed-engine"
-    process = start(launcher, run)
+    process = start(launcher, run, trained)
     in_the_middle(run, process)
     worker_of(process, "engine-0").send_signal(signal.SIGKILL)
     before, killed_s = told(run), time.time()
@@ -97,10 +107,10 @@ def test_responses_of_a_killed_engine_go_on_in_another(launcher: Launcher, tmp_p
 
 
 def test_responses_of_a_killed_flow_go_on_in_the_resumed_run(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     run = tmp_path / "killed-flow"
-    process = start(launcher, run)
+    process = start(launcher, run, trained)
     in_the_middle(run, process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
