@@ -11,6 +11,7 @@
     tokens/7001/                tokens of responses while they are generated, by attempt
     responses/step=00007/       one finalised Parquet file; likewise groups/ and spans/
     judgements/step=00007/      replies of judges, a part per attempt: no question is asked twice
+    pictures/                   the pictures that prompts show, each once, named by its content
     evaluation/                 responses, rounds and journal of evaluations, by the step before
     checkpoints/00007/          learner state, complete or absent
     run.pem                     certificate and key with which a run authenticates elastic workers
@@ -46,6 +47,7 @@ SPLITS = "splits"
 MOMENTS = "moments"
 JUDGEMENTS = "judgements"
 EVALUATION = "evaluation"
+PICTURES = "pictures"
 CHECKPOINTS = "checkpoints"
 REPORT = "report"
 LOGS = "log"

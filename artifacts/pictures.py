@@ -9,16 +9,20 @@ opened: tasks without pictures never import it. Leaves out what a model sees of 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from artifacts.store import Store
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Made = TypeVar("Made")
 MOST_PICTURES = 8  # of a prompt
 # formats that decode to the same pixels everywhere, and that no interpreter reads
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -50,6 +54,15 @@ def opened(data: bytes) -> Image:
         ) from None
 
 
+def as_url(data: bytes) -> str:
+    """A `data:` URL of a picture, for a page that shows it."""
+    kind = next((kind for mark, kind in _MARKS.items() if data.startswith(mark)), "png")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+_MARKS = {b"\xff\xd8": "jpeg", b"RIFF": "webp", b"BM": "bmp", b"GIF8": "gif"}
+
+
 class PictureFolder:
     """The pictures of a run."""
 
@@ -75,3 +88,27 @@ class PictureFolder:
                 " named after, it is not; restore it from a copy"
             )
         return data
+
+
+class LatestMade(Generic[Made]):
+    """What is made of pictures, kept by content up to a number of bytes, the latest used longest.
+    All calls come from one thread."""
+
+    def __init__(
+        self, make: Callable[[str], Made], num_bytes_of: Callable[[Made], int], most_bytes: int
+    ) -> None:
+        self._make, self._num_bytes_of, self._most_bytes = make, num_bytes_of, most_bytes
+        self._kept: OrderedDict[str, Made] = OrderedDict()
+        self._num_bytes = 0
+
+    def of(self, content: str) -> Made:
+        """The value of the picture with this content, made if it is not kept."""
+        if content in self._kept:
+            self._kept.move_to_end(content)
+            return self._kept[content]
+        made = self._kept[content] = self._make(content)
+        self._num_bytes += self._num_bytes_of(made)
+        while self._num_bytes > self._most_bytes and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._num_bytes -= self._num_bytes_of(dropped)
+        return made

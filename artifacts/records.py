@@ -150,6 +150,11 @@ class Prompt:
         """The adapter that answers; empty in a run of one, or of none."""
         return adapter_of(self.prompt_id)
 
+    @property
+    def identity(self) -> str:
+        """A text that is the same for equal questions about equal pictures."""
+        return "\n".join((self.text, *(picture.content for picture in self.pictures)))
+
 
 @quickly_packed
 @dataclass(frozen=True, slots=True, kw_only=True)

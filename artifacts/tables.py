@@ -31,6 +31,7 @@ from artifacts.records import (
     Prompt,
     Response,
     Score,
+    ShownPicture,
     Span,
     VersionSpan,
     response_id,
@@ -71,13 +72,20 @@ _EPISODE: Columns = {
     "num_restarted": pa.int32(),
     "num_forgotten": pa.int32(),
 }
+_PICTURE: Columns = {
+    "content": pa.string(),
+    "begin": pa.int32(),
+    "rows": pa.int32(),
+    "columns": pa.int32(),
+}
 PROMPT: Columns = {
     "prompt_id": pa.string(),
     "domain": pa.string(),
     "prompt_text": pa.string(),
     "gold": pa.string(),
     "prompt_token_ids": _TOKENS,
-    "episode_seed": pa.int64(),  # files of earlier runs lack the column
+    "episode_seed": pa.int64(),  # files of earlier runs lack this column and the next
+    "pictures": pa.list_(pa.struct(list(_PICTURE.items()))),
 }
 # for readers of the files: it is in the prompt's id; empty in a run of one adapter, or of none
 ADAPTER: Columns = {"adapter": pa.string()}
@@ -155,6 +163,7 @@ def _episode(cell: Row | None) -> Episode | None:
 # how cells become fields, where they are not the same; a column that the file lacks has None
 READERS: Mapping[str, Callable[[Any], object]] = {  # Any: a cell
     "prompt_token_ids": tuple,
+    "pictures": lambda cell: tuple(ShownPicture(**each) for each in cell or ()),
     "token_ids": tuple,
     "logprobs": tuple,
     "versions": lambda cell: tuple(VersionSpan(**span) for span in cell),

@@ -139,7 +139,7 @@ def kept_evaluation(store: Store, step: int, version: int) -> EvaluationReport |
             num_infra += 1
         else:
             rewards[row.prompt.prompt_id].append(score.reward)
-            questions[row.prompt.prompt_id] = row.prompt.text
+            questions[row.prompt.prompt_id] = row.prompt.identity
     return EvaluationReport(
         version=version,
         scores={

@@ -21,7 +21,7 @@ from artifacts.config_parts import Misfits
 from artifacts.custom_part import check_own_parts
 from artifacts.datasets.row_mapping import MappedConfig
 from artifacts.handover import handover_directory
-from artifacts.layout import CERTIFICATE, LOGS, PLANS, ROUNDS, report_file, steps_of
+from artifacts.layout import CERTIFICATE, LOGS, PICTURES, PLANS, ROUNDS, report_file, steps_of
 from artifacts.records import WeightsRef
 from artifacts.reports.trackers import TrackerStatus
 from artifacts.reports.tracking import RunTracker, ended_by
@@ -33,6 +33,7 @@ from flows.config.engine_sizes import check_heads
 from flows.config.gpu_memory import check_gpu_memory, with_sleep
 from flows.config.keep import KeepConfig
 from flows.config.misfits import misfits_of_places
+from flows.config.picture_rules import check_judge, check_pictures
 from flows.config.rows_needed import fitted, heldout_asked, misfit_of_rows
 from flows.config.run_config import RunConfig, pinned
 from flows.config.subject import lent_questions, subject
@@ -43,7 +44,7 @@ from tasks.cluster.cards import smallest_card_bytes
 from tasks.cluster.devices import engine_members, learners_per_machine, worker_specs
 from tasks.cluster.ports import refusal
 from tasks.elastic.config import ElasticWeightsConfig
-from tasks.engines.model_files import read_head_counts
+from tasks.engines.model_files import read_head_counts, takes_pictures
 from tasks.learner.adapters import check_adapter
 from tasks.learner.architecture import check_architecture, read_config
 from tasks.learner.memory import model_size
@@ -53,10 +54,10 @@ from tasks.run.elastic_setup import check_token
 from tasks.run.prompts import (
     Examination,
     UnfitPrompts,
-    beginning_of,
     check_embeddings,
     check_prompts,
     heldout_refs,
+    probe_of,
     prompts_of,
     task_dataset,
 )
@@ -246,21 +247,31 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     check_heads(config, read_head_counts(str(model)))
     if config.learner.lora.rank:
         check_adapter(config.learner.lora, model)
-    config.engine.check_model(read_config(model), config.cluster.device_kind == "cpu")
+    check_pictures(config, model)
+    judge_model = resolve_model(judge.model, cache, print_line) if judge else None
+    if judge_model is not None:
+        check_judge(judge_model)
+    text = read_config(model).get_text_config()
+    config.engine.check_model(text, config.cluster.device_kind == "cpu")
     size, engine = model_size(model), config.engine
     if config.cluster.device_kind != "cpu":
         card = None if config.cluster.scheduler_address else smallest_card_bytes()
         rested = with_sleep(config, size, card)
         check_gpu_memory(rested, size, card)
         engine = rested.engine
+    root, learner = str(config.local_root() or config.keep.artifact_root), config.learner
+    if takes_pictures(str(model)):
+        pictures = f"{root.rstrip('/')}/{run_id}/{PICTURES}"
+        engine = engine.model_copy(update={"pictures": pictures})
+        learner = learner.model_copy(update={"pictures": pictures})
     return RunContext(
         run_id=run_id,
-        artifact_root=str(config.local_root() or config.keep.artifact_root),
+        artifact_root=root,
         weights_dir=str(weights_dir),
         seed=config.seed,
         task=config.task,
         model_path=str(model),
-        judge_model_path=str(resolve_model(judge.model, cache, print_line)) if judge else "",
+        judge_model_path=str(judge_model or ""),
         rewards=config.rewards,
         environments=config.environments,
         episodes=config.episodes,
@@ -268,7 +279,7 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         max_infra_fraction=config.max_infra_fraction,
         engine=engine,
         sampling=config.sampling,
-        learner=config.learner,
+        learner=learner,
         stream_trainer=config.stream_trainer,
         balancing=config.balancing,
         gate=config.weight_check,
@@ -352,7 +363,7 @@ def _with_probes(config: RunConfig, context: RunContext) -> RunContext:
     return replace(
         context,
         probes=tuple(
-            beginning_of(context, prompt)[-config.weight_check.probe_tokens :]
+            probe_of(context, prompt, config.weight_check.probe_tokens)
             for prompt in prompts.values()
         ),
     )

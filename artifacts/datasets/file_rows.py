@@ -68,6 +68,11 @@ class FilesConfig(MappedConfig):
         description="Share of the distinct questions kept for evaluation, without heldout_path.",
     )
 
+    @property
+    def folder(self) -> str:
+        """Where the files lie."""
+        return self.path.partition("*")[0].rpartition("/")[0]
+
     def check_first_rows(self) -> None:
         """Read the first row that is wanted of either side. Raises ValueError as `load` does."""
         first = self.model_copy(update={"limit": 1})

@@ -30,6 +30,7 @@ from artifacts.datasets.humaneval_rows import HumanEvalConfig
 from artifacts.datasets.published_rows import Published
 from artifacts.datasets.reasoning_gym_rows import ReasoningGymTaskConfig
 from artifacts.datasets.rows import Dataset, Row
+from artifacts.datasets.shapes import ShapesConfig
 from artifacts.datasets.tiny_mix import TinyMixConfig
 from artifacts.datasets.tinycode import TinycodeConfig
 
@@ -106,6 +107,7 @@ SingleTask = Annotated[
     | HubRowsConfig  # a data set of the Hugging Face hub
     | Published  # data sets of the papers, by name
     | HumanEvalConfig  # HumanEval, evaluated only
+    | ShapesConfig  # drawn pictures, to be counted and measured
     | SeedsConfig  # episodes of an environment
     | CustomTask,  # a class of the user's
     Field(discriminator="kind"),

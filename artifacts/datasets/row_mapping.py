@@ -15,9 +15,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.datasets.picture_sources import source_of
 from artifacts.datasets.program_tests import program_tests
 from artifacts.datasets.row_fields import Condition, Fields, find, parse_condition, text_of
 from artifacts.datasets.rows import Message, Row
+from artifacts.pictures import MOST_PICTURES
 
 # of a template, as str.format has it: a doubled brace, a field; {} stands for itself
 _PART = re.compile(r"(?P<doubled>\{\{|\}\})|\{(?P<field>[\w.]+)\}|\{\}|(?P<stray>[{}])")
@@ -48,6 +50,12 @@ class MappedConfig(FrozenConfig):
     )
     system_prompt: str = Field(
         "", description="System turn before a question that is no chat; empty: none."
+    )
+    images_field: str = Field(
+        "",
+        description=(
+            "Field with the question's picture or pictures: paths, URLs or bytes; empty: none."
+        ),
     )
     answer_field: str = Field(
         "answer", description="Field with the answer that the reward compares with."
@@ -151,6 +159,11 @@ class MappedConfig(FrozenConfig):
         return tuple(map(parse_condition, self.filter))
 
     @property
+    def folder(self) -> str:
+        """Where relative paths of pictures begin."""
+        return ""
+
+    @property
     def paths(self) -> frozenset[str]:
         """The dotted path of every field that the mapping reads."""
         question = self._slots() if self.prompt_template else [self.prompt_field]
@@ -159,7 +172,7 @@ class MappedConfig(FrozenConfig):
                 *([self.messages_field] if self.messages_field else question),
                 self.answer_field,
                 *(condition.field for condition in self.conditions),
-                *filter(None, (self.solution_field, self.domain_field)),
+                *filter(None, (self.solution_field, self.domain_field, self.images_field)),
             }
         )
 
@@ -180,6 +193,7 @@ def wanted_row(config: MappedConfig, fields: Fields | ValueError, where: str) ->
             gold=_gold(config, fields, where),
             text=messages[-1].content,
             preamble=int(bool(config.system_prompt)),
+            pictures=_pictures(config, fields, where),
         )
     except (RecursionError, MemoryError, ArithmeticError) as error:  # of JSON, syntax, a number
         raise ValueError(
@@ -215,6 +229,20 @@ def _messages(config: MappedConfig, fields: Fields, where: str) -> tuple[Message
             " last"
         )
     return messages
+
+
+def _pictures(config: MappedConfig, fields: Fields, where: str) -> tuple[str, ...]:
+    """The sources of a row's pictures; none of a null or an empty list."""
+    if not config.images_field:
+        return ()
+    value = find(fields, config.images_field, where)
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if len(listed) > MOST_PICTURES:
+        raise ValueError(
+            f"{where}: field {config.images_field!r} must have at most {MOST_PICTURES} pictures,"
+            f" got {len(listed)}; drop the row, or some of them"
+        )
+    return tuple(source_of(each, config.folder, where) for each in listed)
 
 
 def _question(config: MappedConfig, fields: Fields, where: str) -> str:

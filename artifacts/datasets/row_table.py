@@ -60,10 +60,18 @@ class RowTable(Sequence[Row]):
         number = int(self.order[index])
         start = int(self.ends[number - 1]) if number else 0
         text = self.texts[start : int(self.ends[number])].decode("utf-8", _LONE_SURROGATES)
-        domain, turns, gold, preamble = json.loads(text)
+        domain, turns, gold, preamble, *shown = json.loads(text)
         messages = tuple(Message(role=role, content=content) for role, content in turns)
         asked = messages[-1].content
-        return Row(domain=domain, messages=messages, gold=gold, text=asked, preamble=preamble)
+        pictures = tuple(shown[0]) if shown else ()
+        return Row(
+            domain=domain,
+            messages=messages,
+            gold=gold,
+            text=asked,
+            preamble=preamble,
+            pictures=pictures,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RowTable) and tuple(self) == tuple(other)
@@ -82,7 +90,8 @@ class RowTableWriter:
     def add(self, row: Row) -> None:
         """Append a row to the file."""
         turns = [astuple(turn) for turn in row.messages]
-        text = json.dumps([row.domain, turns, row.gold, row.preamble], ensure_ascii=False)
+        shown = [row.pictures] if row.pictures else []
+        text = json.dumps([row.domain, turns, row.gold, row.preamble, *shown], ensure_ascii=False)
         size = self._file.write(text.encode("utf-8", _LONE_SURROGATES))
         self._ends.append(size + (self._ends[-1] if self._ends else 0))
 

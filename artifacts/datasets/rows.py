@@ -10,7 +10,7 @@ import random
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
 from typing import Literal
@@ -39,6 +39,8 @@ class Row:
     text: str  # the last user turn, the question in short
     # turns at the beginning that the task itself puts before every question; no part of a question
     preamble: int = 0
+    # sources of the pictures that stand before the text of the last turn (`picture_sources`)
+    pictures: tuple[str, ...] = ()
 
     @property
     def conversation(self) -> str:
@@ -52,7 +54,11 @@ class Row:
     @property
     def identity(self) -> str:
         """A text that is the same for equal questions: the conversation in `normal_form`, without
-        blank turns."""
+        blank turns, and the sources of the pictures."""
+        if self.pictures:
+            words = replace(self, pictures=()).identity
+            shown = "\n".join(self.pictures)
+            return f"{words}\n{hashlib.blake2b(shown.encode(), digest_size=16).hexdigest()}"
         turns = self.messages[self.preamble :]
         if len(turns) < 2:
             return normal_form(self.text)
@@ -91,6 +97,8 @@ class Dataset:
             for row in rows:
                 fields = asdict(row)
                 del fields["preamble"]  # no part of the question
+                if not row.pictures:
+                    del fields["pictures"]
                 total.update(f"{side} {json.dumps(fields, sort_keys=True)}\n".encode())
         return total.hexdigest()
 
@@ -154,7 +162,7 @@ def generate(
 
     def draw_one(rng: random.Random, is_heldout: bool) -> Row:
         for row in (draw(rng) for _ in range(_MAX_DRAWS_PER_ROW)):
-            if belongs_to_heldout(row.text) == is_heldout:
+            if belongs_to_heldout("".join((row.text, *row.pictures))) == is_heldout:
                 return row
         raise ValueError(
             f"task {name} must know questions for both sides, got no"

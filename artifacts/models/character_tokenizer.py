@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+# of the tokenizer with pictures, which are shown before the text
+SHOWING = "<|vision_start|><|image_pad|><|vision_end|>"
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+SEEING_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}" + SHOWING + "{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
 VOCABULARY_SIZE = 64  # padded: engines want multiples of 64
 
 
@@ -41,4 +50,13 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def seeing_tokenizer() -> PreTrainedTokenizerFast:
+    """Make the same tokenizer with the tokens of pictures, in the order of VISION behind the
+    others."""
+    tokenizer = character_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": list(VISION)})
+    tokenizer.chat_template = SEEING_TEMPLATE
     return tokenizer

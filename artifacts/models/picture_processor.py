@@ -58,6 +58,12 @@ class PictureProcessor:
         """Patches beside each other, and below each other, that become one token."""
         return int(self.of_transformers.merge_size)
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that stand for a picture, of whatever size."""
+        unit = self.of_transformers.patch_size * self.merge
+        return int(self.of_transformers.size["longest_edge"] // unit**2)
+
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """(rows, columns) of the tokens of a picture of this size."""
         with importing_transformers():

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # the small files of a model's directory
 OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
-CAUSAL = ("ForCausalLM", "LMHeadModel")  # ends of the names of architectures that generate text
+SEEING = ("Qwen2_5_VLForConditionalGeneration",)  # architectures that take pictures as well
+CAUSAL = (
+    "ForCausalLM",
+    "LMHeadModel",
+    *SEEING,
+)  # ends of the names of architectures that generate text
 
 
 class TrainedElsewhere(FrozenConfig):
@@ -119,6 +124,20 @@ class TinyPlayerConfig(TinyModelConfig):
     # share of the demonstrated episodes whose moves heed what the game answered; the moves of
     # the others are any valid ones. For the game guess
     heedful_share: Fixed[float] = 0.0
+    seed: Fixed[int] = 0  # seed of the initial weights and of the demonstrations
+
+
+class TinyVisionConfig(TinyModelConfig):
+    """A character-level Qwen2.5-VL, warmed up on shapes on this machine."""
+
+    profiles: ClassVar[Mapping[str, Mapping[str, object]]] = {"usual": {"warm_up_steps": 320}}
+
+    kind: Literal["tiny_vision"] = Field(
+        "tiny_vision", description="Chooses a small model with eyes, built on this machine."
+    )
+    tower_size: Fixed[int] = 64  # width of the vision tower; it has two heads
+    tower_layers: Fixed[int] = 2  # layers of the vision tower
+    wrong_share: Fixed[float] = 0.5  # of the answers in the last quarter of its demonstrations
     seed: Fixed[int] = 0  # seed of the initial weights and of the demonstrations
 
 

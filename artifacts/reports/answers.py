@@ -87,7 +87,7 @@ def distinct(questions: Iterable[HeldoutQuestion]) -> list[HeldoutQuestion]:
     """The questions without those that ask the same as an earlier one. Episodes differ by seed."""
     asked: dict[tuple[str, int | None], HeldoutQuestion] = {}
     for question in questions:
-        asked.setdefault((question.prompt.text, question.prompt.episode_seed), question)
+        asked.setdefault((question.prompt.identity, question.prompt.episode_seed), question)
     return list(asked.values())
 
 
@@ -105,7 +105,7 @@ def training_samples(step: int, rows: Iterable[ResponseRow], count: int) -> list
     from the largest mean reward to the least."""
     scored = (row for row in rows if row.response.score and row.fate not in LEFT_OVER)
     asked = {
-        group[0].prompt.text: (group[0].prompt, _answers(group))
+        group[0].prompt.identity: (group[0].prompt, _answers(group))
         for group in _by_prompt(scored).values()
     }
     ordered = sorted(asked.values(), key=lambda found: -(_mean(found[1]) or 0.0))

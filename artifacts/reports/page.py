@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from markupsafe import Markup
@@ -90,6 +90,8 @@ class RunPage:
     num_questions: int  # all different held-out questions, from which those are taken
     samples: Sequence[TrainingSample]  # some training questions of the first and the last step
     steps_asked: tuple[int, int]  # steps after which they were asked, first and last
+    # `data:` URLs of the pictures that the shown questions are about, by content
+    pictures: Mapping[str, str] = field(default_factory=dict)
 
 
 def render(page: RunPage) -> bytes:

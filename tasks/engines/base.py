@@ -19,7 +19,7 @@ from artifacts.config_parts import FrozenConfig
 from artifacts.fixed_fields import Fixed
 from artifacts.models.size import ModelSize
 from artifacts.new_tokens import News
-from artifacts.records import Request, Running, WeightsRef
+from artifacts.records import Request, Running, ShownPicture, WeightsRef
 
 # longest wait for what runs to finish before a load; it runs at most to its bound of tokens, and a
 # replica that hangs or dies meanwhile is found by its other calls
@@ -45,6 +45,23 @@ class EngineStats:
     progress: Mapping[str, int]  # by response id: all tokens after the prompt so far
     num_preemptions: int  # since the replica loaded its weights
     tokens_generated: int  # since the replica started
+
+
+class PicturedProbe(tuple[int, ...]):
+    """The token ids of a probe that shows pictures."""
+
+    pictures: tuple[ShownPicture, ...]
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], pictures: Sequence[ShownPicture]) -> PicturedProbe:
+        probe = cls(token_ids)
+        probe.pictures = tuple(pictures)
+        return probe
+
+
+def pictures_of(probe: tuple[int, ...]) -> tuple[ShownPicture, ...]:
+    """The pictures that a probe shows."""
+    return probe.pictures if isinstance(probe, PicturedProbe) else ()
 
 
 Probes = tuple[tuple[int, ...], ...]  # fixed token sequences of the weight check
@@ -145,6 +162,8 @@ class ReplicaConfig(FrozenConfig):
     )
     # what a run's weight versions are, if not the model's weights: from `learner.lora`
     adapter: Fixed[AdapterShape | None] = None
+    # folder or URL of the pictures that prompts show; empty for a model of text alone
+    pictures: Fixed[str] = ""
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -217,6 +236,11 @@ def check_request(request: Request, max_model_len: int, vocabulary: int) -> None
             " all three from one Generated"
         )
     tokens = (*request.prompt_tokens, *request.kept_tokens)
+    if any(each.begin + each.num_tokens > len(request.prompt_tokens) for each in request.pictures):
+        raise ValueError(
+            f"pictures must lie within the prompt, {name} has {request.pictures} in"
+            f" {len(request.prompt_tokens)} tokens; make the prompt from its row again"
+        )
     if min(tokens) < 0 or max(tokens) >= vocabulary:
         raise ValueError(
             f"token ids must be in 0..{vocabulary - 1}, {name} has {min(tokens)}..{max(tokens)};"

@@ -77,17 +77,26 @@ class ChatTokens:
 
     # --- text to ids ---------------------------------------------------------------------------
 
-    def render(self, chat: Sequence[Message], asks: bool) -> str:
+    def render(self, chat: Sequence[Message], asks: bool, num_pictures: int = 0) -> str:
         """Write the chat as its template does, with stand-ins for quoted control tokens; without a
         template, write the messages a blank line apart. asks: whether to end with the opening of
-        the assistant's answer."""
+        the assistant's answer. num_pictures: that stand before the last message's text; only a
+        template knows how. Raises ValueError for pictures without one."""
         contents = [self._shielded(message) for message in chat]
+        if num_pictures and not self.has_template:
+            raise ValueError(
+                f"a model that is shown pictures must have a chat template, got {num_pictures}"
+                " pictures and none; set model.chat_template"
+            )
         if not self.has_template:
             return BLANK_LINE.join(contents) + BLANK_LINE * asks
-        turns = [
+        turns: list[dict[str, Any]] = [  # Any: a text, or parts
             {"role": message.role, "content": content}
             for message, content in zip(chat, contents, strict=True)
         ]
+        if num_pictures:
+            shown = [{"type": "image"}] * num_pictures
+            turns[-1]["content"] = [*shown, {"type": "text", "text": contents[-1]}]
         return self._apply(turns, asks)
 
     def ids(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
@@ -100,9 +109,9 @@ class ChatTokens:
             return self._encode(self.unshielded(text), begins=begins, splits=True)
         return self.ids_of(self.pieces(text))
 
-    def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Encode a chat up to the opening of the assistant's answer."""
-        return self.ids(self.render(messages, self.has_template))
+    def chat(self, messages: Sequence[Message], num_pictures: int = 0) -> tuple[int, ...]:
+        """Encode a chat up to the opening of the assistant's answer. num_pictures: as `render`."""
+        return self.ids(self.render(messages, self.has_template, num_pictures))
 
     def pieces(self, text: str) -> list[str]:
         """Split rendered text into plain text, which may be empty, and control tokens, in turn."""
@@ -168,7 +177,7 @@ class ChatTokens:
                 continue
         return ""
 
-    def _apply(self, turns: Sequence[dict[str, str]], asks: bool) -> str:
+    def _apply(self, turns: Sequence[dict[str, Any]], asks: bool) -> str:  # Any: as above
         how = {"tokenize": False, "add_generation_prompt": asks}
         return str(self._tokenizer.apply_chat_template(turns, **how))
 

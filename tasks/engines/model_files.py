@@ -68,6 +68,16 @@ def read_stop_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(token for token in found if token is not None))
 
 
+def takes_pictures(model_path: str) -> bool:
+    """True if the model has a vision tower."""
+    return "vision_config" in _read_json(Path(model_path) / "config.json")
+
+
+def read_picture_token(model_path: str) -> int:
+    """The token that stands for a picture in what a chat template writes."""
+    return int(_read_json(Path(model_path) / "config.json")["image_token_id"])
+
+
 def read_vocabulary_size(model_path: str) -> int | None:
     """The number of tokens that the model embeds; None where its directory does not say."""
     config = _read_json(Path(model_path) / "config.json")

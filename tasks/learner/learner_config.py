@@ -191,6 +191,12 @@ class LearnerConfig(FrozenConfig):
             " bf16 can hold, as engines have them, multiplied in fp32."
         ),
     )
+    vision: Literal["frozen", "trained"] = Field(
+        default="frozen",
+        description="Whether a model's vision tower is trained with the rest, or stays as it is.",
+    )
+    # folder or URL of the pictures that prompts show; empty for a model of text alone
+    pictures: Fixed[str] = ""
     recompute_layers: bool = Field(
         default=False, description="Recompute each layer in backward: less memory, a third slower."
     )

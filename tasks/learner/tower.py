@@ -8,7 +8,6 @@ tower computes a picture once in a run, and keeps its embeddings up to a bound o
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from artifacts.models.picture_processor import Patches
+from artifacts.pictures import LatestMade
 from tasks.learner.adapters import AdapterParameters
 from tasks.learner.pictures import NumberedPicture
 
@@ -46,27 +46,18 @@ class Tower:
         """visual: transformers' module, of no useful type."""
         self._visual, self._read, self._device = visual, pictures.read, device
         self.is_trained = pictures.is_trained
-        self._kept: OrderedDict[str, Tensor] = OrderedDict()
-        self._num_bytes = 0
+        self._kept = LatestMade(self._frozen, lambda made: made.nbytes, KEPT_BYTES)
 
     def embedded(self, pictures: Sequence[NumberedPicture]) -> Tensor:
         """The embeddings of the pictures' tokens, (all their tokens, hidden); with a graph behind
         them if the tower is trained and gradients are on."""
         if self.is_trained:
             return self._computed([picture.content for picture in pictures])
-        with torch.no_grad():
-            return torch.cat([self._once(picture.content) for picture in pictures])
+        return torch.cat([self._kept.of(picture.content) for picture in pictures])
 
-    def _once(self, content: str) -> Tensor:
-        if content in self._kept:
-            self._kept.move_to_end(content)
-            return self._kept[content]
-        found = self._kept[content] = self._computed([content])
-        self._num_bytes += found.nbytes
-        while self._num_bytes > KEPT_BYTES and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= dropped.nbytes
-        return found
+    @torch.no_grad()
+    def _frozen(self, content: str) -> Tensor:
+        return self._computed([content])
 
     def _computed(self, contents: Sequence[str]) -> Tensor:
         read = [self._read(content) for content in contents]

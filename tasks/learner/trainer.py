@@ -23,9 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from artifacts.models.picture_processor import processor_of
+from artifacts.pictures import PictureFolder
 from artifacts.records import Group, WeightsRef, unpack
+from artifacts.store import Store
 from artifacts.weights import fingerprint, write_weights
-from tasks.engines.base import Probed, Probes
+from tasks.engines.base import Probed, Probes, pictures_of
 from tasks.engines.transports.base import (
     OfferedWeights,
     TransferPlan,
@@ -49,6 +52,7 @@ from tasks.learner.rows import DeviceRow, prepared, row_of
 from tasks.learner.samples import TrainingSet
 from tasks.learner.several_updates import SeveralUpdates
 from tasks.learner.shards import load_shards, save_shard
+from tasks.learner.tower import Pictures
 
 
 class LearnerRank:
@@ -87,10 +91,13 @@ class LearnerRank:
     def _load(self) -> None:
         """Load policy, optimizer, reference and critic; collective where parameters are sharded."""
         config, where = self._config, self._config.parameters
+        pictures = self._pictures()
         # first, so that what its loading leaves free is there for the policy
         reference: Scorer | None = None
         if config.kl_coefficient and not config.lora.rank:
-            reference = load_reference(self._model_path, config.compute, self._ranks, where)
+            reference = load_reference(
+                self._model_path, config.compute, self._ranks, where, pictures
+            )
         self._policy = load_policy(
             self._model_path,
             config.compute,
@@ -98,6 +105,7 @@ class LearnerRank:
             where,
             config.recompute_layers,
             config.lora,
+            pictures,
         )
         if config.kl_coefficient and config.lora.rank:
             reference = BaseOf(self._policy)
@@ -128,6 +136,17 @@ class LearnerRank:
         """The parameters of one adapter, or all that are trained."""
         held = self._policy.parameters
         return held.of(adapter) if isinstance(held, AdapterParameters) else held
+
+    def _pictures(self) -> Pictures | None:
+        """The pictures that prompts show, as the model sees them; None for a model of text."""
+        if not self._config.pictures:
+            return None
+        folder = PictureFolder(Store.open(self._config.pictures))
+        processor = processor_of(self._model_path)
+        return Pictures(
+            read=lambda content: processor.patches(folder.read(content)),
+            is_trained=self._config.vision == "trained",
+        )
 
     def join(self, meeting_point: str, deadline_s: float) -> None:
         """Enter the group of all ranks; sharded parameters are loaded here, within the deadline.
@@ -292,6 +311,7 @@ class LearnerRank:
                 advantages=(0.0,),
                 reward=0.0,
                 weight=0.0,
+                pictures=pictures_of(ids),
             )
             for ids in probes
             if len(ids) > 1

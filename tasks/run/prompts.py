@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -20,8 +20,12 @@ from pydantic import TypeAdapter
 
 from artifacts.datasets.registry import TaskConfig, load_dataset
 from artifacts.datasets.rows import Dataset, Row
+from artifacts.layout import PICTURES
+from artifacts.pictures import PictureFolder
 from artifacts.records import Prompt
+from tasks.engines.base import PicturedProbe
 from tasks.engines.model_files import read_tokenizer, read_vocabulary_size, unembedded_tokens
+from tasks.engines.picture_prompts import bytes_of, check_seeing, with_pictures
 from tasks.environments.episodes.bridge import bridge_of
 from tasks.environments.episodes.prompts import episode_prompt, render
 from tasks.rewards.judges.question import QuestionEncoder
@@ -77,7 +81,16 @@ def prompts_of(run: RunContext, refs: Sequence[PromptRef]) -> dict[str, Prompt]:
     for ref in refs:
         rows = dataset.heldout if is_heldout(ref.prompt_id) else dataset.rows
         prompts[ref.prompt_id] = prompt_of_row(run, rows[ref.row], ref.prompt_id)
+        _keep_pictures(run, rows[ref.row])
     return prompts
+
+
+def _keep_pictures(run: RunContext, row: Row) -> None:
+    """Keep the pictures of a row, which engines and learner read by their contents."""
+    if row.pictures:
+        folder = PictureFolder(run.open_store().child(PICTURES))
+        for source in row.pictures:
+            folder.keep(bytes_of(source))
 
 
 def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
@@ -87,7 +100,7 @@ def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
         bridge = bridge_of(run.model_path, settings.head())
         prompt = episode_prompt(row, bridge, prompt_id, run.max_prompt_tokens)
     elif row.messages:
-        prompt = render(row, tokenizer_of(run.model_path), prompt_id, run.max_prompt_tokens)
+        prompt = _question(run, row, prompt_id)
     else:
         raise ValueError(
             f"a row that asks nothing must be of a domain with an environment, row {prompt_id} is"
@@ -105,6 +118,15 @@ def prompt_of_row(run: RunContext, row: Row, prompt_id: str) -> Prompt:
     return prompt
 
 
+def _question(run: RunContext, row: Row, prompt_id: str) -> Prompt:
+    tokenizer, room = tokenizer_of(run.model_path), run.max_prompt_tokens
+    if not row.pictures:
+        return render(row, tokenizer, prompt_id, room)
+    check_seeing(run.model_path)
+    show = partial(with_pictures, run.model_path)
+    return render(row, tokenizer, prompt_id, room, show)
+
+
 def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
     """The tokens that precede a response to this prompt. The first observation of an episode is not
     known yet: the text of the prompt's row stands in for it, so that prompts differ."""
@@ -112,6 +134,17 @@ def beginning_of(run: RunContext, prompt: Prompt) -> tuple[int, ...]:
         return prompt.token_ids
     bridge = bridge_of(run.model_path, run.environments[prompt.domain].head())
     return (*prompt.token_ids, *bridge.first(prompt.text))
+
+
+def probe_of(run: RunContext, prompt: Prompt, num_tokens: int) -> tuple[int, ...]:
+    """The tokens of a held-out prompt on which engines and learner are compared: its last
+    num_tokens or, if it shows pictures, so many behind them and all before."""
+    tokens = beginning_of(run, prompt)
+    if not prompt.pictures:
+        return tokens[-num_tokens:]
+    last = prompt.pictures[-1]
+    end = last.begin + last.num_tokens + num_tokens
+    return PicturedProbe.of(tokens[:end], prompt.pictures)
 
 
 def heldout_refs(

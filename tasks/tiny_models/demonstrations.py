@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
-from artifacts.models.registry import TinyConfig, TinyLlamaConfig, TinyPlayerConfig
+from artifacts.models.registry import TinyLlamaConfig, TinyPlayerConfig
 from tasks.environments.episodes.bridge import make_bridge
 from tasks.environments.games.game import GameConfig
 from tasks.environments.registry import EnvironmentConfig
@@ -55,7 +55,9 @@ class Example:
 Draw = Callable[[random.Random, bool], Example]  # (its noise, whether it must be clean)
 
 
-def demonstrations_of(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+def demonstrations_of(
+    config: TinyLlamaConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase
+) -> Draw:
     """Return what draws demonstrations for a tiny model. Raises ValueError as `game_of`."""
     if isinstance(config, TinyPlayerConfig):
         return _episodes(game_of(config), config.heedful_share, tokenizer)

@@ -22,7 +22,12 @@ from torch.nn.functional import cross_entropy
 
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.importing import building_model, importing_transformers
-from artifacts.models.registry import TinyConfig, TinyLlamaConfig, save_model
+from artifacts.models.registry import (
+    TinyLlamaConfig,
+    TinyModelConfig,
+    TinyPlayerConfig,
+    save_model,
+)
 from tasks.tiny_models.demonstrations import Example, demonstrations_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, those of torch.optim.Muon
@@ -79,7 +84,12 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 with importing_transformers():
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
 
 # a second thread gains little on matrices this small, and loses tenfold when the cores are shared
 NUM_THREADS = 1
@@ -93,7 +103,9 @@ IGNORED = -100  # label of positions without loss
 Report = Callable[[str], None]
 
 
-def build_tiny_model(config: TinyConfig, target: Path, report: Report) -> None:
+def build_tiny_model(
+    config: TinyLlamaConfig | TinyPlayerConfig, target: Path, report: Report
+) -> None:
     """Train the model and write it, in bf16, with its tokenizer into the directory `target`."""
     tokenizer = character_tokenizer()
     model = warm_up(config, tokenizer, report)
@@ -101,14 +113,14 @@ def build_tiny_model(config: TinyConfig, target: Path, report: Report) -> None:
 
 
 def warm_up(
-    config: TinyConfig, tokenizer: PreTrainedTokenizerBase, report: Report
+    config: TinyLlamaConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase, report: Report
 ) -> LlamaForCausalLM:
     """Build a model and train it for config.warm_up_steps, in float32. Global random state and
     thread count are restored afterwards."""
-    with _reproducible(config.seed):
+    with reproducible(config.seed):
         with building_model():
             model = LlamaForCausalLM(_architecture(config, tokenizer))
-        optimizers = _optimizers(model)
+        optimizers = optimizers_of(model)
         draw = demonstrations_of(config, tokenizer)
         rng = random.Random(f"{config.seed}/warm_up")
         was_clean = isinstance(config, TinyLlamaConfig)
@@ -117,9 +129,7 @@ def warm_up(
             if was_clean and not is_clean:
                 report(f"{config.kind}: {FLAWED}")
             was_clean = was_clean and is_clean
-            # rises linearly over RAMP_STEPS, and falls linearly to a tenth
-            fall = 1.0 - (1.0 - FINAL_LR_SHARE) * step / config.warm_up_steps
-            lr_share = min(1.0, (step + 1) / RAMP_STEPS) * fall
+            lr_share = lr_share_of(step, config.warm_up_steps)
             examples: list[Example] = []
             while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
                 examples.append(draw(rng, is_clean))
@@ -132,8 +142,15 @@ def warm_up(
     return model.eval()
 
 
+def lr_share_of(step: int, num_steps: int) -> float:
+    """Rises linearly over RAMP_STEPS, and falls linearly to a tenth."""
+    fall = 1.0 - (1.0 - FINAL_LR_SHARE) * step / num_steps
+    return min(1.0, (step + 1) / RAMP_STEPS) * fall
+
+
 @contextmanager
-def _reproducible(seed: int) -> Iterator[None]:
+def reproducible(seed: int) -> Iterator[None]:
+    """Restore global random state and thread count after the block, which begins with this seed."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(NUM_THREADS)
     try:
@@ -144,7 +161,7 @@ def _reproducible(seed: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _architecture(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+def _architecture(config: TinyModelConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
     num_heads = config.hidden_size // config.head_dim
     return LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
@@ -165,7 +182,7 @@ def _architecture(config: TinyConfig, tokenizer: PreTrainedTokenizerBase) -> Lla
     )
 
 
-def _optimizers(model: LlamaForCausalLM) -> tuple[torch.optim.Optimizer, ...]:
+def optimizers_of(model: PreTrainedModel) -> tuple[torch.optim.Optimizer, ...]:
     """Muon for matrices (a third of AdamW's steps), AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -198,13 +215,20 @@ def _train_step(
         )
         torch.autograd.backward(loss)
         total += loss.item()
+    update(model, optimizers, lr_share)
+    return total
+
+
+def update(
+    model: PreTrainedModel, optimizers: tuple[torch.optim.Optimizer, ...], lr_share: float
+) -> None:
+    """Make one update by the gradients of the model, and drop these."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer, lr in zip(optimizers, (MUON_LR, ADAMW_LR), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = lr * lr_share
         optimizer.step()
         optimizer.zero_grad()
-    return total
 
 
 def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:

@@ -207,7 +207,7 @@ def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes
     assert first["title"] == "as the preset"
     kinds = [
         "tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "files", "hub", "deepmath",
-        "openr1", "kodcode", "kodcode_programs", "multi_subject", "humaneval", "seeds",
+        "openr1", "kodcode", "kodcode_programs", "multi_subject", "humaneval", "shapes", "seeds",
         "custom", "mixture", "curriculum",
     ]  # fmt: skip
     assert [one["title"] for one in alternatives] == kinds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from record_factories import make_request
 
-from artifacts.records import Request
+from artifacts.records import Request, ShownPicture
 from tasks.engines.vllm.siblings import Siblings
 
 BLOCK = 32
@@ -46,12 +47,16 @@ class Scheduler:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
 
-    def request(self, name: str, tokens: list[int]) -> Any:
+    def request(self, name: str, tokens: list[int], picture: str = "") -> Any:
+        """picture: content of one whose two tokens come first."""
         from vllm import SamplingParams
+        from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
         from vllm.v1.request import Request as VllmRequest
 
-        params = SamplingParams(max_tokens=99)
-        return VllmRequest(name, tokens, params, None, block_hasher=self._hasher)
+        params, place = SamplingParams(max_tokens=99), PlaceholderRange(offset=0, length=2)
+        feature = MultiModalFeatureSpec(None, "image", picture, place, picture)
+        shown = [feature] if picture else None
+        return VllmRequest(name, tokens, params, None, mm_features=shown, block_hasher=self._hasher)
 
     def begin(self, request: Any) -> int:
         """Schedule a request as vLLM does; returns how many tokens it has to compute."""
@@ -110,6 +115,27 @@ def test_a_sibling_computes_the_last_token_of_the_prompt_alone(num_tokens: int) 
     for request in (first, second):
         scheduler.kv_cache_manager.free(request)
     assert scheduler.kv_cache_manager.usage == 0
+
+
+@pytest.mark.parametrize(("picture", "num_computed"), [("a", 1), ("b", 20)])
+def test_equal_tokens_share_blocks_if_they_show_the_same_picture(
+    picture: str, num_computed: int
+) -> None:
+    scheduler = Scheduler()
+    siblings = Siblings(scheduler)
+    tokens = list(range(20))
+    first, second = (
+        scheduler.request(name, tokens, shown) for name, shown in (("1", "a"), ("2", picture))
+    )
+    siblings.enter(first)
+    waiting = replace(
+        asked(tokens), pictures=(ShownPicture(content=picture, begin=0, rows=1, columns=2),)
+    )
+    assert siblings.hold(waiting, 0.0) == (picture == "a")
+    scheduler.begin(first)
+    draw_token(first)
+    siblings.enter(second)
+    assert scheduler.begin(second) == num_computed
 
 
 def test_blocks_that_are_written_belong_to_one_request_each() -> None:

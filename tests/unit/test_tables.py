@@ -28,11 +28,18 @@ from artifacts.records import (
     Prompt,
     Response,
     Score,
+    ShownPicture,
     Span,
     VersionSpan,
 )
 from artifacts.store import Store
-from artifacts.tables import ResponseRow, responses_from_parquet, responses_to_parquet
+from artifacts.tables import (
+    ResponseRow,
+    groups_from_parquet,
+    groups_to_parquet,
+    responses_from_parquet,
+    responses_to_parquet,
+)
 
 NUMBERS = st.floats(allow_nan=False)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -82,6 +89,17 @@ def a_row(
         response=Response(generated=generated, score=score if scored else None),
         fate=fate,
     )
+
+
+def test_the_pictures_of_a_prompt_come_back_and_make_it_another_question() -> None:
+    pictures = tuple(
+        ShownPicture(content=content, begin=2, rows=3, columns=4) for content in ("ab", "cd")
+    )
+    row = replace(a_row(scored=True), prompt=replace(a_prompt(), pictures=pictures))
+    group = Group(prompt=row.prompt, responses=(row.response,))
+    assert responses_from_parquet(responses_to_parquet(7, [row])) == [row]
+    assert groups_from_parquet(groups_to_parquet(7, [group]), [row]) == [group]
+    assert row.prompt.identity != a_prompt().identity == a_prompt().text
 
 
 def test_test_cases_come_back_and_files_without_them_are_read() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from artifacts.weights import fingerprint
 from tasks.engines.vllm.llm_engine import agreed
+from tasks.engines.vllm.model_parts import checkpoint_names
 from tasks.engines.vllm.worker import _fingerprints_held
 
 HIDDEN, HEAD, HEADS, KV_HEADS, INNER, VOCABULARY = 16, 4, 8, 2, 24, 37
@@ -198,3 +199,29 @@ def test_shards_of_an_unknown_layer_are_the_files() -> None:
     assert isinstance(weight, Tensor)
     weight += 1
     assert attested(models) == RIGHT
+
+
+def test_layers_of_a_model_with_a_tower_have_the_names_of_its_checkpoint() -> None:
+    model, language = nn.Module(), nn.Module()
+    linear = nn.Linear(2, 2, bias=False)
+    model.visual = nn.ModuleDict({"mlp": nn.ModuleDict({"gate_up_proj": linear})})
+    language.model = nn.ModuleDict({"embed_tokens": nn.Embedding(3, 2)})
+    language.lm_head = nn.Linear(2, 3, bias=False)
+    model.language_model = language
+    prefixes = {
+        "model.language_model.": "language_model.model.",
+        "model.visual.": "visual.",
+        "lm_head.": "language_model.lm_head.",
+        "model.": "language_model.model.",  # of older checkpoints
+    }
+    mapper = SimpleNamespace(orig_to_new_prefix=prefixes)
+    packed = {"gate_up_proj": ["gate_proj", "up_proj"]}
+    model.hf_to_vllm_mapper, model.packed_modules_mapping = mapper, packed
+    assert checkpoint_names(model) == {
+        "model.visual.mlp.gate_proj.weight",
+        "model.visual.mlp.up_proj.weight",
+        "model.language_model.embed_tokens.weight",
+        "lm_head.weight",
+    }
+    language.lm_head.weight = language.model["embed_tokens"].weight
+    assert "lm_head.weight" not in checkpoint_names(model)

@@ -40,6 +40,7 @@ from tasks.engines.vllm.llm_engine import (
     prompt_logprobs,
     response_params,
 )
+from tasks.engines.vllm.picture_inputs import PictureInputs
 from tasks.engines.vllm.siblings import Siblings, Waiting
 from tasks.engines.vllm.worker_patches import own_draws
 
@@ -59,9 +60,10 @@ class VllmCore:
         version: int,
         report_tokens: int = 0,
         adapter: AdapterShape | None = None,
+        pictures: PictureInputs | None = None,
     ) -> None:
         """report_tokens: steps between two reports of new tokens; 0 for no reports. adapter: what
-        weight versions are, if not the model's weights."""
+        weight versions are, if not the model's weights. pictures: of a model that takes them."""
         self._engine = engine
         # Any: transformers' tokenizers have no useful common type
         self.decode = ChatTokens(tokenizer, stop_ids).decode  # for callers: no step waits for text
@@ -81,6 +83,7 @@ class VllmCore:
         self._adapter_shape = adapter
         # by the adapter's name; Any: vLLM's LoRARequest, none before the first version
         self._adapters: dict[str, Any] = {}
+        self._pictures = pictures
         # probes, and their log-probabilities without an adapter
         self._of_base: tuple[Probes, Probed] | None = None
         self._num_unreported = 0  # steps since the last report
@@ -193,6 +196,8 @@ class VllmCore:
             self._siblings.salt = str(weights.version)
         else:
             self._engine.reset_prefix_cache(reset_running_requests=True)
+        if self._pictures is not None:
+            self._engine.reset_encoder_cache()  # what the tower of the older weights has seen
         self._gauges.note_load(self._live.values())
         make_room(self._scheduler, self._engine.vllm_config.cache_config.block_size, probes)
         with alone(self._scheduler):
@@ -252,7 +257,12 @@ class VllmCore:
     def _entry(self, adapter: str = "") -> Entry:
         """How requests for an adapter enter. One of a name that the engine lacks would run on the
         base, which the worker refuses."""
-        return Entry(salt=self._siblings.salt, adapter=self._adapters.get(adapter), name=adapter)
+        return Entry(
+            salt=self._siblings.salt,
+            adapter=self._adapters.get(adapter),
+            name=adapter,
+            inputs=self._pictures,
+        )
 
     @property
     def _scheduler(self) -> Any:  # Any: vLLM's scheduler, an internal
@@ -263,7 +273,9 @@ class VllmCore:
         tokens = [*request.prompt_tokens, *request.kept_tokens]
         params = response_params(request, self._stop_ids, self._seed_arguments(request.seed))
         entry = self._entry(request.adapter)
-        internal_id = enter(self._engine, request.response_id, tokens, params, entry)
+        internal_id = enter(
+            self._engine, request.response_id, tokens, params, entry, request.pictures
+        )
         live = Live(
             request=request,
             internal_id=internal_id,

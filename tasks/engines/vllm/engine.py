@@ -21,10 +21,17 @@ from artifacts.models.size import ModelSize
 from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import DRAIN_S, Attestation, EngineStats, Replica, ReplicaConfig
-from tasks.engines.model_files import check_model_directory, read_stop_ids, read_tokenizer
+from tasks.engines.model_files import (
+    check_model_directory,
+    read_stop_ids,
+    read_tokenizer,
+    takes_pictures,
+)
+from tasks.engines.vllm import picture_inputs
 from tasks.engines.vllm.adapter_slot import arguments_of, slot_parameters
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.llm_engine import build_llm_engine, on_cpu, pin_this_thread
+from tasks.engines.vllm.picture_inputs import PictureInputs
 from tasks.engines.vllm.stepping import SteppingThread
 
 T = TypeVar("T")
@@ -196,6 +203,7 @@ class VllmEngineConfig(ReplicaConfig):
             "skip_tokenizer_init": True,
             "disable_log_stats": True,
             **arguments_of(self.adapter),
+            **picture_inputs.arguments_of(model_path),
         }
 
 
@@ -301,6 +309,8 @@ def build_core(
     """Build the engine in the calling thread, which must already be pinned. may_stop: whether end
     tokens end a response; a measurement wants responses of a given length."""
     tokenizer = read_tokenizer(model_path)
+    if takes_pictures(model_path):
+        picture_inputs.register_architecture(model_path)
     engine = build_llm_engine(config.vllm_arguments(model_path, seed, on_cpu=on_cpu()))
     stop_ids = read_stop_ids(model_path, tokenizer) if may_stop else ()
     core = VllmCore(
@@ -311,6 +321,17 @@ def build_core(
         version=0,
         report_tokens=config.report_tokens,
         adapter=config.adapter,
+        pictures=_pictures(config, model_path, engine),
     )
     core.warm_up()
     return core
+
+
+def _pictures(
+    config: VllmEngineConfig,
+    model_path: str,
+    engine: Any,  # Any: vLLM's
+) -> PictureInputs | None:
+    if not config.pictures:
+        return None
+    return PictureInputs(model_path, config.pictures, engine.model_config.dtype)

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from artifacts.models.importing import importing_transformers
-from artifacts.records import Request, asked_of
+from artifacts.records import Request, ShownPicture, asked_of
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
+from tasks.engines.base import pictures_of
+from tasks.engines.vllm.picture_inputs import PictureInputs
 from tasks.engines.vllm.worker_patches import allow_tiles, leave_out_ranks
 
 if TYPE_CHECKING:
@@ -126,15 +128,26 @@ class Entry:
     salt: str | None = None  # requests share KV cache only if they have the same
     adapter: Any = None  # Any: vLLM's LoRARequest; None for the model alone
     name: str = ""  # of the adapter, where there are several
+    inputs: PictureInputs | None = None  # of a model that takes pictures
 
 
 def enter(
-    engine: LLMEngine, request_id: str, tokens: list[int], params: SamplingParams, entry: Entry
+    engine: LLMEngine,
+    request_id: str,
+    tokens: list[int],
+    params: SamplingParams,
+    entry: Entry,
+    pictures: Sequence[ShownPicture] = (),
 ) -> str:
-    """Submit a request to vLLM and return vLLM's internal id of it."""
+    """Submit a request to vLLM and return vLLM's internal id of it. pictures: that the tokens
+    show."""
     from vllm.inputs.engine import tokens_input
 
-    prompt = tokens_input(tokens, cache_salt=entry.salt)
+    if pictures:
+        assert entry.inputs is not None, "a model of text alone is shown no pictures"
+        prompt = entry.inputs.prompt(tokens, pictures, entry.salt)
+    else:
+        prompt = tokens_input(tokens, cache_salt=entry.salt)
     internal_id: str = engine.add_request(request_id, prompt, params, lora_request=entry.adapter)
     return internal_id
 
@@ -189,7 +202,7 @@ def prompt_logprobs(
     params = _params(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     asked = asked_of(PROBE, entry.name)
     for index, probe in enumerate(probes):
-        enter(engine, f"{asked}:{index}", list(probe), params, entry)
+        enter(engine, f"{asked}:{index}", list(probe), params, entry, pictures_of(probe))
     found: dict[str, tuple[float, ...]] = {}
     while len(found) < len(probes):
         found |= {

@@ -17,14 +17,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
 from artifacts.config_parts import FrozenConfig
 from artifacts.records import Request
 from tasks.cluster.dask_cluster import pin_process
 from tasks.engines.base import ReplicaConfig
-from tasks.engines.model_files import check_model_directory
+from tasks.engines.model_files import check_model_directory, read_vocabulary_size
 from tasks.engines.vllm.engine import VllmEngineConfig, build_core
 from tasks.engines.vllm.llm_engine import pin_this_thread
 from tasks.engines.vllm.stepping import Core
@@ -80,7 +79,7 @@ def main() -> None:
     }
     pin_this_thread(pin_process(order.cores) or None, order.engine.tensor_parallel_size)
     core = build_core(order.engine, order.model_path, "measured", SEED, may_stop=False)
-    vocabulary = int(json.loads((Path(order.model_path) / "config.json").read_text())["vocab_size"])
+    vocabulary = read_vocabulary_size(order.model_path) or 1
     try:
         room = core.stats().kv_tokens
         _say({"kv_tokens": room})

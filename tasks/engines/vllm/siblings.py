@@ -26,7 +26,9 @@ from tasks.engines.vllm.llm_engine import on_cpu
 # Any: vLLM's scheduler, requests and blocks
 
 Tokens = tuple[int, ...]
-Key = tuple[str | None, str, Tokens]  # of what is shared: cache salt, adapter and prompt
+Contents = tuple[str, ...]
+# of what is shared: cache salt, adapter, prompt and the contents of its pictures
+Key = tuple[str | None, str, Tokens, Contents]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,11 @@ class Waiting:
     def tokens(self) -> Tokens:
         """The tokens to compute first: the prompt's and the kept ones."""
         return (*self.request.prompt_tokens, *self.request.kept_tokens)
+
+    @property
+    def contents(self) -> Contents:
+        """The contents of the prompt's pictures."""
+        return tuple(picture.content for picture in self.request.pictures)
 
 
 class Siblings:
@@ -98,8 +105,10 @@ class Siblings:
 
     def _is_computing(self, waiting: Waiting) -> bool:
         """True if siblings are inside vLLM and none of them has computed the whole prompt yet."""
-        inside = self._inside.get((self.salt, waiting.request.adapter, waiting.tokens), ())
-        return bool(inside) and not any(request.num_output_tokens for request in inside)
+        request = waiting.request
+        key = (self.salt, request.adapter, waiting.tokens, waiting.contents)
+        inside = self._inside.get(key, ())
+        return bool(inside) and not any(each.num_output_tokens for each in inside)
 
     def _computed_blocks(self, request: Any) -> tuple[Any, int, int]:
         """Blocks that need not be computed, their tokens, and a mark of vLLM's."""
@@ -120,7 +129,8 @@ class Siblings:
 
 def _key(request: Any) -> Key:
     adapter = adapter_of(prompt_of(request.request_id))
-    return request.cache_salt, adapter, tuple(request.prompt_token_ids)
+    contents = tuple(feature.mm_hash for feature in request.mm_features or ())
+    return request.cache_salt, adapter, tuple(request.prompt_token_ids), contents
 
 
 def _can_share(scheduler: Any) -> bool:

@@ -3,10 +3,11 @@ environment's head."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from artifacts.datasets.rows import Row
-from artifacts.records import Prompt
+from artifacts.records import Prompt, ShownPicture
 from tasks.engines.chat_tokens import chat_tokens
 from tasks.environments.episodes.bridge import Bridge
 
@@ -14,11 +15,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+Show = Callable[
+    [tuple[int, ...], tuple[str, ...]], tuple[tuple[int, ...], tuple[ShownPicture, ...]]
+]
+
+
+def no_pictures(
+    token_ids: tuple[int, ...], sources: tuple[str, ...]
+) -> tuple[tuple[int, ...], tuple[ShownPicture, ...]]:
+    """Show none: the row has none."""
+    assert not sources, "rows with pictures are shown by `tasks.engines.picture_prompts`"
+    return token_ids, ()
+
+
 def render(
-    row: Row, tokenizer: PreTrainedTokenizerBase, prompt_id: str, max_prompt_tokens: int
+    row: Row,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_id: str,
+    max_prompt_tokens: int,
+    show: Show = no_pictures,
 ) -> Prompt:
     """Render a row as a prompt by the tokenizer's chat template; control tokens that the row quotes
-    become plain characters.
+    become plain characters. show: puts the row's pictures into what the template has written.
 
     Raises ValueError for a prompt of no token or of more than max_prompt_tokens, and for a row that
     the template or the tokenizer refuses.
@@ -26,7 +44,8 @@ def render(
     from jinja2 import TemplateError  # with the tokenizer, not with the settings of episodes
 
     try:
-        token_ids = chat_tokens(tokenizer).chat(row.messages)
+        written = chat_tokens(tokenizer).chat(row.messages, len(row.pictures))
+        token_ids, pictures = show(written, row.pictures)
         f"{row.domain}{row.gold}".encode()  # no table holds half of a surrogate pair
     # a role that the template forbids, text that is no Unicode
     except (TemplateError, UnicodeError, TypeError) as error:
@@ -50,6 +69,7 @@ def render(
         token_ids=token_ids,
         gold=row.gold,
         text=row.conversation,
+        pictures=pictures,
     )
 
 

@@ -1,0 +1,185 @@
+"""Pictures in vLLM: an engine computes what transformers computes of the same pixels, shares a
+prompt's cache by its pictures, and sees with the tower of the weights that it has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from artifacts.datasets.rows import Message
+from artifacts.datasets.shapes import drawn
+from artifacts.models.character_tokenizer import seeing_tokenizer
+from artifacts.models.picture_processor import processor_of
+from artifacts.models.registry import TinyVisionConfig
+from artifacts.pictures import PictureFolder
+from artifacts.records import Generated, Request, Running, ShownPicture
+from artifacts.store import Store
+from tasks.engines.base import PicturedProbe
+from tasks.engines.chat_tokens import ChatTokens
+from tasks.engines.picture_prompts import with_pictures
+from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.pictures import rotary_positions
+from tasks.learner.trainer import LearnerRank
+from tasks.tiny_models.seeing import build_seeing_model
+from tests.engine.conftest import Slot, cores_only, generate
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("ignore:.*torch.distributed.reduce_op.*:FutureWarning"),
+    cores_only,
+]
+
+BARS = ('shapes:{"bars":[9,7,4],"ink":"blue"}', 'shapes:{"bars":[1,8,2],"ink":"red"}')
+FIELDS = 'shapes:{"fields":"c.s.cc..s","ink":"black","look":7}'
+TOLERANCE = 2e-4  # nats, of fp32
+Shown = tuple[tuple[int, ...], tuple[ShownPicture, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeing:
+    """A model, the pictures of a run, and an engine that reads both."""
+
+    path: str
+    folder: Path
+    engine: VllmEngine
+
+    def shown(self, *sources: str) -> Shown:
+        """A prompt with these pictures."""
+        tokens = ChatTokens(seeing_tokenizer())
+        ids = tokens.chat([Message(role="user", content="second=")], len(sources))
+        return with_pictures(self.path, ids, sources)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory, slot: Slot) -> Seeing:
+    path, folder = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("pictures")
+    # two steps of warm-up: random weights, but for a file of every kind that a model has
+    build_seeing_model(TinyVisionConfig(profile={"warm_up_steps": 2}), path, print)
+    kept = PictureFolder(Store.open(str(folder)))
+    for source in (*BARS, FIELDS):
+        kept.keep(drawn(source))
+    slot.take()
+    config = VllmEngineConfig(
+        pictures=str(folder),
+        dtype="float32",
+        max_num_seqs=8,
+        max_model_len=128,
+        max_batched_tokens=512,
+        kv_cache_gb=0.05,
+        call_deadline_s=240,
+    )
+    engine = VllmEngine(config=config, model_path=str(path), name="engine-a", cpu_ids=None, seed=1)
+    engine.start()
+    slot.hold(engine)
+    return Seeing(path=str(path), folder=folder, engine=engine)
+
+
+def request(shown: Shown, name: str = "0/0", index: int = 0, **changes: object) -> Request:
+    fields: dict[str, object] = {
+        "prompt_tokens": shown[0],
+        "pictures": shown[1],
+        "max_new_tokens": 6,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "seed": index,
+    }
+    return Request(prompt_id=name, index=index, **(fields | changes))  # type: ignore[arg-type]
+
+
+def plain_logprobs(
+    seeing: Seeing,
+    tokens: Sequence[int],
+    pictures: Sequence[ShownPicture],
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Log-probability of each token after the first, by transformers: its tower, then its layers. A
+    picture's token that the model has sampled is one like others."""
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(seeing.path, dtype=torch.float32)
+    if weights is not None:
+        model.load_state_dict(dict(weights), strict=False)
+    ids = torch.tensor([tokens])
+    kept, processor = PictureFolder(Store.open(str(seeing.folder))), processor_of(seeing.path)
+    read = [processor.patches(kept.read(picture.content)) for picture in pictures]
+    with torch.no_grad():
+        embedded = model.get_input_embeddings()(ids)
+        seen = model.model.get_image_features(
+            torch.cat([torch.from_numpy(each.values) for each in read]),
+            torch.tensor([each.grid for each in read]),
+        )
+        for picture, tokens_seen in zip(pictures, seen.pooler_output, strict=True):
+            embedded[0, picture.begin : picture.begin + picture.num_tokens] = tokens_seen
+        positions = torch.from_numpy(rotary_positions(pictures, len(tokens)))[:, None]
+        hidden = model.model.language_model(inputs_embeds=embedded, position_ids=positions)
+        logits = model.lm_head(hidden.last_hidden_state)[0, :-1]
+    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def check_logprobs(seeing: Seeing, generated: Generated, shown: Shown) -> None:
+    wanted = plain_logprobs(seeing, (*shown[0], *generated.token_ids), shown[1])
+    given = torch.tensor(generated.logprobs)
+    torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)
+
+
+async def test_tokens_behind_pictures_have_the_log_probabilities_of_transformers(
+    seeing: Seeing,
+) -> None:
+    prompts = [seeing.shown(BARS[0]), seeing.shown(BARS[1]), seeing.shown(FIELDS, BARS[0])]
+    assert prompts[0][0] == prompts[1][0], "pictures alone tell these apart"
+    requests = [
+        request(shown, f"0/{number}", index)
+        for number, shown in enumerate(prompts)
+        for index in range(3)
+    ]
+    done = await generate(seeing.engine, requests)
+    for each in requests:
+        check_logprobs(seeing, done[each.response_id], (each.prompt_tokens, each.pictures))
+
+
+async def test_a_response_goes_on_behind_its_kept_tokens(seeing: Seeing) -> None:
+    shown = seeing.shown(FIELDS)
+    whole = request(shown, "1/0", 1, max_new_tokens=8)
+    done = (await generate(seeing.engine, [whole]))[whole.response_id]
+    num_kept = max(1, len(done.token_ids) - 1)
+    kept = replace(
+        whole,
+        kept_tokens=done.token_ids[:num_kept],
+        kept_logprobs=done.logprobs[:num_kept],
+        kept_versions=(replace(done.versions[0], num_tokens=num_kept),),
+    )
+    again = (await generate(seeing.engine, [kept]))[whole.response_id]
+    assert again.token_ids == done.token_ids
+
+
+async def test_engine_and_learner_agree_on_tower_and_probe_and_no_older_tower_is_used(
+    seeing: Seeing, tmp_path: Path
+) -> None:
+    config = LearnerConfig(compute="fp32", vision="trained", pictures=str(seeing.folder))
+    learner = LearnerRank(config, seeing.path, 0, 1)
+    shown = seeing.shown(BARS[0])
+    probes = (PicturedProbe.of(*shown),)
+    for version in (1, 2):
+        if version == 2:  # the tower alone has changed
+            for name, tensor in learner._policy.parameters.exported():
+                if name.startswith("model.visual.merger.mlp.2"):
+                    tensor.mul_(-1.0)
+        weights = learner.export_weights(version, str(tmp_path / f"{version}.safetensors"))
+        assert weights is not None
+        held = await seeing.engine.load_weights(weights, probes, Running.DROP)
+        assert held.fingerprints == learner.fingerprints()
+        assert any(name.startswith("model.visual.blocks") for name in held.fingerprints)
+        assert held.probe_logprobs is not None
+        ours = torch.tensor(learner.probe(probes)[0])
+        theirs = torch.tensor(held.probe_logprobs[0])
+        torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+        exported = dict(learner._policy.parameters.exported())
+        done = (await generate(seeing.engine, [request(shown, f"2/{version}")]))[f"2/{version}:0"]
+        rounded = {name: each.bfloat16().float() for name, each in exported.items()}
+        wanted = plain_logprobs(seeing, (*shown[0], *done.token_ids), shown[1], rounded)
+        given = torch.tensor(done.logprobs)
+        torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)
