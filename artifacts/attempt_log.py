@@ -225,7 +225,7 @@ class TurnLog:
         num_tokens = sum(turn.num_tokens for turn in episode.turns[:num_written])
         snapshot = episode.snapshot
         line = {
-            "response": _line(generated, BY_TOKEN | {"episode"}),
+            "response": _line(generated, BY_TOKEN | {"episode", "routes"}),
             "episode": _line(episode, ("turns", "snapshot")),
             "turns": [_line(turn) for turn in episode.turns[num_written:]],
             "first": num_written,

@@ -207,6 +207,21 @@ class VersionSpan:
 
 @quickly_packed
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """The experts that a mixture's routers chose for the tokens of a prompt and its response, as
+    the engine that ended the response computed them."""
+
+    width: int  # expert numbers of a token: routed layers, in their order, times experts of each
+    num_bytes: int  # of a number: 1 up to 256 experts, else 2
+    data: bytes  # (tokens, layers, experts), from the prompt's first token to the last one computed
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.data) // (self.width * self.num_bytes)
+
+
+@quickly_packed
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """An engine's response to a request: finished, or partial when it was aborted."""
 
@@ -229,6 +244,7 @@ class Generated:
     finished_s: float  # when its last token came
     attempt: int = 0  # the attempt that asked for it, as the request had it
     episode: Episode | None = None  # its turns; None for a response of a single one
+    routes: Routes | None = None  # None of a model without experts, or where nobody recorded them
 
     @property
     def response_id(self) -> str:

@@ -30,6 +30,7 @@ from artifacts.records import (
     Outcome,
     Prompt,
     Response,
+    Routes,
     Score,
     ShownPicture,
     Span,
@@ -78,6 +79,7 @@ _PICTURE: Columns = {
     "rows": pa.int32(),
     "columns": pa.int32(),
 }
+_ROUTES: Columns = {"width": pa.int32(), "num_bytes": pa.int32(), "data": pa.binary()}
 PROMPT: Columns = {
     "prompt_id": pa.string(),
     "domain": pa.string(),
@@ -103,6 +105,7 @@ GENERATED: Columns = {
     "attempt": pa.int64(),  # files of earlier runs lack the column
     # null for a response of one turn; files of earlier runs lack the column
     "episode": pa.struct(list(_EPISODE.items())),
+    "routes": pa.struct(list(_ROUTES.items())),  # null without experts; earlier files lack it
 }
 SCORE: Columns = {  # all empty where there is no score yet
     "outcome": pa.string(),
@@ -169,6 +172,7 @@ READERS: Mapping[str, Callable[[Any], object]] = {  # Any: a cell
     "versions": lambda cell: tuple(VersionSpan(**span) for span in cell),
     "attempt": lambda cell: cell or 0,
     "episode": _episode,
+    "routes": lambda cell: None if cell is None else Routes(**cell),
     "outcome": Outcome,
     "cases": lambda cell: tuple(
         CaseResult(**case | {"verdict": CaseVerdict(case["verdict"])}) for case in cell or ()
@@ -283,8 +287,8 @@ def spans_from_parquet(data: bytes) -> list[Span]:
 def _to_parquet(name: TableName, step: int, rows: list[Row]) -> bytes:
     marks = {VERSION_KEY: str(SCHEMA_VERSION), TABLE_KEY: name, STEP_KEY: str(step)}
     table = pa.Table.from_pylist(rows, schema=pa.schema(TABLES[name], metadata=marks))
-    floats = {"logprobs.list.element", "rewards.list.element"}
-    words = [path for path in _leaf_paths(table.schema) if path not in floats]
+    varied = {"logprobs.list.element", "rewards.list.element", "routes.data"}
+    words = [path for path in _leaf_paths(table.schema) if path not in varied]
     sink = io.BytesIO()
     pq.write_table(
         table,

@@ -46,7 +46,7 @@ from tasks.cluster.ports import refusal
 from tasks.elastic.config import ElasticWeightsConfig
 from tasks.engines.model_files import read_head_counts, takes_pictures
 from tasks.learner.adapters import check_adapter
-from tasks.learner.architecture import check_architecture, read_config
+from tasks.learner.architecture import check_architecture, read_config, replays_routes
 from tasks.learner.memory import model_size
 from tasks.rewards.judges.reward import judge_engine_of
 from tasks.rewards.registry import Rewards, build_rewards
@@ -251,10 +251,10 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
     judge_model = resolve_model(judge.model, cache, print_line) if judge else None
     if judge_model is not None:
         check_judge(judge_model)
-    text = read_config(model).get_text_config()
-    config.engine.check_model(text, config.cluster.device_kind == "cpu")
+    described, on_cpu = read_config(model).get_text_config(), config.cluster.device_kind == "cpu"
+    config.engine.check_model(described, on_cpu)
     size, engine = model_size(model), config.engine
-    if config.cluster.device_kind != "cpu":
+    if not on_cpu:
         card = None if config.cluster.scheduler_address else smallest_card_bytes()
         rested = with_sleep(config, size, card)
         check_gpu_memory(rested, size, card)
@@ -264,6 +264,8 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         pictures = f"{root.rstrip('/')}/{run_id}/{PICTURES}"
         engine = engine.model_copy(update={"pictures": pictures})
         learner = learner.model_copy(update={"pictures": pictures})
+    if replays_routes(config.learner.router_replay, engine, described, on_cpu):
+        engine = engine.model_copy(update={"records_routes": True})
     return RunContext(
         run_id=run_id,
         artifact_root=root,

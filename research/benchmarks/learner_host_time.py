@@ -34,6 +34,7 @@ from tasks.learner.head import HeadResult, LossGradient
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import SamplePaths, micro_batches, pack_paths
+from tasks.learner.routers import Routers
 from tasks.learner.row_report import total
 from tasks.learner.rows import DeviceRow, row_of
 from tasks.learner.samples import TrainingSet
@@ -46,7 +47,7 @@ class NoModel:
     """Stands in for the policy: scores every token at once, and computes no layer."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.routers = device, Routers(torch.nn.Identity())
 
     def score_and_backward(
         self, row: DeviceRow, temperature: float, loss_gradient: LossGradient

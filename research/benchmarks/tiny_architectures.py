@@ -49,6 +49,19 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {  # Any: values of configurati
         "norm_topk_prob": True,
     },
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "glm4_moe": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "n_shared_experts": 1, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 0,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.5, "num_key_value_heads": 2,
+        "q_lora_rank": None, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
 }  # fmt: skip
 
@@ -59,9 +72,10 @@ def save_tiny(
     vocabulary: int,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    changes: Mapping[str, Any] | None = None,  # Any: as above
 ) -> Path:
     """Build an architecture of the table at random and save it, without a tokenizer."""
-    fields = {**SIZES, "vocab_size": vocabulary, **ARCHITECTURES[name]}
+    fields = {**SIZES, "vocab_size": vocabulary, **ARCHITECTURES[name], **(changes or {})}
     model_type = fields.pop("model_type", name)
     config = AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(seed)

@@ -164,6 +164,8 @@ class ReplicaConfig(FrozenConfig):
     adapter: Fixed[AdapterShape | None] = None
     # folder or URL of the pictures that prompts show; empty for a model of text alone
     pictures: Fixed[str] = ""
+    # whether responses say which experts computed them: from `learner.router_replay`
+    records_routes: Fixed[bool] = False
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -197,6 +199,10 @@ class ReplicaConfig(FrozenConfig):
     def explain_steps(self, on_cpu: bool) -> str:
         """How a replica runs its decode steps on such a device; empty if it has none."""
         return ""
+
+    def route_obstacle(self, model: Any, on_cpu: bool) -> str:  # Any: as transformers has it
+        """Why replicas cannot tell which experts computed a token; empty if they can."""
+        return f"engines of kind {getattr(self, 'kind', 'custom')} record no routes"
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as transformers has it
         """Raises ValueError if replicas with these settings cannot run such a model."""

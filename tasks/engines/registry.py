@@ -59,6 +59,9 @@ class CustomEngine(CustomPart, ReplicaConfig):
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as transformers has it
         self.part.check_model(model, on_cpu)
 
+    def route_obstacle(self, model: Any, on_cpu: bool) -> str:  # Any: as transformers has it
+        return self.part.route_obstacle(model, on_cpu)
+
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int
     ) -> Replica:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from artifacts.models.importing import building_model, importing_transformers
+from tasks.engines.base import ReplicaConfig
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,29 @@ def takes_pictures(config: Any) -> bool:  # Any: transformers' configurations ca
 def has_experts(config: Any) -> bool:  # Any: transformers' configurations carry no types
     """True if layers of the model have experts."""
     return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
+
+
+def replays_routes(
+    replay: Literal["auto", "on", "off"],
+    engine: ReplicaConfig,
+    model: Any,
+    on_cpu: bool,  # Any: as above
+) -> bool:
+    """True if engines are to say which experts computed a token, and the learner takes the same.
+    Raises ValueError with the obstacle if that is asked for and cannot be."""
+    if replay == "off" or (replay == "auto" and not has_experts(model)):
+        return False
+    obstacle = engine.route_obstacle(model, on_cpu)
+    if not has_experts(model):
+        obstacle = f"{model.model_type} has no experts"
+    if replay == "on" and obstacle:
+        raise ValueError(
+            f"learner.router_replay=on needs routes of the engines, got none: {obstacle}; leave it"
+            " at auto"
+        )
+    if obstacle:
+        logger.warning("router_replay=off: %s; train/mismatch_k3 will be larger", obstacle)
+    return not obstacle
 
 
 def check_packed(path: Path) -> None:

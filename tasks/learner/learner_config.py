@@ -200,6 +200,13 @@ class LearnerConfig(FrozenConfig):
     recompute_layers: bool = Field(
         default=False, description="Recompute each layer in backward: less memory, a third slower."
     )
+    router_replay: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description=(
+            "Of a mixture of experts: whether the learner sends each token to the experts that"
+            " computed it in the engine. auto: where engines can tell them."
+        ),
+    )
     parameters: Placement = Field(
         default="replicated",
         description=(

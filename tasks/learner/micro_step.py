@@ -190,6 +190,7 @@ class MicroStep:
             sums=sums,
             versions=row.versions,
             by_version=by_version,
+            expert_tokens=self._policy.routers.count(),
         )
 
     def _loss_sum(self, completed: TokenBatch, result: HeadResult, own: TokenLoss) -> Tensor:

@@ -15,7 +15,7 @@ Tokens of pictures, which all have one id, are given ids of their own first (`pi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 
 import numpy as np
@@ -25,6 +25,7 @@ from artifacts.records import ShownPicture, VersionSpan
 from tasks.learner.pictures import NumberedPicture, first_ids, rotary_positions
 
 Ints = NDArray[np.int64]
+NO_ROUTES = np.empty((0, 0), dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +44,9 @@ class Sample:
     # had written the history anew
     restarts: tuple[int, ...] = ()
     pictures: tuple[ShownPicture, ...] = ()  # in the prompt
+    # (tokens, width): the experts that computed the tokens of prompt and response, as far as they
+    # were recorded
+    routes: NDArray[np.uint8] | NDArray[np.int16] = field(default_factory=lambda: NO_ROUTES)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sample) and _all_fields(self) == _all_fields(other)
@@ -103,6 +107,9 @@ class PackedBatch:
     num_prompt_nodes: int  # nodes that belong to a prompt
     pictures: tuple[NumberedPicture, ...] = ()  # distinct ones, by ascending id
     rotary: Ints | None = None  # (3, N) positions by time, row and column; None without pictures
+    # (N, width): the experts that computed each node in the first sample that has it, -1 where none
+    # were recorded; None where no sample has routes
+    routes: NDArray[np.int16] | None = None
 
 
 def paths_of(samples: Sequence[Sample]) -> list[SamplePaths]:
@@ -201,6 +208,7 @@ def pack_paths(given: Sequence[SamplePaths]) -> PackedBatch:
         num_prompt_nodes=int(is_prompt.sum()),
         pictures=pictures,
         rotary=rotary,
+        routes=_routes(paths, order, shared.tolist(), starts.tolist(), size),
     )
 
 
@@ -218,6 +226,33 @@ def _pictures_of(paths: Sequence[tuple[Path, Sample]]) -> tuple[NumberedPicture,
 
 def _rotary(path: Path, sample: Sample) -> Ints:
     return rotary_positions(sample.pictures, len(path.computed))
+
+
+def _routes(
+    paths: Sequence[tuple[Path, Sample]],
+    order: Sequence[int],
+    shared: Sequence[int],
+    starts: Sequence[int],
+    size: int,
+) -> NDArray[np.int16] | None:
+    """(nodes, width): the routes of every node, from the path that brought it into the tree."""
+    widths = {sample.routes.shape[1] for _, sample in paths if len(sample.routes)}
+    if not widths:
+        return None
+    if len(widths) > 1:
+        raise ValueError(
+            f"responses of a step must be routed by one model, got {sorted(widths)} experts a"
+            " token; let all engines start from the same model"
+        )
+    routes = np.full((size, *widths), -1, dtype=np.int16)
+    for place, begin, start in zip(order, shared, starts, strict=True):
+        path, sample = paths[place]
+        tokens = np.arange(begin, len(path.computed))  # their places in prompt and response
+        tokens += np.where(tokens < len(sample.prompt), 0, path.begin)
+        is_known = tokens < len(sample.routes)
+        nodes = start + np.flatnonzero(is_known)
+        routes[nodes] = sample.routes[tokens[is_known]]
+    return routes
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[SamplePaths]]:
@@ -269,6 +304,7 @@ def _all_fields(sample: Sample) -> tuple[object, ...]:
         tuple((span.version, span.num_tokens) for span in sample.versions),
         sample.restarts,
         tuple((picture.begin, picture.content) for picture in sample.pictures),
+        sample.routes.tobytes(),
     )
 
 

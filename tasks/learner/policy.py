@@ -48,6 +48,7 @@ from tasks.learner.parameters import (
     every,
 )
 from tasks.learner.ranks import Ranks
+from tasks.learner.routers import Routers
 from tasks.learner.rows import DeviceRow
 from tasks.learner.tower import FrozenTower, Pictures, Tower, is_of_tower, tower_of
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
@@ -75,6 +76,7 @@ class Decoder:
         config = model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         self.backbone: nn.Module = text_model(model)
+        self.routers = Routers(model)
         self.vocabulary_size = int(config.vocab_size)
         self._tower = tower
         self.parameters, self.device = parameters, parameters.device
@@ -90,7 +92,7 @@ class Decoder:
 
     def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult:
         """Returns log-probabilities and entropies of the row's targets; no gradients."""
-        with torch.no_grad():
+        with torch.no_grad(), self.routers.replaying(row.routes):
             hidden = predicting_states(self.backbone, row, self._embed(row, self._seen(row)))
         scaled = temperature * self._logits_scaling
         with self.parameters.whole(self._head_name) as weight:
@@ -141,6 +143,12 @@ class PolicyModel(Decoder):
         self, row: DeviceRow, temperature: float, loss_gradient: LossGradient
     ) -> HeadResult:
         """Score the targets, and add the gradient of the loss sum to the parameters' sums."""
+        with self.routers.replaying(row.routes):
+            return self._score_and_backward(row, temperature, loss_gradient)
+
+    def _score_and_backward(
+        self, row: DeviceRow, temperature: float, loss_gradient: LossGradient
+    ) -> HeadResult:
         seen = self._seen(row)
         embedded = self._embed(row, seen).requires_grad_()
         hidden = predicting_states(self.backbone, row, embedded)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import add
 
 from artifacts.records import Span, WeightsRef
 from tasks.engines.base import Attestation
@@ -31,6 +32,32 @@ REASONS = {
 
 class GradientsNotFinite(RuntimeError):
     """Too many steps in a row had a gradient that was not finite; the run cannot recover."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """Tokens that each expert computed, by layer; empty of a dense model."""
+
+    tokens: tuple[tuple[int, ...], ...] = ()  # (layers, experts)
+
+    def __add__(self, other: ExpertLoad) -> ExpertLoad:
+        if not (self.tokens and other.tokens):
+            return self if self.tokens else other
+        layers = zip(self.tokens, other.tokens, strict=True)
+        return ExpertLoad(tuple(tuple(map(add, *layer)) for layer in layers))
+
+    def figures(self) -> dict[str, float]:
+        """The largest load of an expert over the mean of its layer, and the share of experts
+        without a token; nothing of a dense model."""
+        if not any(map(any, self.tokens)):
+            return {}
+        counts = [count for layer in self.tokens for count in layer]
+        return {
+            "train/expert_load_max": max(
+                max(layer) * len(layer) / max(1, sum(layer)) for layer in self.tokens
+            ),
+            "train/dead_expert_fraction": counts.count(0) / len(counts),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +94,7 @@ class AccumulateReport:
     mismatch_abs_sum: float = 0.0  # |learner - engine| log-probability, over scored tokens
     mismatch_k3_sum: float = 0.0  # k3 estimate of KL(engine || learner), over scored tokens
     by_version: VersionSums = field(default_factory=VersionSums)  # scored tokens
+    expert_load: ExpertLoad = ExpertLoad()  # of the tokens in scored rows
     num_tokens_passed: int = 0  # of several updates: sampled tokens in them, in every pass again
     proximal_k3_sum: float = 0.0  # k3 estimate of KL(proximal || learner), over these
     value_loss_sum: float = 0.0  # weighted value losses of tokens; 0 without a critic
@@ -261,7 +289,7 @@ def token_means(report: AccumulateReport) -> dict[str, float]:
         cut["train/clip_fraction"] = clipped
     if report.num_responses_droppable:
         cut["train/gated_fraction"] = report.num_responses_dropped / report.num_responses_droppable
-    return cut | {
+    return {**cut, **report.expert_load.figures()} | {
         "train/tokens_scored": float(report.num_tokens_scored),
         "train/effective_sample_fraction": report.effective_fraction,
         "train/importance_mean": report.importance_sum / count,

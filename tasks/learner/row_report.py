@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.learner.reports import AccumulateReport
+from tasks.learner.reports import AccumulateReport, ExpertLoad
 from tasks.learner.version_sums import NUM_SUMS, read_sums
 
 
@@ -31,6 +31,7 @@ class PendingReport:
     sums: Mapping[str, Tensor]  # by the report's fields, tensors of one element
     versions: tuple[int, ...] = ()  # weight versions of `by_version`
     by_version: Tensor | None = None  # (versions, NUM_SUMS) fp64: `sums_by_version`
+    expert_tokens: Tensor | None = None  # (layers, experts): `ExpertLoad`; None of a dense model
 
 
 def read(pending: Sequence[PendingReport]) -> list[AccumulateReport]:
@@ -43,6 +44,8 @@ def read(pending: Sequence[PendingReport]) -> list[AccumulateReport]:
         parts += [value.double().reshape(1) for value in row.sums.values()]
         if row.by_version is not None:
             parts.append(row.by_version.reshape(-1))
+        if row.expert_tokens is not None:
+            parts.append(row.expert_tokens.double().reshape(-1))
     numbers: list[float] = torch.cat(parts).tolist()
     reports: list[AccumulateReport] = []
     ends = [row.ended_s for row in pending]
@@ -58,6 +61,12 @@ def read(pending: Sequence[PendingReport]) -> list[AccumulateReport]:
             size = NUM_SUMS * len(row.versions)
             found["by_version"] = read_sums(row.versions, numbers[start : start + size])
             start += size
+        if row.expert_tokens is not None:
+            num_layers, num_experts = row.expert_tokens.shape
+            begins = range(start, start + num_layers * num_experts, num_experts)
+            layers = (map(int, numbers[begin : begin + num_experts]) for begin in begins)
+            found["expert_load"] = ExpertLoad(tuple(map(tuple, layers)))
+            start += num_layers * num_experts
         reports.append(replace(row.known, busy=((row.started_s, end),), **found))
     return reports
 

@@ -60,6 +60,7 @@ class DeviceRow:
     versions: tuple[int, ...]  # weight versions that sampled its tokens, ascending
     version_places: Tensor  # (P,) int64: the place in `versions` of each token's own
     pictures: RowPictures | None = None
+    routes: Tensor | None = None  # (N, width) int16: as `PackedBatch.routes`
 
     def plan(self) -> TreePlan:
         """A new attention plan. Not kept with the row: on a CPU it holds masks of whole blocks."""
@@ -92,9 +93,12 @@ def row_of(batch: PackedBatch, device: torch.device) -> DeviceRow:
             "num_tokens": np.repeat(_fp32(lengths), lengths),
             **predictions,
             **of_pictures,
+            **({} if batch.routes is None else {"routes": batch.routes.ravel()}),
         },
         device,
     )
+    if batch.routes is not None:
+        there["routes"] = there["routes"].view(batch.routes.shape)
     pictures = None
     if of_pictures:
         at, places_there, rotary = (there.pop(name) for name in of_pictures)
@@ -198,7 +202,11 @@ def moved(arrays: Mapping[str, Array], device: torch.device) -> dict[str, Tensor
     }
 
 
-_DTYPES = {np.dtype(np.int64).char: torch.int64, np.dtype(np.float32).char: torch.float32}
+_DTYPES = {
+    np.dtype(np.int64).char: torch.int64,
+    np.dtype(np.float32).char: torch.float32,
+    np.dtype(np.int16).char: torch.int16,
+}
 
 
 def _fp32(values: Sequence[float]) -> Array:

@@ -16,12 +16,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from artifacts.config_parts import FrozenConfig
-from artifacts.records import Generated, Group, Score, ShownPicture, VersionSpan, sampled_versions
+from artifacts.records import (
+    Generated,
+    Group,
+    Routes,
+    Score,
+    ShownPicture,
+    VersionSpan,
+    sampled_versions,
+)
 from tasks.learner.advantage import Moments, ReinforcePlusPlusAdvantage, step_moments
 from tasks.learner.credit import Credit, token_mean, turn_advantages
 from tasks.learner.dealing import GroupPart, as_part
 from tasks.learner.overlong import AS_SCORED, Overlong
-from tasks.learner.packing import Ints, Sample
+from tasks.learner.packing import NO_ROUTES, Ints, Sample
 from tasks.rewards.base import checked_reward
 
 
@@ -99,6 +107,7 @@ class TrainingSet:
                 tuple((span.version, span.num_tokens) for span in sample.versions),
                 sample.restarts,
                 sample.pictures,
+                sample.routes,
             )
             for sample in samples
         ]
@@ -115,7 +124,9 @@ def _from_columns(
 ) -> TrainingSet:
     samples: list[Sample] = []
     begin = first = 0  # of the sample's tokens, and of those among them that were sampled
-    for place, length, pairs, advantages, reward, weight, versions, restarts, pictures in numbers:
+    for given in numbers:
+        place, length, pairs, advantages, reward, weight, versions, restarts, *rest = given
+        pictures, routes = rest
         end, sampled = begin + length, tuple(range(*pair) for pair in pairs)
         last = first + sum(map(len, sampled))
         made = Sample(
@@ -129,6 +140,7 @@ def _from_columns(
             versions=tuple(VersionSpan(version=own, num_tokens=num) for own, num in versions),
             restarts=restarts,
             pictures=pictures,
+            routes=routes,
         )
         samples.append(made)
         begin, first = end, last
@@ -204,7 +216,17 @@ def _sample(
         weight=weight,
         versions=sampled_versions(generated),
         pictures=pictures,
+        routes=routes_of(generated.routes),
     )
+
+
+def routes_of(routes: Routes | None) -> NDArray[np.uint8] | NDArray[np.int16]:
+    """(tokens, width): the numbers of recorded routes."""
+    if routes is None:
+        return NO_ROUTES
+    if routes.num_bytes == 1:
+        return np.frombuffer(routes.data, np.uint8).reshape(-1, routes.width)
+    return np.frombuffer(routes.data, np.int16).reshape(-1, routes.width)
 
 
 def advantages_of(

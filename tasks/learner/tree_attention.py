@@ -136,13 +136,13 @@ def _block(plan: TreePlan, start: int, end: int) -> QueryBlock:
 
 
 class _TreeBlocks(torch.autograd.Function):
-    """q (H, T, D), k and v (K, T, D) with H a multiple of K -> (H, T, D)."""
+    """q (H, T, D), k (K, T, D) and v (K, T, E) with H a multiple of K -> (H, T, E)."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, scale: float
     ) -> Tensor:  # Any: torch's context
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out = q.new_empty(*q.shape[:2], v.shape[2])
         kept: list[Tensor] = []
         for block in plan.blocks:
             rows = slice(block.start, block.end)
@@ -152,7 +152,7 @@ class _TreeBlocks(torch.autograd.Function):
             masked = folded.masked_fill_(block.hidden, float("-inf")).view_as(scores)
             probabilities = masked.softmax(-1).to(q.dtype)
             attended = torch.bmm(probabilities, _gather(v, block))
-            out[:, rows] = attended.view(q.shape[0], -1, q.shape[2])
+            out[:, rows] = attended.view(q.shape[0], -1, v.shape[2])
             kept.append(probabilities)
         ctx.save_for_backward(q, k, v, *kept)
         ctx.plan, ctx.scale = plan, scale

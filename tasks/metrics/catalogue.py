@@ -102,6 +102,10 @@ train/cut_fraction | share | tokens without gradient: clipped, masked, or of a d
 train/gated_fraction | share | responses that the sequence mask dropped | above 0.3
 train/flat_group_fraction | share | groups whose rewards agree, which teach nothing | near 1:
     prompts are too easy or too hard; see `scheduling.dynamic_sampling`
+train/expert_load_max | ratio | most tokens of an expert over the mean of its layer; a mixture of
+    experts alone | grows for many steps
+train/dead_expert_fraction | share | experts that computed no token of the step, of all layers |
+    above 0.1 in steps of many tokens
 train/nonfinite_tokens | count | tokens without a finite log-probability | above 0
 train/masked_responses | count | cut responses that were left out of the loss | most of the batch
 train/applied | count | updates of the step that changed the weights | 0

@@ -18,6 +18,7 @@ from tasks.learner.reports import Skipped, skipped_of
 Figures = Mapping[str, float]
 
 SCORED, ENTROPY = "train/tokens_scored", "train/entropy_nats"
+DEAD = "train/dead_expert_fraction"
 STALE = (
     "lower learner.optimizer.learning_rate, or scheduling.async_ratio where steps overlap, or bound"
     " what single tokens weigh (learner.loss, learner.sequence_mask)"
@@ -29,6 +30,10 @@ CURES = {
         f" {STALE}; if steps without lag are no better, it is the engine's numerics (engine.dtype)"
     ),
     "train/cut_fraction": f"most of what is sampled is not learned from; {STALE}",
+    DEAD: (
+        "experts die: no token of these steps reached them, and they learn no more; lower"
+        " learner.optimizer.learning_rate, or train more tokens a step"
+    ),
     ENTROPY: (
         "the policy stops exploring; lower learner.optimizer.learning_rate, or hold it by"
         " learner.entropy_coefficient or learner.kl_coefficient"
@@ -52,6 +57,8 @@ class MonitorConfig(FrozenConfig):
     # largest share of tokens that lose their gradient because they are clipped, masked or
     # gated; 1 never warns
     max_cut_fraction: Fixed[float] = 0.3
+    # largest share of a mixture's experts without a token; 1 never warns
+    max_dead_expert_fraction: Fixed[float] = 0.1
     # least share of the first step's entropy that must be left; 0 never warns
     min_entropy_share: Fixed[float] = 0.1
 
@@ -76,6 +83,7 @@ def warnings_of(
         ("train/effective_sample_fraction", config.min_effective_sample_fraction, True),
         ("train/mismatch_k3", config.max_mismatch_k3, False),
         ("train/cut_fraction", config.max_cut_fraction, False),
+        (DEAD, config.max_dead_expert_fraction, False),
         (ENTROPY, config.min_entropy_share * scored[0][1].get(ENTROPY, 0.0), True),
     )
     found = [

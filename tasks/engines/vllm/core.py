@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from artifacts.new_tokens import News, NewTokens
@@ -41,6 +42,7 @@ from tasks.engines.vllm.llm_engine import (
     response_params,
 )
 from tasks.engines.vllm.picture_inputs import PictureInputs
+from tasks.engines.vllm.routes import RouteReader
 from tasks.engines.vllm.siblings import Siblings, Waiting
 from tasks.engines.vllm.worker_patches import own_draws
 
@@ -61,9 +63,11 @@ class VllmCore:
         report_tokens: int = 0,
         adapter: AdapterShape | None = None,
         pictures: PictureInputs | None = None,
+        records_routes: bool = False,
     ) -> None:
         """report_tokens: steps between two reports of new tokens; 0 for no reports. adapter: what
-        weight versions are, if not the model's weights. pictures: of a model that takes them."""
+        weight versions are, if not the model's weights. pictures: of a model that takes them.
+        records_routes: whether responses say which experts computed them."""
         self._engine = engine
         # Any: transformers' tokenizers have no useful common type
         self.decode = ChatTokens(tokenizer, stop_ids).decode  # for callers: no step waits for text
@@ -77,6 +81,7 @@ class VllmCore:
         self._seed_arguments = own_draws(engine)
         self._siblings = Siblings(self._scheduler)
         self._steps = DecodeSteps(self._scheduler)
+        self._routes = RouteReader(engine) if records_routes else None
         self._holds_new = False
         self._held: list[Waiting] = []  # until the next load
         self._report_tokens = report_tokens
@@ -285,6 +290,8 @@ class VllmCore:
             spans=request.kept_versions,
         )
         self._live[request.response_id] = live
+        if self._routes is not None:
+            self._routes.begin(internal_id)
         self._without_token.append(live)
         self._siblings.enter(live.scheduled)
 
@@ -357,14 +364,20 @@ class VllmCore:
         del self._live[live.request.response_id]
         self._siblings.leave(live.scheduled)
         self._steps.forget(live.internal_id)
+        if self._routes is not None:
+            self._routes.forget(live.internal_id)
         if live in self._without_token:
             self._without_token.remove(live)
 
     def _finish(self, response_id: str, reason: FinishReason) -> Generated:
         live = self._live[response_id]
+        routes = None
+        if self._routes is not None and reason != "aborted":
+            routes = self._routes.read(live.internal_id, live.num_computed)
         self._forget(live)
         self._gauges.note_end(live)
-        return live.generated(reason, self._version, self._name, time.time())
+        ended = live.generated(reason, self._version, self._name, time.time())
+        return ended if routes is None else replace(ended, routes=routes)
 
 
 def _warming(index: int) -> Request:

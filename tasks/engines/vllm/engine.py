@@ -149,6 +149,12 @@ class VllmEngineConfig(ReplicaConfig):
                 " merged"
             )
 
+    def route_obstacle(self, model: Any, on_cpu: bool) -> str:  # Any: as in the base
+        windows = set(getattr(model, "layer_types", None) or ()) - {"full_attention"}
+        if windows or getattr(model, "sliding_window", None):
+            return "its layers have windows, whose KV cache does not keep every token"
+        return "" if on_cpu else "routes are read from vLLM's first model runner, that of CPUs"
+
     def build_engine(
         self, model_path: str, name: str, core_ids: Sequence[int], seed: int
     ) -> VllmEngine:
@@ -322,6 +328,7 @@ def build_core(
         report_tokens=config.report_tokens,
         adapter=config.adapter,
         pictures=_pictures(config, model_path, engine),
+        records_routes=config.records_routes,
     )
     core.warm_up()
     return core

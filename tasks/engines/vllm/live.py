@@ -41,6 +41,11 @@ class Live:
         return len(self.request.kept_tokens) + len(self.new_tokens)
 
     @property
+    def num_computed(self) -> int:
+        """Tokens of prompt and response that its layers computed: all but the last."""
+        return len(self.request.prompt_tokens) + self.num_tokens - 1
+
+    @property
     def has_unreported(self) -> bool:
         """True if it has tokens that were not reported."""
         return len(self.new_tokens) > self.num_reported

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from artifacts.episodes import Ending, Episode, Snapshot, Turn
 from artifacts.new_tokens import extend_spans, join_spans, split_spans
-from artifacts.records import FinishReason, Generated, Request, VersionSpan
+from artifacts.records import FinishReason, Generated, Request, Routes, VersionSpan
 from tasks.environments.base import Transition
 
 BOUNDS = (Ending.TRUNCATED, Ending.TURNS, Ending.TOKENS, Ending.TIME)
@@ -61,6 +61,7 @@ class EpisodeSoFar:
     logprobs: tuple[float, ...] = ()  # 0 of given tokens
     versions: tuple[VersionSpan, ...] = ()  # given tokens count with what was sampled after them
     opened: Opened | None = None  # the next turn, whose tokens are not among those above
+    routes: Routes | None = None  # of prompt and tokens, as the last action's engine has them
     # the environment after the last turn that it has answered; None where none was taken of it
     snapshot: Snapshot | None = None
 
@@ -147,7 +148,7 @@ class EpisodeSoFar:
             answered_s=None,
             starts_over=self.opened.starts_over,
         )
-        return replace(
+        after = replace(
             self,
             turns=(*self.turns, turn),
             token_ids=(*self.token_ids, *self.opened.given, *action.token_ids),
@@ -155,6 +156,22 @@ class EpisodeSoFar:
             versions=versions,
             opened=None,
         )
+        return replace(after, routes=after.routes_with(action.routes))
+
+    def routes_with(self, latest: Routes | None) -> Routes | None:
+        """The routes after an action: its own, which are of the prompt and all that was read since
+        the history was last written anew; before that, those known so far, if they are."""
+        num_path = len(self.path)
+        begin = len(self.token_ids) - num_path
+        if latest is None or not begin:
+            return latest
+        if self.routes is None:
+            return None
+        num_prompt = latest.num_tokens - num_path + 1  # the last token was not computed
+        row = latest.width * latest.num_bytes
+        before = self.routes.data[: (num_prompt + begin) * row]
+        unused = bytes((num_prompt + begin) * row - len(before))  # a path's last token
+        return replace(latest, data=before + unused + latest.data[num_prompt * row :])
 
     def answered(
         self, transition: Transition, answered_s: float, state: bytes = b""

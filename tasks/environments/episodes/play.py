@@ -300,4 +300,5 @@ class Play:
             finished_s=now_s,
             attempt=request.attempt,
             episode=episode,
+            routes=so_far.routes,
         )
