@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from matplotlib.figure import Figure
@@ -16,7 +17,9 @@ from matplotlib.figure import Figure
 from artifacts import layout
 from artifacts.commit import StepCommit, figures_by_step, read_manifest, seconds_added
 from artifacts.journal import Journal
+from artifacts.pictures import PictureFolder, as_url
 from artifacts.printable import printable_line
+from artifacts.records import Prompt
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import TrainingSample, distinct, training_samples
 from artifacts.reports.device_cost import run_cost
@@ -55,6 +58,7 @@ ALL_PAGES = "all its pages"  # name of the link that is the command `rollflow ui
 TIMELINES = "timelines"
 APPLIED = "train/applied"
 DOMAIN_REWARD = re.compile(r"reward/(.+)_mean")
+MOST_SHOWN_BYTES = 2**18  # of a picture on the page
 SHOWN_SAMPLES = 3  # questions of each step whose training answers are shown
 SHOWN_ANSWERS, SHOWN_CHARACTERS = 2, 120  # answers that a warning "nothing learned" quotes
 
@@ -164,6 +168,7 @@ class RunResults:
             title = figure.get_suptitle() or next(filter(None, titles), "plot")
             drawn[name] = Picture(title=title, svg=canvas.svg(figure))
         so_far = f"{len(commits)} of {config.num_steps} steps"
+        samples = self._samples(commits)
         page = RunPage(
             summary=summary,
             state=f"finished, {len(commits)} steps" if is_over else f"under way, {so_far}",
@@ -186,8 +191,11 @@ class RunResults:
             denied_requests=denied_requests_summary(read_denied_requests(self._run.store)),
             questions=answers.shown,
             num_questions=len(distinct(answers.questions)),
-            samples=self._samples(commits),
+            samples=samples,
             steps_asked=(min(evaluations, default=0), max(evaluations, default=0)),
+            pictures=self._shown(
+                [*(each.prompt for each in answers.shown), *(each.prompt for each in samples)]
+            ),
         )
         return render(page)
 
@@ -197,6 +205,17 @@ class RunResults:
         wanted |= {"model": "model", ALL_PAGES: ALL_PAGES}
         links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
         return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
+
+    def _shown(self, prompts: Iterable[Prompt]) -> dict[str, str]:
+        """The pictures of these questions as URLs, by content; none that is large or gone."""
+        folder = PictureFolder(self._run.store.child(layout.PICTURES))
+        found: dict[str, str] = {}
+        for picture in (each for prompt in prompts for each in prompt.pictures):
+            with suppress(FileNotFoundError, ValueError):
+                data = folder.read(picture.content)
+                if len(data) <= MOST_SHOWN_BYTES:
+                    found[picture.content] = as_url(data)
+        return found
 
     def _samples(self, commits: Sequence[StepCommit]) -> list[TrainingSample]:
         """Training questions of the first and the last step with their answers."""

@@ -141,7 +141,9 @@ class TinyVisionConfig(TinyModelConfig):
     seed: Fixed[int] = 0  # seed of the initial weights and of the demonstrations
 
 
-TinyConfig = TinyLlamaConfig | TinyPlayerConfig  # models that are made on this machine
+TinyConfig = (
+    TinyLlamaConfig | TinyPlayerConfig | TinyVisionConfig
+)  # models that are made on this machine
 
 
 class PathConfig(TrainedElsewhere):
@@ -184,7 +186,12 @@ class HubModelConfig(TrainedElsewhere):
 
 
 ModelConfig = Annotated[
-    SmolLM2Config | TinyLlamaConfig | TinyPlayerConfig | PathConfig | HubModelConfig,
+    SmolLM2Config
+    | TinyLlamaConfig
+    | TinyPlayerConfig
+    | TinyVisionConfig
+    | PathConfig
+    | HubModelConfig,
     Field(discriminator="kind"),
 ]
 

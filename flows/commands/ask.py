@@ -20,9 +20,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich.color import Color
 from rich.console import Console
+from rich.style import Style
+from rich.text import Text
 
 from artifacts import layout
 from artifacts.commit import read_manifest
@@ -30,13 +33,15 @@ from artifacts.datasets.chain_sum import ChainSumConfig, in_letters
 from artifacts.datasets.registry import load_dataset
 from artifacts.datasets.rows import Row, question_row
 from artifacts.models.registry import check_model
+from artifacts.pictures import opened
 from artifacts.printable import plain_signs
 from artifacts.records import Generated, Prompt
 from artifacts.store import Store
 from flows.commands.options import add_run, command, run_store
 from flows.config.run_config import RunConfig
 from flows.config.settings_file import kept_config
-from tasks.environments.episodes.prompts import render
+from tasks.engines.picture_prompts import bytes_of, with_pictures
+from tasks.environments.episodes.prompts import no_pictures, render
 from tasks.rewards.judges.reward import JudgeConfig
 from tasks.rewards.registry import config_of, score_with
 from tasks.tiny_models.models import resolve_model
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
 
 OWN_DOMAIN = "question"  # domain of a typed question
 ANY_ROW = -1
+BLOCKS = 42  # of a shown picture, from left to right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +150,19 @@ def ask_models(
     if asked.number is not None:
         console.print(f"heldout/{asked.number} ({asked.row.domain})", style="dim")
         console.print(shown(asked.row.conversation))
+    pictures = [bytes_of(source) for source in asked.row.pictures]
+    for data in pictures:
+        console.print(in_blocks(data))
     print_on = partial(print, end="", flush=True)
     for model in models:
         if len(models) > 1:
             console.print(f"--- {model.name}", style="bold")
         name = "question" if asked.number is None else f"heldout/{asked.number}"
         room = config.engine.max_model_len - new_tokens
-        prompt = render(asked.row, model.tokenizer, name, room)
+        show = partial(with_pictures, model.path) if pictures else no_pictures
+        prompt = render(asked.row, model.tokenizer, name, room, show)
         tell = (lambda piece: None) if is_sum else print_on
-        generated = model.answer(prompt, new_tokens, temperature, tell)
+        generated = model.answer(prompt, new_tokens, temperature, tell, pictures)
         print(plain_signs(generated.text) if is_sum else "", flush=True)
         seconds = generated.finished_s - generated.submitted_s
         cut = ", cut at the bound" if generated.finish_reason == "length" else ""
@@ -161,6 +171,19 @@ def ask_models(
             score = score_text(prompt, generated, config)
             told = f"{score}, expected {asked.row.gold[:200]}; {told}"
         console.print(told, style="dim")
+
+
+def in_blocks(data: bytes) -> Text:
+    """A picture in coloured half blocks, at most BLOCKS of them wide."""
+    picture: Any = opened(data)  # Any: Pillow's types do not say that pixels are three numbers
+    picture.thumbnail((BLOCKS, BLOCKS))
+    text = Text()
+    for y in range(0, picture.height - 1, 2):
+        for x in range(picture.width):
+            upper, lower = (Color.from_rgb(*picture.getpixel((x, y + row))) for row in (0, 1))
+            text.append("▀", Style(color=upper, bgcolor=lower))
+        text.append("\n")
+    return text
 
 
 def score_text(prompt: Prompt, generated: Generated, config: RunConfig) -> str:

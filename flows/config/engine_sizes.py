@@ -15,6 +15,7 @@ from artifacts.models.registry import (
     SmolLM2Config,
     TinyLlamaConfig,
     TinyPlayerConfig,
+    TinyVisionConfig,
 )
 from flows.config.parts import Parts
 from tasks.cluster.devices import device_map, engine_members
@@ -36,7 +37,7 @@ def heads_of(config: Parts) -> Heads | None:
             return read_head_counts(str(config.model.described()))
         case SmolLM2Config():
             return SMOLLM2_HEADS
-        case TinyLlamaConfig() | TinyPlayerConfig():
+        case TinyLlamaConfig() | TinyPlayerConfig() | TinyVisionConfig():
             num = config.model.hidden_size // config.model.head_dim
             return num, num
     return None

@@ -1,4 +1,4 @@
-"""The presets of tiny models that learn something other than sums: a game, or a tool."""
+"""The presets of tiny models that learn something other than sums: a game, a tool, to see."""
 
 from __future__ import annotations
 
@@ -38,6 +38,20 @@ def tiny_tools() -> Values:
     return overlay(_tiny_player("sums", game), changes)
 
 
+def tiny_vision() -> Values:
+    """A Qwen2.5-VL of a million parameters that knows how to answer questions about shapes, is
+    often wrong, and learns to be right."""
+    return {
+        "num_steps": 40,
+        "model": {"kind": "tiny_vision"},
+        "task": {"kind": "shapes", "style": "terse"},
+        "sampling": {"max_response_tokens": 8},
+        "engine": {"max_model_len": 64},
+        "learner": {"optimizer": {"learning_rate": 3e-4}},
+        "evaluation": {"num_prompts": 128, "responses_per_prompt": 4},
+    }
+
+
 def _tiny_player(domain: str, game: Values) -> Values:
     """A tiny Llama that is warmed up on valid moves of this game, and plays it."""
     return {
@@ -56,4 +70,5 @@ def _tiny_player(domain: str, game: Values) -> Values:
 LEARNERS: Mapping[Callable[[], Values], str] = {
     tiny_agent: "tiny-sync",
     tiny_tools: "tiny-sync",
+    tiny_vision: "tiny-sync",
 }

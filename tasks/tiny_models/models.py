@@ -16,6 +16,7 @@ from artifacts.models.registry import (
     TinyConfig,
     TinyLlamaConfig,
     TinyPlayerConfig,
+    TinyVisionConfig,
     TrainedElsewhere,
     build_once,
     cache_name,
@@ -27,7 +28,7 @@ Report = Callable[[str], None]
 
 # version of the recipe by kind; raise it when warm_up, demonstrations, chain_sum or a game change
 # what the same configuration builds, so that cached models are no longer used
-RECIPES: Mapping[str, int] = {"tiny_llama": 3, "tiny_player": 4}
+RECIPES: Mapping[str, int] = {"tiny_llama": 3, "tiny_player": 4, "tiny_vision": 1}
 SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
 
@@ -58,7 +59,7 @@ def _resolve(config: ModelConfig, cache_dir: Path, report: Report) -> Path:
             return fetch_hub_model(config)
         case SmolLM2Config():
             return build_once(cache_dir, SMOLLM2, partial(_convert, report))
-        case TinyLlamaConfig() | TinyPlayerConfig():
+        case TinyLlamaConfig() | TinyPlayerConfig() | TinyVisionConfig():
             return build_once(cache_dir, _tiny_name(config), partial(_warm_up, config, report))
 
 
@@ -77,7 +78,7 @@ def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
             directory = Path(found).parent
         case SmolLM2Config():
             directory = cache_dir / SMOLLM2
-        case TinyLlamaConfig() | TinyPlayerConfig():
+        case TinyLlamaConfig() | TinyPlayerConfig() | TinyVisionConfig():
             directory = cache_dir / _tiny_name(config)
     return directory if (directory / "config.json").is_file() else None
 
@@ -93,6 +94,11 @@ def _convert(report: Report, target: Path) -> None:
 
 
 def _warm_up(config: TinyConfig, report: Report, target: Path) -> None:
+    if isinstance(config, TinyVisionConfig):
+        from tasks.tiny_models.seeing import build_seeing_model
+
+        build_seeing_model(config, target, report)
+        return
     from tasks.tiny_models.warm_up import build_tiny_model
 
     build_tiny_model(config, target, report)

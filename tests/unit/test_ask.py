@@ -14,6 +14,7 @@ from report_factories import make_run
 
 from artifacts import layout
 from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.models.registry import TinyVisionConfig
 from artifacts.printable import plain_signs
 from artifacts.records import Generated, Prompt, WeightsRef
 from artifacts.store import Store
@@ -23,6 +24,7 @@ from flows.run import OpenRun
 from tasks.checkpointing import export_model
 from tasks.engines import plain
 from tasks.tiny_models.models import resolve_model
+from tasks.tiny_models.seeing import build_seeing_model
 
 WARM_START = {"kind": "path", "path": "start"}
 
@@ -71,6 +73,27 @@ def test_the_starting_model_answers_beside_the_trained_one_and_both_are_scored(
     assert told.index("--- before") < told.index("--- after")
     assert told.count(f"expected {asked.row.gold}") == 2
     assert told.count("reward 0 (") == 2
+
+
+def test_a_question_about_a_picture_shows_it_and_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = make_run(
+        Store.open(str(tmp_path / "runs")),
+        model=WARM_START,
+        task={"kind": "shapes", "style": "terse"},
+        sampling={"max_response_tokens": 8},
+    )
+    config = TinyVisionConfig(profile={"warm_up_steps": 1})
+    for directory in (tmp_path / "start", made.store.local_path(layout.MODEL)):
+        directory.mkdir(parents=True)
+        build_seeing_model(config, directory, lambda line: None)
+    assert ask.main(["run", "--task", "3", "--before"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("▀") == ask.BLOCKS * ask.BLOCKS // 2
+    assert told.count("tokens in") == 2
+    assert ask.main(["run", "--max-tokens", "3", "circles="]) == 0
 
 
 @pytest.fixture

@@ -239,7 +239,7 @@ def test_a_request_has_its_pictures_within_the_prompt() -> None:
         check_request(replace(request, prompt_tokens=(1, 2, 3)), 1024, 64)
 
 
-TINY_VISION: dict[str, Any] = {"preset": "tiny-sync", "cluster": {"device_kind": "cpu"}}
+TINY_VISION: dict[str, Any] = {"preset": "tiny-vision", "cluster": {"device_kind": "cpu"}}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from report_factories import keep_answers, make_commit, make_evaluation, make_ro
 from transcript_factories import make_episode_row
 
 from artifacts import layout
-from artifacts.records import Outcome
+from artifacts.datasets.shapes import drawn
+from artifacts.pictures import PictureFolder, as_url
+from artifacts.records import Outcome, ShownPicture
 from artifacts.reports import canvas, plots
 from artifacts.reports.answers import HeldoutQuestion, distinct, questions_of, spread
 from artifacts.reports.page import duration
@@ -124,6 +126,29 @@ def test_the_page_tells_result_cost_configuration_and_where_to_look(run: OpenRun
     assert "loss ppo_clip, advantage grpo, learning rate 1e-05" in words
     assert "rollflow demo --preset tiny --set num_steps=2" in words
     assert "--set learner.optimizer.learning_rate=1e-05" in words
+
+
+def test_the_page_shows_the_pictures_of_its_questions(tmp_path: Path) -> None:
+    made = make_run(Store.open(str(tmp_path)), make_commit(1))
+    folder = PictureFolder(made.store.child(layout.PICTURES))
+    contents = [
+        folder.keep(drawn(f'shapes:{{"bars":[{high},1,1],"ink":"red"}}')) for high in (3, 4)
+    ]
+    shown = [
+        (ShownPicture(content=content, begin=1, rows=3, columns=3),)
+        for content in (*contents, "gone")
+    ]
+    for step in (0, 1):
+        rows = [make_row(f"heldout/{number}", "3", float(step)) for number in range(3)]
+        asked = [
+            replace(row, prompt=replace(row.prompt, text="first=", pictures=pictures))
+            for row, pictures in zip(rows, shown, strict=True)
+        ]
+        keep_answers(made, step, *asked)
+    page = Page(page_of(made, is_over=False))
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert sorted(map(str, sources)) == sorted(as_url(folder.read(each)) for each in contents)
+    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
 
 
 def test_the_command_starts_a_run_of_the_same_settings() -> None:
