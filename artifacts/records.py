@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from artifacts.episodes import Episode
+from artifacts.prompt_ids import adapter_of
 
 FinishReason = Literal["stop", "length", "aborted"]
 Record = TypeVar("Record")
@@ -348,26 +349,6 @@ def response_id(prompt_id: str, index: int) -> str:
 def prompt_of(response_id: str) -> str:
     """The prompt's id within a response's id."""
     return response_id.rpartition(":")[0]
-
-
-def asked_of(prompt_id: str, adapter: str) -> str:
-    """The id of a prompt that this adapter answers; the same id without a name."""
-    return f"{prompt_id}@{adapter}" if adapter else prompt_id
-
-
-def adapter_of(prompt_id: str) -> str:
-    """The adapter within a prompt's id; empty if it names none."""
-    return prompt_id.partition("@")[2]
-
-
-def question_of(prompt_id: str) -> str:
-    """A prompt's id without its adapter: equal for all adapters that answer it."""
-    return prompt_id.partition("@")[0]
-
-
-def row_of(prompt_id: str) -> int:
-    """The row of the dataset within a prompt's id, where it follows the epoch and a slash."""
-    return int(question_of(prompt_id).rpartition("/")[2])
 
 
 def pack(records: Any) -> bytes:  # Any: whatever records of this module, alone or in tuples

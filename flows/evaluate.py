@@ -17,7 +17,8 @@ from prefect import flow
 from artifacts import layout
 from artifacts.journal import Journal
 from artifacts.judgements import kept_judgements
-from artifacts.records import WeightsRef, adapter_of
+from artifacts.prompt_ids import adapter_of
+from artifacts.records import WeightsRef
 from artifacts.reports.answers import (
     EpisodeChange,
     HeldoutQuestion,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from artifacts.records import row_of
+from artifacts.prompt_ids import row_of
 from tasks.engines.simulation.writers import Lengths
 from tasks.scheduling.prompt_stream import derive_seed
 from tasks.simulation.protocols import GradientWork

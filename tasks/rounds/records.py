@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from artifacts.new_tokens import NewTokens
+from artifacts.prompt_ids import question_of
 from artifacts.records import (
     Generated,
     Group,
@@ -17,7 +18,6 @@ from artifacts.records import (
     Response,
     Score,
     VersionSpan,
-    question_of,
     response_id,
     sampled_versions,
 )

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from artifacts.records import Outcome, Running, row_of
+from artifacts.prompt_ids import row_of
+from artifacts.records import Outcome, Running
 from tasks.scheduling.staleness import Admission
 
 

@@ -17,7 +17,7 @@ from itertools import count, islice
 import numpy as np
 import numpy.typing as npt
 
-from artifacts.records import asked_of
+from artifacts.prompt_ids import asked_of
 from tasks.scheduling.events import PromptRef
 
 

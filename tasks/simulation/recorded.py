@@ -27,7 +27,8 @@ import numpy as np
 
 from artifacts.commit import StepCommit, read_commits, read_manifest
 from artifacts.journal import Journal
-from artifacts.records import Generated, Outcome, Response, Score, num_computed, row_of
+from artifacts.prompt_ids import row_of
+from artifacts.records import Generated, Outcome, Response, Score, num_computed
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
 from tasks.engines.mailbox import Mailbox

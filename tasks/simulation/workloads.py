@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
-from artifacts.records import CaseVerdict, Generated, Outcome, Score, row_of
+from artifacts.prompt_ids import row_of
+from artifacts.records import CaseVerdict, Generated, Outcome, Score
 from tasks.engines.mailbox import Mailbox
 from tasks.engines.simulation.writers import Lengths
 from tasks.rewards.programs.adaptive_timeout import MeasuredTimes

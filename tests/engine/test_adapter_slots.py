@@ -13,7 +13,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from artifacts.adapter_files import A, merged, named
-from artifacts.records import Request, WeightsRef, adapter_of
+from artifacts.prompt_ids import adapter_of
+from artifacts.records import Request, WeightsRef
 from artifacts.weights import fingerprints, write_weights
 from tasks.engines.base import AdapterShape, Attestation, Probed
 from tasks.engines.transports.base import FlatWeights, slots_of

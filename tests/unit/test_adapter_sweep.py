@@ -17,7 +17,8 @@ from learner_factories import make_model, random_groups
 from plan_factories import CONTEXT
 
 from artifacts.adapter_files import A, part_of, read_adapter
-from artifacts.records import Group, adapter_of, asked_of, pack, question_of, row_of
+from artifacts.prompt_ids import adapter_of, asked_of, question_of, row_of
+from artifacts.records import Group, pack
 from artifacts.tables import groups_from_parquet, groups_to_parquet
 from artifacts.weights import read_weights
 from flows.config.misfits import _misfits_of_rows

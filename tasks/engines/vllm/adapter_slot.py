@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from artifacts.adapter_files import A, B, named, part_of, stem_of
 from artifacts.models.size import ModelSize
-from artifacts.records import adapter_of, prompt_of
+from artifacts.prompt_ids import adapter_of
+from artifacts.records import prompt_of
 from tasks.engines.base import AdapterShape
 
 if TYPE_CHECKING:  # configurations name the slot, and are read without torch

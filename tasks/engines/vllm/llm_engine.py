@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from artifacts.models.importing import importing_transformers
-from artifacts.records import Request, ShownPicture, asked_of
+from artifacts.prompt_ids import asked_of
+from artifacts.records import Request, ShownPicture
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.base import pictures_of
 from tasks.engines.vllm.picture_inputs import PictureInputs

@@ -20,7 +20,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.records import Request, adapter_of, prompt_of
+from artifacts.prompt_ids import adapter_of
+from artifacts.records import Request, prompt_of
 from tasks.engines.vllm.llm_engine import on_cpu
 
 # Any: vLLM's scheduler, requests and blocks
