@@ -152,7 +152,7 @@ def ask_models(
         console.print(shown(asked.row.conversation))
     pictures = [bytes_of(source) for source in asked.row.pictures]
     for data in pictures:
-        console.print(in_blocks(data))
+        console.print(in_blocks(data) if console.color_system else described(data))
     print_on = partial(print, end="", flush=True)
     for model in models:
         if len(models) > 1:
@@ -171,6 +171,12 @@ def ask_models(
             score = score_text(prompt, generated, config)
             told = f"{score}, expected {asked.row.gold[:200]}; {told}"
         console.print(told, style="dim")
+
+
+def described(data: bytes) -> str:
+    """A picture where there are no colours to show it."""
+    width, height = opened(data).size
+    return f"(a picture of {width} x {height} pixels)"
 
 
 def in_blocks(data: bytes) -> Text:

@@ -91,8 +91,12 @@ def test_a_question_about_a_picture_shows_it_and_is_answered(
         build_seeing_model(config, directory, lambda line: None)
     assert ask.main(["run", "--task", "3", "--before"]) == 0
     told = capsys.readouterr().out
-    assert told.count("▀") == ask.BLOCKS * ask.BLOCKS // 2
+    assert "(a picture of " in told, "without colours"
     assert told.count("tokens in") == 2
+    for name, value in (("FORCE_COLOR", "1"), ("COLORTERM", "truecolor"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    assert ask.main(["run", "--task", "3"]) == 0
+    assert capsys.readouterr().out.count("▀") == ask.BLOCKS * ask.BLOCKS // 2
     assert ask.main(["run", "--max-tokens", "3", "circles="]) == 0
 
 

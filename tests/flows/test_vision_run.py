@@ -1,0 +1,62 @@
+"""Whole runs of a model that sees pictures, on the real engine: undisturbed, and through a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from artifacts.pictures import content_of
+from tests.flows.conftest import BRIEFLY, DRAWN, Finished, Launcher, moment, wait_for
+
+pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+
+SETTINGS = ("num_steps=3", "sampling.max_response_tokens=8", "learner.vision=trained", BRIEFLY)
+
+
+@pytest.fixture(scope="module")
+def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+    root = tmp_path_factory.mktemp("runs")
+    settings = (*SETTINGS, DRAWN, 'run_name="whole"')
+    return launcher.run(root, *settings, preset="tiny-vision"), root / "whole"
+
+
+def commits(run: Path) -> list[dict[str, Any]]:  # Any: JSON
+    return [json.loads(path.read_text()) for path in sorted((run / "steps").glob("*.json"))]
+
+
+def test_a_run_sees_its_pictures(whole: tuple[Finished, Path]) -> None:
+    """Engine and learner agree, every picture is kept once by content, and the page shows some."""
+    finished, run = whole
+    assert finished.code == 0, finished.err
+    for commit in commits(run):
+        assert 0 < commit["metrics"]["publish/probe_difference_nats"] < 0.1
+    kept = {path.name: path.read_bytes() for path in (run / "pictures").iterdir()}
+    assert kept == {content_of(data): data for data in kept.values()}
+    table = f"read_parquet('{run}/responses/*/*.parquet', union_by_name=true)"
+    rows = duckdb.sql(f"select pictures from {table} where fate = 'trained'").fetchall()
+    assert len(rows) == 3 * 4 * 4, "of three steps of four prompts, four responses each"
+    assert {picture["content"] for (pictures,) in rows for picture in pictures} <= set(kept)
+    assert all(pictures for (pictures,) in rows)
+    assert "data:image/png;base64," in (run / "report" / "index.html").read_text()
+
+
+def test_a_run_that_sees_resumes_after_a_kill(
+    launcher: Launcher, whole: tuple[Finished, Path], tmp_path: Path
+) -> None:
+    """The tower, too, is trained to the weights of the undisturbed run, to the bit."""
+    run = tmp_path / "killed"
+    process = launcher.start(tmp_path, *SETTINGS, 'run_name="killed"', preset="tiny-vision")
+    wait_for(moment(run, "steps/00002.json"), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    finished = launcher.run(tmp_path, "num_steps=3", resume="killed", preset="tiny-vision")
+    assert finished.code == 0, finished.err
+    digests = [[each["weights"]["digest"] for each in commits(one)] for one in (whole[1], run)]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 3
