@@ -55,8 +55,8 @@ def test_a_run_that_sees_resumes_after_a_kill(
     wait_for(moment(run, "steps/00002.json"), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    finished = launcher.run(tmp_path, "num_steps=3", resume="killed", preset="tiny-vision")
+    finished = launcher.run(tmp_path, *SETTINGS, resume="killed", preset="tiny-vision")
     assert finished.code == 0, finished.err
     digests = [[each["weights"]["digest"] for each in commits(one)] for one in (whole[1], run)]
     assert digests[0] == digests[1]
-    assert len(set(digests[0])) == 3
+    assert len(set(digests[0])) > 1, "of three steps; where all rewards agree nothing is trained"
