@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -155,6 +155,7 @@ def test_bounds_change_no_bit_of_what_is_finite_without_them(
         }.items():
             patch.setattr(log_ratios, name, bound)
         plain = played(objective, *given)
+    assume(all(bool((each.abs() < log_ratios.LARGEST_WEIGHT).all()) for each in plain))
     assert all(map(torch.equal, bounded, plain))
 
 
@@ -180,6 +181,6 @@ def test_gradients_in_single_precision_are_those_of_double(
     )
     _, single = played(objective, logp, batch)
     _, double = played(objective, logp.double(), exact)
-    torch.testing.assert_close(
-        single.double(), double, rtol=1e-4, atol=1e-6 * max(1.0, float(double.abs().max()))
-    )
+    # k3 of nearly equal log-probabilities is a difference of close numbers: 1e-10 of it is rounding
+    largest = max(1.0, float(double.abs().max()), 1e-4 * term.get("kl_coefficient", 0.0))
+    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-6 * largest)

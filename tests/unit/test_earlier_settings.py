@@ -15,7 +15,7 @@ from flows.config.earlier_settings import REMOVED, RENAMED, with_todays_names
 from flows.config.run_config import RunConfig
 from flows.config.sentence import takes_text_only
 
-MOST_SETTINGS = 280
+MOST_SETTINGS = 290
 NAMES = "__annotations__"
 
 
