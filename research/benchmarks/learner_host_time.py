@@ -70,8 +70,8 @@ def host_times(groups: tuple[Group, ...], max_tokens: int, device: str) -> dict[
     payload = sent()
 
     def first() -> list[list[SamplePaths]]:
-        data: TrainingSet = unpack(payload)
-        return micro_batches(data.samples, max_tokens)
+        sets: tuple[TrainingSet, ...] = unpack(payload)
+        return [row for data in sets for row in micro_batches(data.samples, max_tokens)]
 
     dealt = first()
     rows = [row_of(pack_paths(parts), where) for parts in dealt]

@@ -138,7 +138,8 @@ class HeldPolicy(LearnerActor):
 
     def __init__(self, model: str, device: str) -> None:
         rank = LearnerRank.__new__(LearnerRank)
-        rank._config, rank._temperature = LearnerConfig(), 1.0
+        self._config = rank._config = LearnerConfig()
+        rank._temperature = 1.0
         rank._ranks = Ranks(0, 1, torch.device(device))
         rank._policy = load_reference(model, "bf16", rank._ranks)  # type: ignore[assignment]  # it scores
         rank._transports, rank._transport = {}, None
