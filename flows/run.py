@@ -259,13 +259,11 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         rested = with_sleep(config, size, card)
         check_gpu_memory(rested, size, card)
         engine = rested.engine
-    root, learner = str(config.local_root() or config.keep.artifact_root), config.learner
-    if takes_pictures(str(model)):
-        pictures = f"{root.rstrip('/')}/{run_id}/{PICTURES}"
-        engine = engine.model_copy(update={"pictures": pictures})
-        learner = learner.model_copy(update={"pictures": pictures})
     if replays_routes(config.learner.router_replay, engine, described, on_cpu):
         engine = engine.model_copy(update={"records_routes": True})
+    root, shown = str(config.local_root() or config.keep.artifact_root), {}
+    if takes_pictures(str(model)):
+        shown["pictures"] = f"{root.rstrip('/')}/{run_id}/{PICTURES}"
     return RunContext(
         run_id=run_id,
         artifact_root=root,
@@ -279,9 +277,9 @@ def _context(config: RunConfig, run_id: str, weights_dir: Path) -> RunContext:
         episodes=config.episodes,
         reward_workers=config.reward_workers,
         max_infra_fraction=config.max_infra_fraction,
-        engine=engine,
+        engine=engine.model_copy(update=shown),
         sampling=config.sampling,
-        learner=learner,
+        learner=config.learner.model_copy(update=shown),
         stream_trainer=config.stream_trainer,
         balancing=config.balancing,
         gate=config.weight_check,

@@ -40,6 +40,7 @@ from tasks.tiny_models.warm_up import (
     lr_share_of,
     optimizers_of,
     reproducible,
+    tell,
     update,
 )
 
@@ -100,11 +101,7 @@ def warm_up(
             loss = loss_of(model, examples)
             torch.autograd.backward(loss)
             update(model, optimizers, lr_share_of(step, config.warm_up_steps))
-            if (step + 1) % 50 == 0:
-                report(
-                    f"{config.kind}: warm-up step {step + 1} of {config.warm_up_steps}, loss"
-                    f" {loss.item():.3f}"
-                )
+            tell(config, step, loss.item(), report)
     return model.eval()
 
 

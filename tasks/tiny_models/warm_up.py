@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.importing import building_model, importing_transformers
 from artifacts.models.registry import (
+    TinyConfig,
     TinyLlamaConfig,
     TinyModelConfig,
     TinyPlayerConfig,
@@ -134,12 +135,14 @@ def warm_up(
             while sum(len(example.token_ids) for example in examples) < BATCH_TOKENS:
                 examples.append(draw(rng, is_clean))
             loss = _train_step(model, optimizers, examples, lr_share)
-            if (step + 1) % 50 == 0:
-                report(
-                    f"{config.kind}: warm-up step {step + 1} of {config.warm_up_steps}, loss"
-                    f" {loss:.3f}"
-                )
+            tell(config, step, loss, report)
     return model.eval()
+
+
+def tell(config: TinyConfig, step: int, loss: float, report: Report) -> None:
+    """Report every 50th step of a warm-up."""
+    if (step + 1) % 50 == 0:
+        report(f"{config.kind}: warm-up step {step + 1} of {config.warm_up_steps}, loss {loss:.3f}")
 
 
 def lr_share_of(step: int, num_steps: int) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from record_factories import make_generated
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from turn_factories import VOCABULARY, as_episode, random_turns
@@ -20,6 +20,7 @@ from artifacts.records import Group, Outcome, Prompt, Response, Score
 from tasks.learner.dealing import GroupPart
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import Sample, micro_batches, pack_samples
+from tasks.learner.policy import PolicyModel
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import total
@@ -148,6 +149,31 @@ def naive_logp(
     logits = model(input_ids=ids, use_cache=False).logits[0, [place - 1 for place in at]]
     logs = (logits / temperature).log_softmax(-1)
     return logs.gather(1, ids[0, at, None])[:, 0], -(logs.exp() * logs).sum(-1)
+
+
+def naive_loss(samples: Sequence[Sample], logp_of: Callable[[Sample], Tensor]) -> Tensor:
+    """The REINFORCE loss of log-probabilities of one sequence at a time."""
+    losses = []
+    for sample in samples:
+        logp = logp_of(sample)
+        correction = (logp.detach() - torch.from_numpy(sample.sampling_logp)).exp().clamp(max=2.0)
+        losses.append(sample.weight * (-correction * sample.advantages[0] * logp).sum())
+    return torch.stack(losses).sum()
+
+
+def check_gradients(policy: PolicyModel, model: nn.Module) -> None:
+    """The policy's gradients are those of an ordinary model, of all parameters that it trains."""
+    for name, parameter in model.named_parameters():
+        if name not in policy.parameters.shapes:
+            continue
+        wanted = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        torch.testing.assert_close(
+            policy.parameters.gradient(name),
+            wanted,
+            rtol=1e-3,
+            atol=1e-5 * (1 + float(wanted.abs().max())),
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from research.benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
-from tasks.learner.architecture import has_experts, read_config
+from tasks.learner.architecture import read_config
 from tasks.learner.fused_layers import ROTARY, fuse_layers, layers_of
 from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
@@ -45,10 +45,14 @@ def transformers_as_it_was() -> Iterator[None]:
             setattr(code, ROTARY, original)
 
 
+# mixtures without norms of queries: experts stay as they are, and two norms are fused
+UNFUSED_EXPERTS = {"mixtral", "glm4_moe"}
+
+
 def load_fused(path: str, backend: str, recompute: bool = False) -> PolicyModel:
     policy = load_policy(path, "fp32", ALONE, "replicated", recompute)
     backbone = policy.backbone
-    of_layer = 2 if has_experts(read_config(Path(path))) else 3  # experts stay as they are
+    of_layer = 2 if read_config(Path(path)).model_type in UNFUSED_EXPERTS else 3
     assert fuse_layers(backbone, backend) >= of_layer * len([*layers_of(backbone)])
     return policy
 
