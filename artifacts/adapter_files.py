@@ -162,4 +162,5 @@ def write_merged(
         for name, tensor in read_weights(file)
         if name in shapes
     )
-    stream_weights(merged_weights(base, adapter, scale), shapes, path, 0)
+    merged = merged_weights(base, adapter, scale)
+    stream_weights(merged, shapes, path, 0, setting="artifact_root")

@@ -3,6 +3,7 @@ renamed; tied weights are stored once. Leaves out where a run stores its version
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import math
@@ -28,18 +29,12 @@ _MASK = (1 << 64) - 1
 
 
 def write_weights(
-    tensors: Iterable[tuple[str, Tensor]],
-    path: str | os.PathLike[str],
-    version: int,
-    *,
-    are_transient: bool = False,
+    tensors: Iterable[tuple[str, Tensor]], path: str | os.PathLike[str], version: int
 ) -> WeightsRef:
     """Write the tensors as bf16 and return the file's reference. The file appears whole or not at
-    all. Tensors that share storage are stored under their first name; transient ones, each valid
-    only until the next is taken, are all stored. Only one process at a time may write to a path.
-    Raises ValueError for a name that comes twice, StoreError for the disk."""
+    all. Tensors that share storage are stored under their first name. Only one process at a time
+    may write to a path. Raises ValueError for a name that comes twice, StoreError for the disk."""
     kept: dict[str, Tensor] = {}
-    prints: dict[str, int] = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     for name, tensor in tensors:
         if name in kept:
@@ -48,19 +43,12 @@ def write_weights(
                 " name"
             )
         identity = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if tensor.numel() and identity in seen and not are_transient:
+        if tensor.numel() and identity in seen:
             continue
         seen.add(identity)
-        rounded = tensor.detach().to(torch.bfloat16)
-        prints[name] = fingerprint(rounded)  # where it lies: a GPU is a hundred times as fast
-        kept[name] = rounded.to(device="cpu", copy=are_transient).contiguous()
-    target, shapes = Path(path), {name: tensor.shape for name, tensor in kept.items()}
-    num_bytes = sum(tensor.nbytes for tensor in kept.values())
-    with explained(str(target), num_bytes, setting="keep.weights_dir"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _write_over(_aside(target), shapes, kept.values(), version)
-        os.replace(_aside(target), target)
-    return WeightsRef(version=version, path=str(target), digest=digest_of(prints, shapes))
+        kept[name] = tensor
+    shapes = {name: tensor.shape for name, tensor in kept.items()}
+    return stream_weights(kept.items(), shapes, path, version)
 
 
 def reuse(spare: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
@@ -76,36 +64,60 @@ def _aside(target: Path) -> Path:
 
 
 def stream_weights(
-    tensors: Iterable[tuple[str, Tensor]],
+    parts: Iterable[tuple[str, Tensor]],
     shapes: Mapping[str, Sequence[int]],
-    path: Path,
+    path: str | os.PathLike[str],
     version: int,
-) -> None:
-    """Write tensors, in the order of `shapes`, as bf16, with one of them in memory at a time.
-    Raises StoreError."""
+    setting: str = "keep.weights_dir",
+) -> WeightsRef:
+    """As `write_weights`, with one part in memory at a time, which is valid until the next is
+    taken. parts: the tensors of these shapes in any order, whole or in parts along the first
+    dimension, one after the other. setting: as for `explained`."""
+    prints, target = Fingerprints(shapes), Path(path)
+
+    def rounded() -> Iterator[tuple[str, Tensor]]:
+        for name, part in parts:
+            held = part.detach().to(torch.bfloat16)
+            prints.add(name, held)  # where it lies: a GPU is a hundred times as fast
+            yield name, held.to(device="cpu").contiguous()
+
     num_bytes = sum(_BF16_BYTES * math.prod(shape) for shape in shapes.values())
-    rounded = (tensor.to(torch.bfloat16).contiguous() for _, tensor in tensors)
-    with explained(str(path), num_bytes):
-        _write_over(path, shapes, rounded, version)
+    with explained(str(target), num_bytes, setting):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write_over(_aside(target), shapes, rounded(), version)
+        os.replace(_aside(target), target)
+    return WeightsRef(version=version, path=str(target), digest=digest_of(prints.found, shapes))
 
 
 def _write_over(
-    path: Path, shapes: Mapping[str, Sequence[int]], tensors: Iterable[Tensor], version: int
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    parts: Iterable[tuple[str, Tensor]],
+    version: int,
 ) -> None:
     """Write a safetensors file at `path`, into the pages of a file that is already there, which the
-    library cannot. tensors: bf16, contiguous, on the CPU, in the order of `shapes`."""
+    library cannot. parts: as for `stream_weights`; bf16, contiguous, on the CPU."""
     header: dict[str, object] = {"__metadata__": {"format": "pt", "version": str(version)}}
+    places: dict[str, int] = {}  # in the file's data, of the next part of each tensor
     end = 0
     for name, shape in shapes.items():
         begin, end = end, end + _BF16_BYTES * math.prod(shape)
+        places[name] = begin
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
     described = json.dumps(header).encode()
     described += b" " * (-len(described) % _ALIGNMENT)
     with open(path, "r+b" if path.exists() else "wb") as file:
         file.write(len(described).to_bytes(8, "little") + described)
-        for tensor in tensors:
-            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        file.truncate()
+        begin, written = file.tell(), 0
+        for name, part in parts:
+            file.seek(begin + places[name])
+            # numpy's view would fix the size of a storage that sharded parameters free
+            data = (ctypes.c_char * part.nbytes).from_address(part.data_ptr())
+            places[name] += file.write(data)
+            written += part.nbytes
+        assert written == end, f"{end - written} bytes of {path} are missing"
+
+        file.truncate(begin + end)
 
 
 def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -156,23 +168,45 @@ def fingerprint(tensor: Tensor) -> int:
     every memory layout: the sum over all 64-bit words of the word times an odd weight of its
     position, modulo 2**64. One changed word always changes it, moved words all but surely do. It
     detects accidents; it is no signature."""
-    flat = tensor.detach().to(torch.bfloat16).contiguous().reshape(-1)
-    padding = -flat.numel() % 4
-    if padding:
-        flat = torch.nn.functional.pad(flat, (0, padding))
-    if flat.storage_offset() % 4:
-        flat = flat.clone()
-    total = 0x9E3779B97F4A7C15 * (flat.numel() + 1)
-    for size in tensor.shape:
+    prints = Fingerprints({"": tensor.shape})
+    prints.add("", tensor)
+    return prints.found[""]
+
+
+class Fingerprints:
+    """The fingerprints of tensors that come in parts, one after the other."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        self.found = {name: _of_shape(shape) for name, shape in shapes.items()}
+        self._ends = dict.fromkeys(shapes, 0)  # elements that came, by name
+
+    def add(self, name: str, part: Tensor) -> None:
+        """Take the next elements of this tensor, all of them or some."""
+        start = self._ends[name]
+        self._ends[name] += part.numel()
+        first_row, before = divmod(start, 4 * _WORDS_PER_ROW)
+        flat = part.detach().to(torch.bfloat16).contiguous().reshape(-1)
+        padding = (before, -(before + flat.numel()) % 4)
+        if any(padding):  # zeros add nothing, not even within a word
+            flat = torch.nn.functional.pad(flat, padding)
+        if flat.storage_offset() % 4:
+            flat = flat.clone()
+        added = weighted_sum(flat.view(torch.int64), _ROWS_AT_ONCE[part.device.type], first_row)
+        self.found[name] = (self.found[name] + added) & _MASK
+
+
+def _of_shape(shape: Sequence[int]) -> int:
+    """Where the fingerprint of a tensor of this shape begins."""
+    total = 0x9E3779B97F4A7C15 * (-(-math.prod(shape) // 4) * 4 + 1)
+    for size in shape:
         total = _mix(total ^ size)
-    words = flat.view(torch.int64)
-    total += weighted_sum(words, _ROWS_AT_ONCE[tensor.device.type])
     return total & _MASK
 
 
-def weighted_sum(words: Tensor, rows_at_once: int) -> int:
+def weighted_sum(words: Tensor, rows_at_once: int, first_row: int = 0) -> int:
     """The sum modulo 2**64 of int64 words (n,) times their weights, computed where the words lie
-    and read once, whatever n is: reading waits for everything that a GPU has to do."""
+    and read once, whatever n is: reading waits for everything that a GPU has to do. first_row: the
+    place of the first row among those of its tensor."""
     num_rows, num_whole = -(-words.numel() // _WORDS_PER_ROW), words.numel() // _WORDS_PER_ROW
     if not num_rows:
         return 0
@@ -184,7 +218,8 @@ def weighted_sum(words: Tensor, rows_at_once: int) -> int:
     if num_whole < num_rows:
         rest = words[num_whole * _WORDS_PER_ROW :]
         sums[-1] = (rest * weights[: rest.numel()]).sum()
-    return int((sums * _weights_of_rows(words.device, num_rows)).sum())
+    of_rows = _weights_of_rows(words.device, first_row + num_rows)[first_row:]
+    return int((sums * of_rows).sum())
 
 
 def fingerprints(path: str | os.PathLike[str]) -> dict[str, int]:

@@ -81,7 +81,8 @@ class TrainedParameters(Parameters, Protocol):
         """Make the updated pieces the weights that the decoder computes with. Collective."""
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all that is published by name, whole; each is valid until the next is taken."""
+        """Yield all that is published by name: tensors, whole or in parts along their first
+        dimension, one after the other. Each is valid until the next is taken."""
 
     @property
     def exported_shapes(self) -> Mapping[str, torch.Size]:
@@ -99,9 +100,10 @@ def flat_weights(parameters: TrainedParameters) -> FlatWeights:
         return held
     slots = slots_of(parameters.exported_shapes)
     values = torch.zeros(slots[-1].end, dtype=torch.bfloat16, device=parameters.device)
-    slot_of = {slot.name: slot for slot in slots}
-    for name, tensor in parameters.exported():
-        slot_of[name].of(values).copy_(tensor)
+    ends = {slot.name: slot.start for slot in slots}  # of what came
+    for name, part in parameters.exported():
+        start, ends[name] = ends[name], ends[name] + part.numel()
+        values[start : ends[name]].copy_(part.reshape(-1))
     return FlatWeights(values=values, slots=slots)
 
 

@@ -27,7 +27,7 @@ from artifacts.models.picture_processor import processor_of
 from artifacts.pictures import PictureFolder
 from artifacts.records import Group, WeightsRef, unpack
 from artifacts.store import Store
-from artifacts.weights import fingerprint, write_weights
+from artifacts.weights import Fingerprints, stream_weights
 from tasks.engines.base import Probed, Probes, pictures_of
 from tasks.engines.transports.base import (
     OfferedWeights,
@@ -244,12 +244,12 @@ class LearnerRank:
     def export_weights(self, version: int, path: str) -> WeightsRef | None:
         """On rank 0, write the bf16 weights under the checkpoint's names. The other ranks return
         None; they must be called only where ranks work in step."""
-        tensors, in_step = self._policy.parameters.exported(), self._config.ranks_in_step
+        parameters = self._policy.parameters
         if self._ranks.rank == 0:
-            are_transient = in_step or self._config.lora.publish == "merged"
-            return write_weights(tensors, path, version, are_transient=are_transient)
-        if in_step:
-            deque(tensors, maxlen=0)
+            parts, shapes = parameters.exported(), parameters.exported_shapes
+            return stream_weights(parts, shapes, path, version)
+        if self._config.ranks_in_step:
+            deque(parameters.exported(), maxlen=0)
         return None
 
     def offer_weights(
@@ -282,7 +282,10 @@ class LearnerRank:
 
     def fingerprints(self) -> dict[str, int]:
         """The fingerprint of every tensor that `export_weights` writes, by name."""
-        return {name: fingerprint(tensor) for name, tensor in self._policy.parameters.exported()}
+        prints = Fingerprints(self._policy.parameters.exported_shapes)
+        for name, part in self._policy.parameters.exported():
+            prints.add(name, part)
+        return dict(prints.found)
 
     def probe(self, probes: Sequence[tuple[int, ...]]) -> Probed:
         """For each probe, the log-probability of each token after its first, at temperature 1; of

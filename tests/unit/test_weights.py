@@ -18,6 +18,7 @@ from artifacts.weights import (
     fingerprints,
     read_weights,
     reuse,
+    stream_weights,
     weighted_sum,
     write_weights,
 )
@@ -155,6 +156,32 @@ def test_a_sum_of_words_does_not_depend_on_how_many_rows_are_added_together(num_
     assert len(sums) == 1
 
 
+@pytest.mark.parametrize("cuts", [(), (1,), (3, 4), tuple(range(1, 700, 37))])
+def test_parts_of_tensors_have_the_file_and_the_fingerprints_of_whole_ones(
+    tmp_path: Path, cuts: tuple[int, ...]
+) -> None:
+    """In any order of the tensors, cut within words and within rows of words."""
+    held = {"a": tensor(700, 211), "b": tensor(3, 5, seed=1), "empty": tensor(0, 4)}
+    shapes = {name: each.shape for name, each in held.items()}
+    whole = write_weights(held.items(), tmp_path / "whole.safetensors", 3)
+
+    def parts() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in reversed(held):
+            inside = [cut for cut in cuts if cut < len(held[name])]
+            for part in held[name].tensor_split(inside):
+                yield name, part
+
+    cut = stream_weights(parts(), shapes, tmp_path / "cut.safetensors", 3)
+    assert cut.digest == whole.digest == digest(read_weights(whole.path))
+    assert Path(cut.path).read_bytes() == Path(whole.path).read_bytes()
+
+
+def test_a_file_that_lacks_a_part_is_not_put_in_place(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="8 bytes of"):
+        stream_weights([("a", tensor(1, 4))], {"a": (2, 4)}, tmp_path / "w.safetensors", 1)
+    assert not (tmp_path / "w.safetensors").exists()
+
+
 def test_transient_tensors_that_lie_in_the_same_memory_are_all_written(tmp_path: Path) -> None:
     """A sharded learner gathers one parameter after the other in the same place."""
     place = torch.empty(4)
@@ -163,7 +190,8 @@ def test_transient_tensors_that_lie_in_the_same_memory_are_all_written(tmp_path:
         for index in range(3):
             yield f"layer.{index}", place.fill_(index)
 
-    told = write_weights(gathered(), tmp_path / "w.safetensors", 1, are_transient=True)
+    shapes = {f"layer.{index}": (4,) for index in range(3)}
+    told = stream_weights(gathered(), shapes, tmp_path / "w.safetensors", 1)
     read = dict(read_weights(told.path))
     assert {name: value[0].item() for name, value in read.items()} == {
         "layer.0": 0.0, "layer.1": 1.0, "layer.2": 2.0,
