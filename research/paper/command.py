@@ -1,6 +1,7 @@
 """The papers' experiments on simulated machines, ours beside published.
 
-    python -m research.paper                           # all of them
+    python -m research.paper                           # all that papers published
+    python -m research.paper --only beyond             # what goes beyond them
     python -m research.paper --only fig11/8k --only table2 --json figures.json
     python -m research.paper --list
 
@@ -67,6 +68,7 @@ EXPERIMENTS: Mapping[str, Callable[[Scale], Experiment]] = {
     "polyrl": polyrl,
     "beyond": beyond,
 }
+NOT_PUBLISHED = ("beyond",)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -75,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     scale = Scale(periods=QUICK if options.quick else options.periods, seed=options.seed)
     try:
-        experiments = chosen(options.only, scale)
+        experiments = chosen(options.only or by_default(everything=options.list), scale)
         if options.list:
             _list(experiments)
             return 0
@@ -102,9 +104,13 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
+def by_default(*, everything: bool = False) -> list[str]:
+    """The names of the experiments that papers published, or of everything."""
+    return [name for name in EXPERIMENTS if everything or name not in NOT_PUBLISHED]
+
+
 def chosen(only: Sequence[str], scale: Scale) -> list[Experiment]:
-    """Experiments with the chosen parts; all of them when nothing is chosen. Raises ValueError for
-    a name that chooses nothing."""
+    """Experiments with the chosen parts. Raises ValueError for a name that chooses nothing."""
     every = [make(scale) for make in EXPERIMENTS.values()]
     for name in only:
         if not any(experiment.only([name]).parts for experiment in every):
@@ -136,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="an experiment, a part of one (fig11/8k) or a figure; repeat it for more",
+        help="an experiment, a part of one (fig11/8k) or a figure; repeat it for more"
+        " (default: all experiments of papers)",
     )
     parser.add_argument("--list", action="store_true", help="list experiments, and play nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write our figures")

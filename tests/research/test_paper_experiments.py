@@ -13,7 +13,7 @@ import pytest
 
 from artifacts.store import Store
 from research.paper import command
-from research.paper.command import EXPERIMENTS, chosen
+from research.paper.command import EXPERIMENTS, by_default, chosen
 from research.paper.compared import (
     BEGIN,
     END,
@@ -112,6 +112,12 @@ def test_a_part_is_chosen_by_its_experiment_by_itself_and_by_a_figure(
     only: str, parts: list[str]
 ) -> None:
     assert [part.name for one in chosen([only], SCALE) for part in one.parts] == parts
+
+
+def test_what_papers_published_is_played_by_default() -> None:
+    played = {name for one in chosen(by_default(), SCALE) for name in made_up(one)}
+    assert set(PUBLISHED) <= played
+    assert not any(name.startswith("beyond/") for name in played)
 
 
 def test_an_unknown_name_is_an_error() -> None:
