@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -121,3 +122,24 @@ def test_an_adapter_must_move_the_engine_as_far_as_the_learner() -> None:
     check_weights("engine-3", *adapted(0.01, 0.0), 0.15)  # too little to be told from noise
     engine, learner = adapted(0.04, 0.0)
     check_weights("engine-3", replace(engine, base_logprobs=None), learner, 0.15)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_alone_is_no_mismatch_of_an_adapter(seed: int) -> None:
+    """Engines in bf16 move each log-probability by about a tenth of a nat, with an adapter or
+    without: what that hides is left undecided, and what it does not hide fails."""
+    rounding = Random(seed)
+    little, much = ([shift * rounding.gauss(0.0, 1.0) for _ in range(80)] for shift in (0.035, 0.3))
+    noise = [rounding.gauss(0.0, 0.1) for _ in range(80)]
+
+    def told(moves: list[float], share: float) -> tuple[Attestation, Attestation]:
+        base = replace(attest(probes=((0.0,) * 80,)), base_logprobs=((0.0,) * 80,))
+        rounded = [share * move + by for move, by in zip(moves, noise, strict=True)]
+        return replace(base, probe_logprobs=(tuple(rounded),)), replace(
+            base, probe_logprobs=(tuple(moves),)
+        )
+
+    check_weights("engine-3", *told(little, 1.0), 0.15)
+    check_weights("engine-3", *told(much, 1.0), 0.15)
+    assert "times as far" in failure(*told(much, 0.0), tolerance_nats=0.5)
+    assert "times as far" in failure(*told(much, 2.0), tolerance_nats=0.5)
