@@ -95,19 +95,21 @@ def _check_adapters(
     """Raises WeightCheckFailed unless each adapter moves the engine's log-probabilities away from
     those of the base, and of every other adapter, as it moves the learner's. Over all tokens of the
     probes, so that it is seen long before an adapter's effect exceeds the tolerance of single
-    values. How far the rounding of the engine's dtype may be to blame is read from the tokens
-    themselves: what one factor leaves over of their shifts."""
+    values. What rounding moves, in engine and learner, is read from the base's log-probabilities;
+    an adapter that moves less than twice as much is not judged."""
+    is_known = BASE in theirs and BASE in ours
+    noise = _root_mean_square(_shift(theirs[BASE], ours[BASE])) if is_known else 0.0
     pairs = [(name, other) for name in ours for other in ours if name not in (other, BASE)]
     for name, other in pairs:
         if other not in theirs:
             continue
         wanted, found = _shift(ours[name], ours[other]), _shift(theirs[name], theirs[other])
-        square = sum(value * value for value in wanted)
-        if not square or (square / len(wanted)) ** 0.5 < LEAST_SHIFT_NATS:
+        if _root_mean_square(wanted) < max(LEAST_SHIFT_NATS, 2 * noise):
             continue
+        square = sum(value * value for value in wanted)
         share = sum(a * b for a, b in zip(wanted, found, strict=True)) / square
-        left = sum((b - share * a) ** 2 for a, b in zip(wanted, found, strict=True))
-        error = (left / len(wanted) / square) ** 0.5  # standard error of the share
+        left = [b - share * a for a, b in zip(wanted, found, strict=True)]
+        error = _root_mean_square(left) / square**0.5  # standard error of the share
         if not abs(share - 1) <= max(0.5, SURE_ERRORS * error):  # not-a-number fails, too
             origin = f"{BASE}'s" if other == BASE else f"those of {other}"
             raise WeightCheckFailed(
@@ -116,6 +118,10 @@ def _check_adapters(
                 f" {share:.2f} times as far; its tensors are right, so it computes without them, or"
                 " with another scale or slot; look at how its requests name the adapter"
             )
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return (sum(value * value for value in values) / len(values)) ** 0.5 if values else 0.0
 
 
 def _shift(probed: Probed, other: Probed) -> list[float]:
