@@ -154,7 +154,7 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return digest_of(prints, shapes)
 
 
-def digest_of(prints: Mapping[str, int], shapes: Mapping[str, torch.Size]) -> str:
+def digest_of(prints: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> str:
     """blake2b over names, shapes and fingerprints of tensors, independent of their order. It takes
     a fifth of the time of hashing the tensors' bytes; every publication waits for it."""
     total = hashlib.blake2b(digest_size=32)

@@ -226,6 +226,25 @@ class Ranks:
                 own = whole.chunk(self.world_size)[self.rank]
                 dist.all_gather_into_tensor(whole, own, group=self._group)
 
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Fill `tensor` with that of the rank `source`. Collective."""
+        if self.world_size == 1:
+            return
+        self._require_joined()
+        with self._together("broadcast"):
+            dist.broadcast(tensor, group=self._group, group_src=source)
+
+    def exchange(self, rows: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
+        """Send to each rank so many of the rows, in order of ranks, and return those that the
+        others send to this one, likewise. Waits for no queue. Collective."""
+        if self.world_size == 1:
+            return rows
+        self._require_joined()
+        arrived = rows.new_empty(sum(receives), *rows.shape[1:])
+        with self._together("exchange", queued=True):
+            dist.all_to_all_single(arrived, rows, [*receives], [*sends], group=self._group)
+        return arrived
+
     @contextmanager
     def in_step(self) -> Iterator[None]:
         """Marks work in which every rank makes the same collectives in the same order. A rank that

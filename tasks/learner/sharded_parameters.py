@@ -9,8 +9,9 @@ update sums shards over machines, each of which updates a part of a shard and se
 
 A unit is gathered as a whole: a decoder layer, the embedding, the head (both together, where they
 are tied), and the rest. The decoder gathers embedding and head through `whole` and reduces their
-gradients through `reduce`; for layers, torch's hooks do both. Every pass consists of collectives:
-a rank without data makes an idle pass (`micro_step`).
+gradients through `reduce`; for layers, torch's hooks do both. Experts that ranks can share evenly
+are not gathered: their shards are whole experts, to which tokens are sent (`expert_parallel`).
+Every pass consists of collectives: a rank without data makes an idle pass (`micro_step`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from artifacts.weights import fingerprint
+from tasks.learner.expert_parallel import spread_experts
 from tasks.learner.fused_layers import layers_of
 from tasks.learner.parameters import Holds, Piece, every
 from tasks.learner.ranks import Ranks
@@ -56,17 +58,20 @@ class ShardedParameters:
         whole = {each for name, each in model.named_parameters() if not holds(name)}
         self.shapes: Mapping[str, torch.Size] = {name: each.shape for name, each in held.items()}
         self._checksum = sum(map(fingerprint, held.values())) if is_checked else 0
+        self._spread = spread_experts(model, self._ranks)
+        whole |= {held[name] for name in self._spread}
         for parameter in held.values():
             parameter.data = parameter.data.to(kept)
         units = [(modules, _names(model, modules) & held.keys()) for modules in units_of(model)]
+        gathered = [name for name in self.shapes if name not in self._spread]
         self._names: dict[FSDPModule, list[str]] = {}
         self._unit_of: dict[str, FSDPModule] = {}
         for modules, names in units:
-            own = [name for name in self.shapes if name in names - self._unit_of.keys()]
+            own = [name for name in gathered if name in names - self._unit_of.keys()]
             unit = _shard(modules, compute, self._ranks, whole)
             self._names[unit] = own
             self._unit_of |= dict.fromkeys(own, unit)
-        assert self._unit_of.keys() == self.shapes.keys(), "a parameter is in no unit"
+        assert self._unit_of.keys() == set(gathered), "a parameter is in no unit"
         self._passed = False
 
         def note_pass(module: nn.Module, args: object) -> None:
@@ -90,7 +95,8 @@ class ShardedParameters:
         return self._checksum
 
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield unit by unit, in the compute dtype. Collective, to be exhausted on all ranks."""
+        """Yield unit by unit, then experts owner by owner, in the compute dtype. Collective, to be
+        exhausted on all ranks."""
         for unit, names in self._names.items():
             unit.unshard()
             try:
@@ -98,6 +104,12 @@ class ShardedParameters:
                     yield name, self._model.get_parameter(name).detach()
             finally:
                 unit.reshard()
+        for name in self._spread:
+            own = self._model.get_parameter(name).detach().to(self.compute)
+            for owner in range(self._ranks.world_size):
+                part = own if owner == self._ranks.rank else torch.empty_like(own)
+                self._ranks.broadcast(part, owner)
+                yield name, part
 
     @property
     def exported_shapes(self) -> Mapping[str, torch.Size]:
@@ -291,5 +303,4 @@ def _shard(
 @torch.no_grad()
 def _local(tensor: Tensor) -> Tensor:
     """This rank's shard as a flat view of the same memory."""
-    assert isinstance(tensor, DTensor)
-    return tensor.to_local().view(-1)
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()).view(-1)

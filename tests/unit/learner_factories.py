@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from record_factories import make_generated
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from turn_factories import VOCABULARY, as_episode, random_turns
 
-from artifacts.records import Group, Outcome, Prompt, Response, Score
+from artifacts.records import Group, Outcome, Prompt, Response, Routes, Score
 from tasks.learner.dealing import GroupPart
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import Sample, micro_batches, pack_samples
@@ -119,6 +121,36 @@ def random_groups(seed: int, num_groups: int = 4, num_responses: int = 4) -> tup
         rewards = [rng.choice([0.0, 0.0, 1.0, 1.0, 0.5, None]) for _ in responses]
         groups.append(make_group(prompt, responses, rewards, prompt_id=f"0/{index}"))
     return tuple(groups)
+
+
+def routed_at_random(
+    groups: Sequence[Group], experts: int = 4, layers: int = 2, top: int = 2, seed: int = 0
+) -> tuple[Group, ...]:
+    """The groups, with routes that no router chose: two different experts in every layer, which
+    depend on the tokens up to each, as those of an engine do."""
+    known: dict[tuple[int, ...], list[int]] = {}
+    draw = np.random.default_rng(seed)
+
+    def of(group: Group, generated: Any) -> Routes:  # Any: a response
+        tokens = (*group.prompt.token_ids, *generated.token_ids)
+        rows = []
+        for end in range(1, len(tokens)):
+            if tokens[:end] not in known:
+                drawn = [draw.permutation(experts)[:top] for _ in range(layers)]
+                known[tokens[:end]] = np.concatenate(drawn).tolist()
+            rows += known[tokens[:end]]
+        return Routes(width=layers * top, num_bytes=1, data=bytes(rows))
+
+    return tuple(
+        replace(
+            group,
+            responses=tuple(
+                replace(each, generated=replace(each.generated, routes=of(group, each.generated)))
+                for each in group.responses
+            ),
+        )
+        for group in groups
+    )
 
 
 def one_row(samples: Sequence[Sample]) -> DeviceRow:

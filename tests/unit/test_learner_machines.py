@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from learner_factories import make_model, random_groups
+from learner_factories import VOCABULARY, make_model, random_groups
 from rank_processes import run_processes
 from safetensors.torch import load_file
 
 from artifacts.records import Group, pack
 from artifacts.weights import fingerprints
+from research.benchmarks.tiny_architectures import save_tiny
 from tasks.cluster.devices import ClusterConfig, learners_per_machine
 from tasks.learner.dealing import balance
 from tasks.learner.learner_config import LearnerConfig
@@ -74,10 +75,16 @@ def story(rank: int, out: str, model: str) -> None:
     torch.save(told, folder / f"told-{rank}.pt")
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[dict[str, Any]]]:
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe"])
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str, list[dict[str, Any]]]:
+    """Experts are spread over the ranks of a machine."""
     out = tmp_path_factory.mktemp("machines")
-    model = make_model(out / "model", tied=True)
+    if request.param == "llama":
+        model = make_model(out / "model", tied=True)
+    else:
+        model = str(save_tiny(request.param, out / "model", VOCABULARY))
     run_processes(story, [(rank, str(out), model) for rank in range(NUM_RANKS)])
     told = [torch.load(out / f"told-{rank}.pt", weights_only=False) for rank in range(NUM_RANKS)]
     return out, model, told

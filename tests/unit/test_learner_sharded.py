@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from learner_factories import (
+    VOCABULARY,
     live_tensors,
     make_group,
     make_model,
     new_objects_alone,
     one_row,
     random_groups,
+    routed_at_random,
 )
 from rank_processes import run_processes
 from safetensors.torch import load_file
@@ -29,6 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from artifacts.records import Group, pack
 from artifacts.weights import fingerprint, fingerprints
+from research.benchmarks.tiny_architectures import save_tiny
 from tasks.cluster.ports import LOOPBACK
 from tasks.engines.transports.base import TransferPlan
 from tasks.engines.transports.registry import opened
@@ -52,25 +55,54 @@ CONFIG = LearnerConfig(
     max_tokens_per_microbatch=48,
     optimizer=AdamWConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-4, max_grad_norm=0.5),
 )
-# an odd vocabulary and 2 ranks: shards of 31 and 30 rows
-CASES = {
-    "tied, fp32": (True, CONFIG),
-    "bf16, layers recomputed": (
-        False,
-        CONFIG.model_copy(update={"compute": "bf16", "recompute_layers": True}),
-    ),
-    "an adapter": (True, CONFIG.model_copy(update={"lora": LoraConfig(rank=3)})),
-    "an adapter, merged": (
-        False,
-        CONFIG.model_copy(update={"lora": LoraConfig(rank=2, publish="merged")}),
-    ),
-}
-KINDS = ("replicated", "sharded")
-FIRST, SECOND, THIRD = (random_groups(seed, num_groups=6) for seed in (7, 8, 9))
-PROBES = ((1, 2, 3, 4), (5, 6, 7), (8,))
 # fp32 sums of a few dozen terms in another order: some of the last of 24 bits, where terms cancel
 # a little more; relative to the largest gradient of the parameter
 ROUNDING = 2e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A learner whose sharded parameters are compared with replicated ones."""
+
+    model: str  # an architecture
+    config: LearnerConfig
+    tied: bool = False  # of a Llama
+    is_routed: bool = False  # whether tokens go to recorded experts, three of four
+
+
+# an odd vocabulary and 2 ranks: shards of 31 and 30 rows
+CASES = {
+    "tied, fp32": Case(model="llama", tied=True, config=CONFIG),
+    "bf16, layers recomputed": Case(
+        model="llama",
+        config=CONFIG.model_copy(update={"compute": "bf16", "recompute_layers": True}),
+    ),
+    "an adapter": Case(
+        model="llama", tied=True, config=CONFIG.model_copy(update={"lora": LoraConfig(rank=3)})
+    ),
+    "an adapter, merged": Case(
+        model="llama",
+        config=CONFIG.model_copy(update={"lora": LoraConfig(rank=2, publish="merged")}),
+    ),
+    "experts": Case(model="qwen3_moe", config=CONFIG),
+    "experts, routes replayed, layers recomputed": Case(
+        model="qwen3_moe",
+        config=CONFIG.model_copy(update={"recompute_layers": True}),
+        is_routed=True,
+    ),
+    "experts under an adapter, merged": Case(
+        model="qwen3_moe",
+        config=CONFIG.model_copy(update={"lora": LoraConfig(rank=2, publish="merged")}),
+    ),
+    "experts with shared ones": Case(model="deepseek_v3", config=CONFIG, is_routed=True),
+}
+KINDS = ("replicated", "sharded")
+FIRST, SECOND, THIRD = STEPS = tuple(random_groups(seed, num_groups=6) for seed in (7, 8, 9))
+ROUTED = tuple(routed_at_random(groups, experts=3) for groups in STEPS)
+PROBES = ((1, 2, 3, 4), (5, 6, 7), (8,))
+
+
+Steps = tuple[tuple[Group, ...], ...]
 
 
 def sick(groups: tuple[Group, ...]) -> tuple[Group, ...]:
@@ -94,28 +126,29 @@ def own_gradients(learner: LearnerRank) -> dict[str, tuple[int, torch.Tensor]]:
     }
 
 
-def play(learner: LearnerRank, rank: int, out: Path) -> dict[str, Any]:
+def play(learner: LearnerRank, rank: int, out: Path, steps: Steps) -> dict[str, Any]:
     """Steps with unequal numbers of rows, one of them with nothing for a rank, one that is
     discarded, one that is not finite; a checkpoint before the last one."""
+    first, second, third = steps
     told: dict[str, Any] = {"start": learner.fingerprints()}
-    reports = [learner.accumulate(shares(FIRST, rank))]
-    reports.append(learner.accumulate(pack(SECOND if rank else ())))
+    reports = [learner.accumulate(shares(first, rank))]
+    reports.append(learner.accumulate(pack(second if rank else ())))
     told["rows"] = [report.num_micro_batches for report in reports]
     told["loss_sums"] = [report.loss_sum for report in reports]
     told["gradients"] = own_gradients(learner)
     learner.discard()
-    learner.accumulate(shares(SECOND, rank))
+    learner.accumulate(shares(second, rank))
     learner.discard()
     updates = []
-    for step, payload in enumerate((shares(FIRST, rank), pack(() if rank else SECOND)), 1):
+    for step, payload in enumerate((shares(first, rank), pack(() if rank else second)), 1):
         learner.accumulate(payload)
         updates.append(learner.update(step))
     told["second"] = learner.fingerprints()
-    learner.accumulate(shares(sick(THIRD), rank))
+    learner.accumulate(shares(sick(third), rank))
     updates.append(learner.update(3))
     told["third"] = learner.fingerprints()
     learner.save_checkpoint(str(out / "checkpoint"), 3)
-    updates.append(last_step(learner, rank))
+    updates.append(last_step(learner, rank, third))
     told["updates"] = [replace(update, busy=()) for update in updates]
     told["file"] = learner.export_weights(4, str(out / "four.safetensors"))
     told["last"] = learner.fingerprints()
@@ -130,24 +163,25 @@ def play(learner: LearnerRank, rank: int, out: Path) -> dict[str, Any]:
     return told
 
 
-def last_step(learner: LearnerRank, rank: int) -> Any:
-    learner.accumulate(shares(THIRD, rank))
+def last_step(learner: LearnerRank, rank: int, third: tuple[Group, ...]) -> Any:
+    learner.accumulate(shares(third, rank))
     return learner.update(4)
 
 
-def story(rank: int, out: str, model: str, config: LearnerConfig) -> None:
+def story(rank: int, out: str, model: str, case: Case) -> None:
     torch.set_num_threads(1)
-    folder = Path(out)
+    folder, config = Path(out), case.config
+    steps = ROUTED if case.is_routed else STEPS
     told: dict[str, Any] = {}
     for kind in KINDS:
         learner = joined(rank, folder / f"meet-{kind}", model, config, kind)
-        told[kind] = play(learner, rank, folder / kind)
+        told[kind] = play(learner, rank, folder / kind, steps)
     for kind, other in (KINDS, KINDS[::-1]):
         learner = joined(rank, folder / f"again-{kind}", model, config, kind)
         assert learner.load_checkpoint(str(folder / other / "checkpoint")) == 3
         told[f"{kind} goes on from {other}"] = (
             learner.fingerprints(),
-            replace(last_step(learner, rank), busy=()),
+            replace(last_step(learner, rank, steps[-1]), busy=()),
             learner.fingerprints(),
         )
     learner.close()
@@ -166,16 +200,19 @@ Told = list[dict[str, Any]]  # by rank; Any: what a story is told in
 @pytest.fixture(scope="module", params=list(CASES))
 def played(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str, LearnerConfig, Told]:
-    tied, config = CASES[request.param]
+) -> tuple[Path, str, Case, Told]:
+    case = CASES[request.param]
     out = tmp_path_factory.mktemp("story")
-    model = make_model(out / "model", tied)
-    run_processes(story, [(rank, str(out), model, config) for rank in range(2)])
+    if case.model == "llama":
+        model = make_model(out / "model", case.tied)
+    else:
+        model = str(save_tiny(case.model, out / "model", VOCABULARY))
+    run_processes(story, [(rank, str(out), model, case) for rank in range(2)])
     told = [torch.load(out / f"told-{rank}.pt", weights_only=False) for rank in range(2)]
-    return out, model, config, told
+    return out, model, case, told
 
 
-Played = tuple[Path, str, LearnerConfig, Told]
+Played = tuple[Path, str, Case, Told]
 
 
 def whole_gradients(told: Told, kind: str) -> dict[str, torch.Tensor]:
@@ -215,7 +252,7 @@ def test_reports_and_updates_are_those_of_replicated_parameters(played: Played) 
             assert got.skipped == expected.skipped
         reasons = [update.skipped for update in sharded["updates"]]
         assert reasons == [None, None, Skipped.NONFINITE, None]
-        if not played[2].lora.rank:  # gradients of an adapter are smaller
+        if not played[2].config.lora.rank:  # gradients of an adapter are smaller
             bound = CONFIG.optimizer.max_grad_norm
             assert sharded["updates"][1].grad_norm > bound, "it was clipped"
 
@@ -270,22 +307,22 @@ def test_each_kind_goes_on_from_the_checkpoint_of_the_other(played: Played, kind
 
 
 def test_one_rank_goes_on_from_the_shards_of_two(played: Played, tmp_path: Path) -> None:
-    out, model, config, told = played
-    alone = LearnerRank(config, model, 0, 1)
+    out, model, case, told = played
+    alone = LearnerRank(case.config, model, 0, 1)
     assert alone.load_checkpoint(str(out / "sharded" / "checkpoint")) == 3
     assert alone.fingerprints() == told[0]["sharded"]["third"]
     assert alone._updater.optimizer.num_updates == 2
     alone.save_checkpoint(str(tmp_path), 3)
-    run_processes(_read, [(rank, str(tmp_path), model, config, told) for rank in range(2)])
+    run_processes(_read, [(rank, str(tmp_path), model, case, told) for rank in range(2)])
 
 
-def _read(rank: int, path: str, model: str, config: LearnerConfig, told: Told) -> None:
+def _read(rank: int, path: str, model: str, case: Case, told: Told) -> None:
     """And two ranks from what one has saved."""
     torch.set_num_threads(1)
-    learner = joined(rank, Path(path) / "meeting", model, config, "sharded")
+    learner = joined(rank, Path(path) / "meeting", model, case.config, "sharded")
     assert learner.load_checkpoint(path) == 3
     assert learner.fingerprints() == told[0]["sharded"]["third"]
-    update = last_step(learner, rank)
+    update = last_step(learner, rank, (ROUTED if case.is_routed else STEPS)[-1])
     assert update.grad_norm == told[rank]["sharded"]["updates"][3].grad_norm
     assert learner.fingerprints() == told[0]["sharded"]["last"], "the very step of the story"
     learner.close()

@@ -20,10 +20,11 @@ from learner_factories import (
     naive_model,
     one_row,
     random_groups,
+    routed_at_random,
 )
 from learner_factories import run_rows as train_rows
 
-from artifacts.records import Group, Routes, pack, unpack
+from artifacts.records import Group, pack, unpack
 from research.benchmarks.tiny_architectures import save_tiny
 from tasks.engines.base import ReplicaConfig
 from tasks.engines.simulation.replica import SimulatedEngineConfig
@@ -50,34 +51,6 @@ class Recording(ReplicaConfig):
 
     def route_obstacle(self, model: Any, on_cpu: bool) -> str:  # Any: a configuration
         return self.obstacle
-
-
-def routed_at_random(groups: Sequence[Group], seed: int = 0) -> tuple[Group, ...]:
-    """The groups, with routes that no router chose: two different experts in every layer, which
-    depend on the tokens up to each, as those of an engine do."""
-    known: dict[tuple[int, ...], list[int]] = {}
-    draw = np.random.default_rng(seed)
-
-    def of(group: Group, generated: Any) -> Routes:  # Any: a response
-        tokens = (*group.prompt.token_ids, *generated.token_ids)
-        rows = []
-        for end in range(1, len(tokens)):
-            if tokens[:end] not in known:
-                drawn = [draw.permutation(EXPERTS)[:TOP] for _ in range(LAYERS)]
-                known[tokens[:end]] = np.concatenate(drawn).tolist()
-            rows += known[tokens[:end]]
-        return Routes(width=LAYERS * TOP, num_bytes=1, data=bytes(rows))
-
-    return tuple(
-        replace(
-            group,
-            responses=tuple(
-                replace(each, generated=replace(each.generated, routes=of(group, each.generated)))
-                for each in group.responses
-            ),
-        )
-        for group in groups
-    )
 
 
 def samples_of(groups: Sequence[Group]) -> tuple[Sample, ...]:
