@@ -21,6 +21,10 @@ class ModelSize:
     key_heads: int
     normed: int  # widths of all norms in a layer together
     largest_matrix: int  # number of parameters in the largest matrix of a layer
+    experts: int = 0  # of a layer, where ranks may share them; 0 without any
+    expert: int = 0  # number of parameters of one of them
+    beside_experts: int = 0  # number of parameters in the largest layer without them
+    top: int = 0  # experts that a token takes
     # name, inputs and outputs of each linear map of a layer, of which an adapter may be
     linear: tuple[tuple[str, int, int], ...] = ()
 

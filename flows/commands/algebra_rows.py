@@ -324,7 +324,7 @@ def _memory(
     rate = f"{learner.parameters} over {over}: {each:.3g} bytes a parameter on each, {room}"
     if size is None:
         return f"{rate}; activations come on top"
-    whole = whole_bytes(learner, size)
+    whole = whole_bytes(learner, size, num_ranks, per_machine)
     moment = f" and {whole / 1e9:.2g} GB for a moment" if whole else ""
     held = each * size.num_parameters / 1e9
     return f"{rate}; here {held:.2g} GB{moment}; activations come on top"

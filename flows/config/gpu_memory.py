@@ -100,17 +100,12 @@ def cards_of(config: Parts, size: ModelSize, card: int | None) -> list[CardMemor
     needs = config.engine.least_gpu_bytes(size)
     judge = judge_engine_of(config.rewards)
     row_tokens = max(config.learner.max_tokens_per_microbatch, config.engine.max_model_len)
-    learner = learner_memory(
-        config.learner,
-        size,
-        max(1, len(placed["learner"])),
-        row_tokens,
-        learners_per_machine(config.cluster),
-    )
+    num_ranks, per_machine = max(1, len(placed["learner"])), learners_per_machine(config.cluster)
+    learner = learner_memory(config.learner, size, num_ranks, row_tokens, per_machine)
     share = needs if card is None else int(config.engine.gpu_share * card)
     judge_share = int(judge.gpu_memory_utilization * card) if judge and card else 0
     kind = transport_for(config)
-    offered, received = transfer_bytes(config.learner, size, kind)
+    offered, received = transfer_bytes(config.learner, size, kind, num_ranks, per_machine)
     senders = placed["learner"][:1] if kind == "broadcast" else placed["learner"]
     return [
         CardMemory(

@@ -29,6 +29,7 @@ from torch import nn
 from artifacts.models.size import ModelSize
 from tasks.engines.transports.base import BUCKET_ELEMENTS, TransportKind
 from tasks.learner.architecture import empty_model, read_config
+from tasks.learner.expert_parallel import spreadable
 from tasks.learner.head import ROWS_PER_CHUNK
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.lora_config import LoraConfig
@@ -48,16 +49,19 @@ def size_of(model: Any) -> ModelSize:  # Any: transformers models carry no types
     """The numbers of this model."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tables = {id(embedding.weight), id(head.weight)}
-    layers = [
-        sum(parameter.numel() for parameter in module.parameters())
-        for modules in units_of(model)
-        for module in modules
-        if module is not model.base_model
-        and not tables & {id(parameter) for parameter in module.parameters()}
-    ]
+    modules = [module for unit in units_of(model) for module in unit]
+    own = [list(module.parameters()) for module in modules if module is not model.base_model]
+    layers = [each for each in own if not tables & set(map(id, each))]
+    experts = [module for _, module in spreadable(model, 1)]
+    of_experts = {id(each) for module in experts for each in module.parameters()}
     return ModelSize(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        largest_layer=max(layers),
+        largest_layer=max(sum(each.numel() for each in layer) for layer in layers),
+        experts=len(experts[0].down_proj) if experts else 0,
+        expert=sum(each[0].numel() for each in experts[0].parameters()) if experts else 0,
+        beside_experts=max(
+            sum(each.numel() for each in layer if id(each) not in of_experts) for layer in layers
+        ),
         table=embedding.weight.numel(),
         is_tied=head.weight is embedding.weight,
         **_widths(model),
@@ -69,8 +73,8 @@ def _widths(model: Any) -> dict[str, Any]:  # Any: as above, and numbers
     heads = config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
-    experts = getattr(config, "num_experts_per_tok", None) or 0
-    inner = experts * getattr(config, "moe_intermediate_size", 0) or config.intermediate_size
+    top = getattr(config, "num_experts_per_tok", None) or 0
+    inner = top * getattr(config, "moe_intermediate_size", 0) or config.intermediate_size
     layer: nn.Module = next(units_of(model))[0]
     norms = {
         name.rpartition(".")[2]: module.weight.numel()
@@ -85,6 +89,7 @@ def _widths(model: Any) -> dict[str, Any]:  # Any: as above, and numbers
         "num_layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
         "inner": inner,
+        "top": top,
         "heads": heads,
         "head_width": head_width,
         "key_heads": key_heads,
@@ -128,18 +133,34 @@ def _together(config: LearnerConfig, num_ranks: int, per_machine: int) -> int:
     return (per_machine or num_ranks) if config.parameters == "sharded" else 1
 
 
-def whole_bytes(config: LearnerConfig, size: ModelSize) -> int:
+def _layer(
+    config: LearnerConfig, size: ModelSize, num_ranks: int, per_machine: int
+) -> tuple[int, int]:
+    """The parameters of the largest layer that are gathered, and those of a layer that are not:
+    this rank's experts, where ranks share them evenly."""
+    together = _together(config, num_ranks, per_machine)
+    if config.parameters == "replicated" or not size.experts or size.experts % together:
+        return size.largest_layer, 0
+    return size.beside_experts, size.experts // together * size.expert
+
+
+def whole_bytes(
+    config: LearnerConfig, size: ModelSize, num_ranks: int, per_machine: int = 0
+) -> int:
     """The most bytes that sharded parameters need beyond `bytes_per_parameter`, for parameters that
     are whole for a moment; 0 where they are replicated. In a layer's backward pass: the layer, the
-    next one, its gradients, and the previous layer's that are being reduced, in fp32. In the head:
-    the head and the fp32 sum of its gradient, which a tied embedding keeps until the layers are
-    done."""
+    next one, its gradients, and the previous layer's that are being reduced, in fp32; of spread
+    experts the rounded ones, and their gradients before and after they are fp32. In the head: the
+    head and the fp32 sum of its gradient, which a tied embedding keeps until the layers are done.
+    per_machine: as for `Ranks`."""
     if config.parameters == "replicated":
         return 0
     computed = COMPUTED[config.compute]
+    gathered, spread = _layer(config, size, num_ranks, per_machine)
     if config.lora.rank:  # nothing of the base has a gradient
-        return computed * max(2 * size.largest_layer, size.table)
-    layer = (3 * computed + FP32) * size.largest_layer
+        return computed * max(2 * gathered, size.table)
+    rounded = 2 * computed if computed != FP32 else 0
+    layer = (3 * computed + FP32) * gathered + (rounded + FP32) * spread
     head, table = (computed + FP32) * size.table, FP32 * size.table
     return max(layer + table, head) if size.is_tied else max(layer, head)
 
@@ -189,7 +210,7 @@ def learner_memory(
         "activations": kept,
         "logits": logits if logits >= backward else 0,
         "backward": backward if logits < backward else 0,
-        "whole layers": whole_bytes(config, size),
+        "whole layers": whole_bytes(config, size, num_ranks, per_machine),
     }
     # ranks of a group reduce into a slice of their own; within a machine backward passes do so
     is_reduced = is_cut and together == num_ranks
@@ -202,10 +223,17 @@ def learner_memory(
     )
 
 
-def transfer_bytes(config: LearnerConfig, size: ModelSize, kind: TransportKind) -> tuple[int, int]:
+def transfer_bytes(
+    config: LearnerConfig,
+    size: ModelSize,
+    kind: TransportKind,
+    num_ranks: int,
+    per_machine: int = 0,
+) -> tuple[int, int]:
     """Bytes that a publication takes for a moment besides what is held: of a rank that offers, and
     of each engine beside its share. Weights that are not one bf16 buffer already are gathered into
-    one, sharded ones a layer or table at a time; engines receive a broadcast in two buckets."""
+    one, sharded ones a layer, table or owner's experts at a time; engines receive a broadcast in
+    two buckets. per_machine: as for `Ranks`."""
     if config.lora.engine_shape is not None:  # megabytes
         num = adapter_parameters(config.lora, size)
         received = 2 * BF16 * min(num, BUCKET_ELEMENTS) if kind == "broadcast" else 0
@@ -214,7 +242,8 @@ def transfer_bytes(config: LearnerConfig, size: ModelSize, kind: TransportKind) 
     buckets = min(size.num_parameters, max(BUCKET_ELEMENTS, size.largest_layer, size.table))
     received = 2 * BF16 * buckets if kind == "broadcast" else 0
     is_sharded = config.parameters == "sharded"
-    whole = COMPUTED[config.compute] * max(size.largest_layer, size.table) if is_sharded else 0
+    most = max(*_layer(config, size, num_ranks, per_machine), size.table)
+    whole = COMPUTED[config.compute] * most if is_sharded else 0
     is_made = is_sharded or config.lora.rank > 0 or COMPUTED[config.compute] != BF16
     gathers = kind != "file" and is_made
     return whole + (BF16 * size.num_parameters if gathers else 0), received
@@ -225,14 +254,17 @@ def activation_bytes(config: LearnerConfig, size: ModelSize, tokens: int) -> tup
 
     Counted from the modules of a layer: norms keep their input in fp32 and their normed input;
     attention its queries, keys, values, output and a sum for each head; the gated product four
-    tensors of its width; products of matrices their input, an adapter's a tensor of its rank
-    besides, and one of the output's width for a moment. In the gated product's backward three
+    tensors of its width; experts the copies of a token that go to them and come back, as many on
+    every rank if routing is even; products of matrices their input, an adapter's a tensor of its
+    rank besides, and one of the output's width for a moment. In the gated product's backward three
     gradients of its width exist while one kept tensor has gone, beside the gradients of the
-    residual stream and of a matrix."""
+    residual stream, of experts' copies and of a matrix."""
     c = COMPUTED[config.compute]
     attention = c * size.head_width * (2 * size.heads + 2 * size.key_heads) + FP32 * size.heads
     layer = (FP32 + c) * size.normed + 2 * c * size.hidden + attention + 4 * c * size.inner
-    backward = c * size.hidden + 2 * c * size.inner
+    copies = c * size.top * size.hidden
+    layer += 2 * copies
+    backward = c * size.hidden + 2 * c * size.inner + 3 * copies
     if config.lora.rank:
         layer += c * config.lora.rank * sum(name in config.lora.modules for name, *_ in size.linear)
         backward += c * size.inner

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from learner_factories import VOCABULARY, random_groups
 from rank_processes import run_processes
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from research.benchmarks.tiny_architectures import ARCHITECTURES, SIZES
+from artifacts.records import pack
+from research.benchmarks.tiny_architectures import ARCHITECTURES, SIZES, save_tiny
+from tasks.learner.dealing import balance
 from tasks.learner.expert_parallel import MATRICES, spread_experts, spreadable
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.memory import model_size
 from tasks.learner.ranks import PeerLost, Ranks
+from tasks.learner.trainer import LearnerRank
 
 EXPERTS, TOP, WIDTH = 6, 2, 16
 CONFIG = SimpleNamespace(
@@ -102,6 +112,50 @@ def check(rank: int, out: str, routes: Sequence[Sequence[Sequence[int]]]) -> Non
 @pytest.mark.parametrize("case", ROUTES)
 def test_spread_experts_compute_and_learn_as_all_of_them_do(tmp_path: Path, case: str) -> None:
     run_processes(check, [(rank, str(tmp_path), ROUTES[case]) for rank in range(2)])
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the elements of the largest storage that an operation in the block makes or sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # Any: as torch calls it
+        made = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self._note, made)
+        return made
+
+    def _note(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, DTensor):
+            size = tensor.untyped_storage().nbytes() // tensor.itemsize
+            self.elements = max(self.elements, size)
+
+
+def _trains_and_publishes(rank: int, out: str, model: str) -> None:
+    torch.set_num_threads(1)
+    config = LearnerConfig(parameters="sharded", compute="fp32", kl_coefficient=0.1)
+    learner = LearnerRank(config, model, rank, 2)
+    learner.join(f"file://{out}/meeting", 60.0)
+    size = model_size(Path(model))
+    matrix = size.experts * size.expert * 2 // 3  # gate and up
+    with LargestTensor() as largest:
+        learner.accumulate(pack(balance(random_groups(7), 2)[rank]))
+        learner.update(1)
+        learner.export_weights(1, f"{out}/1.safetensors")
+        learner.fingerprints()
+        learner.save_checkpoint(out, 1)
+    assert matrix // 2 <= largest.elements < matrix
+    learner.close()
+
+
+def test_no_rank_ever_has_all_experts_of_a_layer(tmp_path: Path) -> None:
+    """Neither in a step nor in a publication; their matrices are by far the model's largest."""
+    changes = {"num_experts": 8, "moe_intermediate_size": 256}
+    model = save_tiny("qwen3_moe", tmp_path / "model", VOCABULARY, changes=changes)
+    run_processes(_trains_and_publishes, [(rank, str(tmp_path), str(model)) for rank in range(2)])
 
 
 def _loses_the_other(rank: int, out: str) -> None:

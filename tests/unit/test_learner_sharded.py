@@ -27,7 +27,6 @@ from learner_factories import (
 )
 from rank_processes import run_processes
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from artifacts.records import Group, pack
 from artifacts.weights import fingerprint, fingerprints
@@ -131,6 +130,7 @@ def play(learner: LearnerRank, rank: int, out: Path, steps: Steps) -> dict[str, 
     discarded, one that is not finite; a checkpoint before the last one."""
     first, second, third = steps
     told: dict[str, Any] = {"start": learner.fingerprints()}
+    learner.export_weights(0, str(out / "zero.safetensors"))
     reports = [learner.accumulate(shares(first, rank))]
     reports.append(learner.accumulate(pack(second if rank else ())))
     told["rows"] = [report.num_micro_batches for report in reports]
@@ -271,6 +271,11 @@ def test_every_rank_attests_what_the_first_one_published(played: Played) -> None
     assert told[1]["sharded"]["file"] is None
 
 
+def test_the_file_of_the_same_weights_is_that_of_replicated_parameters(played: Played) -> None:
+    ours, theirs = (played[0] / kind / "zero.safetensors" for kind in KINDS)
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
 def test_every_rank_offers_what_it_attests(played: Played) -> None:
     *_, told = played
     for rank in told:
@@ -386,28 +391,33 @@ def _holds(rank: int, out: str, model: str) -> None:
     """What is there after a rank's gradients is what the formula says."""
     torch.set_num_threads(1)
     size = model_size(Path(model))
-    for kind, compute, kl in itertools.product(KINDS, ("bf16", "fp32"), (0.0, 0.1)):
+    kinds = KINDS[1:] if size.experts else KINDS
+    for kind, compute, kl in itertools.product(kinds, ("bf16", "fp32"), (0.0, 0.1)):
         updated = {"compute": compute, "kl_coefficient": kl}
         config = CONFIG.model_copy(update=updated | {"parameters": kind})
         with new_objects_alone():
             learner = joined(rank, Path(out) / f"{kind}-{compute}-{kl}", model, config, kind)
             learner.accumulate(shares(FIRST, rank))
+            # objects of Python's, which alone are found
+            gradients = [each.grad for each in learner._policy.backbone.parameters()]
             added = [found.untyped_storage() for found in live_tensors()]
             held = sum({store.data_ptr(): store.nbytes() for store in added}.values())
             expected = bytes_per_parameter(config, 2) * size.num_parameters
             assert held == pytest.approx(expected, rel=0.01), (kind, compute, kl)
             learner.close()
-            del learner, added
+            del learner, added, gradients
 
 
-def test_a_rank_holds_the_bytes_that_explain_tells(tmp_path: Path) -> None:
-    """Of a model of four million parameters, with and without a reference."""
-    config = LlamaConfig(
-        vocab_size=4001, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    model = str(tmp_path / "model")
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_a_rank_holds_the_bytes_that_explain_tells(tmp_path: Path, name: str) -> None:
+    """Of a model of millions of parameters, with and without a reference."""
+    sizes = {
+        "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
+        "initializer_range": 0.02,
+    }  # fmt: skip
+    changes = sizes | ({"moe_intermediate_size": 352} if name == "qwen3_moe" else {})
+    model = str(save_tiny(name, tmp_path / "model", 4001, changes=changes))
     run_processes(_holds, [(rank, str(tmp_path), model) for rank in range(2)])
 
 
