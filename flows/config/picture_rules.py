@@ -64,11 +64,6 @@ def _not_yet(config: Parts) -> Iterator[str]:
             f"{PREFIX} an advantage without a critic, got learner.advantage.kind=gae: a critic has"
             " no eyes; take another"
         )
-    if config.scheduling.algebra(config.batch).is_off_policy:
-        yield (
-            f"{PREFIX} rounds of one weight version, got scheduling.kind"
-            f" {config.scheduling.kind!r}; set scheduling.kind=sync or tail_batching"
-        )
     if config.elastic.enabled:
         yield (
             f"{PREFIX} engines of the run's own, got elastic workers, which do not see its"

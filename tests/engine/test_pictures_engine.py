@@ -17,17 +17,18 @@ from artifacts.models.character_tokenizer import seeing_tokenizer
 from artifacts.models.picture_processor import processor_of
 from artifacts.models.registry import TinyVisionConfig
 from artifacts.pictures import PictureFolder
-from artifacts.records import Generated, Request, Running, ShownPicture
+from artifacts.records import Generated, Request, Running, ShownPicture, WeightsRef
 from artifacts.store import Store
 from tasks.engines.base import PicturedProbe
 from tasks.engines.chat_tokens import ChatTokens
 from tasks.engines.picture_prompts import with_pictures
+from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.learner_config import LearnerConfig
 from tasks.learner.pictures import rotary_positions
 from tasks.learner.trainer import LearnerRank
 from tasks.tiny_models.seeing import build_seeing_model
-from tests.engine.conftest import Slot, cores_only, generate
+from tests.engine.conftest import Slot, collect_all, cores_only, generate
 
 pytestmark = [
     pytest.mark.engine,
@@ -39,6 +40,7 @@ BARS = ('shapes:{"bars":[9,7,4],"ink":"blue"}', 'shapes:{"bars":[1,8,2],"ink":"r
 FIELDS = 'shapes:{"fields":"c.s.cc..s","ink":"black","look":7}'
 TOLERANCE = 2e-4  # nats, of fp32
 Shown = tuple[tuple[int, ...], tuple[ShownPicture, ...]]
+Weights = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,3 +185,85 @@ async def test_engine_and_learner_agree_on_tower_and_probe_and_no_older_tower_is
         wanted = plain_logprobs(seeing, (*shown[0], *done.token_ids), shown[1], rounded)
         given = torch.tensor(done.logprobs)
         torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)
+
+
+def versions_of(seeing: Seeing, folder: Path) -> dict[int, tuple[WeightsRef, Weights]]:
+    """Two weight versions, which differ in the tower alone, as references and as numbers."""
+    config = LearnerConfig(compute="fp32", vision="trained", pictures=str(seeing.folder))
+    learner = LearnerRank(config, seeing.path, 0, 1)
+    made = {}
+    for version in (1, 2):
+        exported = dict(learner._policy.parameters.exported())
+        if version == 2:
+            for name, tensor in exported.items():
+                if name.startswith("model.visual.merger.mlp.2"):
+                    tensor.mul_(-1.0)
+        weights = learner.export_weights(version, str(folder / f"{version}.safetensors"))
+        assert weights is not None
+        rounded = {name: each.bfloat16().float() for name, each in exported.items()}
+        made[version] = weights, rounded
+    return made
+
+
+async def loaded_meanwhile(
+    seeing: Seeing, requests: Sequence[Request], weights: WeightsRef, running: Running
+) -> dict[str, Generated]:
+    """These requests, in the steps of which weights are loaded."""
+
+    def load(core: VllmCore) -> None:
+        core.add(requests)
+        for _ in range(3):
+            seeing.engine._thread.deliver(core.step())
+        core.load(weights, (), running)
+
+    await seeing.engine._thread.call("test", load, 60)
+    return await collect_all(seeing.engine, len(requests))
+
+
+async def test_what_runs_while_a_new_tower_is_loaded_goes_on_with_it(
+    seeing: Seeing, tmp_path: Path
+) -> None:
+    """With its picture seen anew, each later token has the log-probability that the new weights
+    give it; nothing else of the older tower is used either."""
+    versions = versions_of(seeing, tmp_path)
+    await seeing.engine.load_weights(versions[1][0], (), Running.DROP)
+    shown = seeing.shown(FIELDS, BARS[0])
+    requests = [request(shown, "3/0", index, max_new_tokens=12) for index in range(4)]
+    done = await loaded_meanwhile(seeing, requests, versions[2][0], Running.INTERRUPT)
+    assert (1, 2) in {tuple(span.version for span in each.versions) for each in done.values()}
+    for each in done.values():
+        tokens = (*shown[0], *each.token_ids)
+        by_version = {
+            version: plain_logprobs(seeing, tokens, shown[1], numbers)
+            for version, (_, numbers) in versions.items()
+        }
+        place = len(shown[0]) - 1
+        for span in each.versions:
+            end = place + span.num_tokens
+            first = place - len(shown[0]) + 1
+            given = torch.tensor(each.logprobs[first : first + span.num_tokens])
+            wanted = by_version[span.version][place:end]
+            torch.testing.assert_close(given, wanted, atol=TOLERANCE, rtol=0)
+            place = end
+
+
+async def test_a_load_that_keeps_the_cache_changes_no_draw_and_shows_new_prompts_to_the_new_tower(
+    seeing: Seeing, tmp_path: Path
+) -> None:
+    versions = versions_of(seeing, tmp_path)
+    await seeing.engine.load_weights(versions[1][0], (), Running.DROP)
+    shown = seeing.shown(FIELDS)
+    requests = [request(shown, "4/0", index, max_new_tokens=12) for index in range(4)]
+    plain = await generate(seeing.engine, requests)
+    await seeing.engine.load_weights(versions[1][0], (), Running.DROP)
+    same = replace(versions[1][0], version=5)
+    done = await loaded_meanwhile(seeing, requests, same, Running.KEEP)
+    assert {name: each.token_ids for name, each in done.items()} == {
+        name: each.token_ids for name, each in plain.items()
+    }
+    await loaded_meanwhile(seeing, requests, versions[2][0], Running.KEEP)
+    later = request(shown, "4/1")
+    (new,) = (await generate(seeing.engine, [later])).values()
+    wanted = plain_logprobs(seeing, (*shown[0], *new.token_ids), shown[1], versions[2][1])
+    given = torch.tensor(new.logprobs)
+    torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)

@@ -249,13 +249,6 @@ TINY_VISION: dict[str, Any] = {"preset": "tiny-vision", "cluster": {"device_kind
         ({"learner": {"parameters": "sharded", "compute": "fp32"}}, "parameters=replicated"),
         ({"learner": {"advantage": {"kind": "gae"}}}, "got learner.advantage.kind=gae"),
         ({"engine": {"tensor_parallel_size": 2}}, "tensor_parallel_size=1, got 2"),
-        (
-            {
-                "scheduling": {"kind": "asynchronous"},
-                "cluster": {"device_kind": "cpu", "roles": "rollout: 0, learner: 1"},
-            },
-            "rounds of one weight version",
-        ),
     ],
 )
 def test_what_does_not_go_with_pictures_yet_is_refused(
