@@ -16,8 +16,10 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.weights import read_weights
 from flows.commands import recommend
+from research.benchmarks.tiny_architectures import save_tiny
 from tests.flows.conftest import (
     DRAWN,
     ENDS_WITHIN_S,
@@ -330,6 +332,30 @@ def test_sharded_parameters_are_trained_like_replicated_ones_and_survive_a_kille
         assert got["metrics"]["train/grad_norm"] == norm
     assert (exported(run) != exported(replicated)).float().mean() < ROUNDED_OTHERWISE
     recovered.check_that_it_recovered()
+
+
+@pytest.mark.recovery
+def test_experts_that_ranks_share_have_the_same_bits_after_a_killed_rank(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Beside a run of which nobody is killed; a rank is, in the second step."""
+    model = save_tiny("qwen3_moe", tmp_path / "model", VOCABULARY_SIZE)
+    character_tokenizer().save_pretrained(model)
+    settings = (
+        *ON_ALL_CORES, f'model={{"kind": "path", "path": "{model}"}}',
+        "learner.parameters=sharded", "keep.checkpoint_every_steps=10",
+    )  # fmt: skip
+    whole = launcher.run(tmp_path, *settings, 'run_name="whole"')
+    assert whole.code == 0, whole.err
+    killed = Recovered(run=tmp_path / "killed", out="")
+    process = launcher.start(tmp_path, *settings, 'run_name="killed"')
+    wait_for(killed.run / "rounds" / "00002.json", process)
+    worker_of(process, "learner-0").send_signal(signal.SIGKILL)
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 0, err
+    assert digests(killed.run) == digests(tmp_path / "whole")
+    assert len(set(digests(killed.run))) == 2
+    killed.check_that_it_recovered()
 
 
 def logs_in_prefect(launcher: Launcher, run: Path) -> list[str]:
