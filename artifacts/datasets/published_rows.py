@@ -15,9 +15,14 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from artifacts.datasets.hub_rows import HubRows
+from artifacts.datasets.row_mapping import AnswerForm
 from artifacts.urls import Repository
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+TAGGED = (
+    "Output the thinking process in <think> </think> and final answer (number) in <answer>"
+    " </answer> tags."
+)
 PROGRAM = "Reply with only the program in a ```python code block."
 
 
@@ -57,12 +62,27 @@ class OpenR1Config(PublishedRows):
     domain: str = _usually("domain", "math")
 
 
+class GeoqaConfig(PublishedRows):
+    """GEOQA_R1V_Train_8K: geometry with a picture and a final answer, asked as by R1-V and ROLL."""
+
+    kind: Literal["geoqa"] = Field(
+        "geoqa",
+        description="Chooses GEOQA_R1V_Train_8K, geometry with pictures; no licence known.",
+    )
+    repository: Repository = _usually("repository", "leonardPKU/GEOQA_R1V_Train_8K")
+    prompt_template: str = _usually("prompt_template", f"{{problem}} {TAGGED}")
+    images_field: str = _usually("images_field", "image")
+    answer_field: str = _usually("answer_field", "solution")
+    answer_form: AnswerForm = _usually("answer_form", "tagged")
+    domain: str = _usually("domain", "math")
+
+
 class KodCodeRows(PublishedRows):
     """KodCode-V1: programs to write, with tests."""
 
     repository: Repository = _usually("repository", "KodCode/KodCode-V1")
     answer_field: str = _usually("answer_field", "test")
-    answer_form: Literal["text", "tests"] = _usually("answer_form", "tests")
+    answer_form: AnswerForm = _usually("answer_form", "tests")
     domain: str = _usually("domain", "code")
 
 
@@ -108,5 +128,10 @@ class MultiSubjectConfig(PublishedRows):
 
 
 Published = (
-    DeepMathConfig | OpenR1Config | KodCodeConfig | KodCodeProgramsConfig | MultiSubjectConfig
+    DeepMathConfig
+    | OpenR1Config
+    | GeoqaConfig
+    | KodCodeConfig
+    | KodCodeProgramsConfig
+    | MultiSubjectConfig
 )

@@ -1,7 +1,7 @@
 """The mapping from the fields of a user's row to a question with its answer.
 
 fields --filter--> question: a field, a template or a chat
-                   answer:   a text or a number, or the tests of a program
+                   answer:   a text or a number, whole or within tags, or the tests of a program
                    domain:   a field, or the same for all
 """
 
@@ -23,6 +23,9 @@ from artifacts.pictures import MOST_PICTURES
 
 # of a template, as str.format has it: a doubled brace, a field; {} stands for itself
 _PART = re.compile(r"(?P<doubled>\{\{|\}\})|\{(?P<field>[\w.]+)\}|\{\}|(?P<stray>[{}])")
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+AnswerForm = Literal["text", "tagged", "tests"]
 
 
 class MappedConfig(FrozenConfig):
@@ -60,11 +63,11 @@ class MappedConfig(FrozenConfig):
     answer_field: str = Field(
         "answer", description="Field with the answer that the reward compares with."
     )
-    answer_form: Literal["text", "tests"] = Field(
+    answer_form: AnswerForm = Field(
         "text",
         description=(
-            "What the answer is: a text or a number, or the tests of a program for a reward of"
-            " kind code."
+            "What the answer is: a text or a number, such a one within <answer></answer>, or the"
+            " tests of a program for a reward of kind code."
         ),
     )
     solution_field: str = Field(
@@ -203,8 +206,11 @@ def wanted_row(config: MappedConfig, fields: Fields | ValueError, where: str) ->
 
 
 def _gold(config: MappedConfig, fields: Fields, where: str) -> str:
-    if config.answer_form == "text":
-        return text_of(fields, config.answer_field, where)
+    match config.answer_form:
+        case "text":
+            return text_of(fields, config.answer_field, where)
+        case "tagged":
+            return _tagged(text_of(fields, config.answer_field, where), config.answer_field, where)
     solution = text_of(fields, config.solution_field, where) if config.solution_field else ""
     value = find(fields, config.answer_field, where)
     try:
@@ -214,6 +220,18 @@ def _gold(config: MappedConfig, fields: Fields, where: str) -> str:
             f"{where}: field {config.answer_field!r} must hold tests that the sandbox can run:"
             f" {error}; write them in one of the forms of docs/data.md"
         ) from error
+
+
+def _tagged(text: str, name: str, where: str) -> str:
+    """The last answer in tags."""
+    found = _TAGGED.findall(text)
+    answer = str(found[-1]).strip() if found else ""
+    if not answer:
+        raise ValueError(
+            f"{where}: field {name!r} must hold an answer within <answer></answer>, got"
+            f" {text[-60:]!r}; repair it, or set answer_form=text"
+        )
+    return answer
 
 
 def _messages(config: MappedConfig, fields: Fields, where: str) -> tuple[Message, ...]:

@@ -11,6 +11,7 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from turn_factories import VOCABULARY
 
+from artifacts.models.character_tokenizer import VISION, VOCABULARY_SIZE, seeing_tokenizer
 from artifacts.models.picture_processor import PROCESSOR, Patches
 from artifacts.records import ShownPicture
 
@@ -52,6 +53,22 @@ def make_seeing_model(path: Path, tied: bool = True, seed: int = 0) -> str:
             }
         )
     )
+    return str(path)
+
+
+def make_seeing_prompts(path: Path) -> str:
+    """What prompts with pictures need of a model: its settings, without weights."""
+    tokenizer = seeing_tokenizer()
+    tokenizer.save_pretrained(path)
+    config = {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {},
+        "text_config": {"vocab_size": VOCABULARY_SIZE},
+        "image_token_id": tokenizer.convert_tokens_to_ids(VISION[2]),
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
+    (path / PROCESSOR).write_text(json.dumps({"patch_size": 14, "merge_size": 2, "size": size}))
     return str(path)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from picture_factories import make_seeing_prompts
 from PIL import Image
 from plan_factories import CONTEXT
 from record_factories import make_request
@@ -23,12 +24,7 @@ from artifacts.datasets.registry import load_dataset
 from artifacts.datasets.rows import Dataset, question_row
 from artifacts.datasets.shapes import ShapesConfig, drawn
 from artifacts.layout import PICTURES
-from artifacts.models.character_tokenizer import (
-    VISION,
-    VOCABULARY_SIZE,
-    character_tokenizer,
-    seeing_tokenizer,
-)
+from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.models.picture_processor import PROCESSOR, processor_of
 from artifacts.pictures import MAX_PIXELS, LatestMade, PictureFolder, content_of, opened
 from artifacts.records import ShownPicture
@@ -55,19 +51,7 @@ def png(width: int = 84, height: int = 84, ink: str = "red") -> bytes:
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The directory of a model that takes pictures, without weights."""
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = seeing_tokenizer()
-    tokenizer.save_pretrained(path)
-    config = {
-        "model_type": "qwen2_5_vl",
-        "vision_config": {},
-        "text_config": {"vocab_size": VOCABULARY_SIZE},
-        "image_token_id": tokenizer.convert_tokens_to_ids(VISION[2]),
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}
-    (path / PROCESSOR).write_text(json.dumps({"patch_size": 14, "merge_size": 2, "size": size}))
-    return str(path)
+    return make_seeing_prompts(tmp_path_factory.mktemp("model"))
 
 
 def context(seeing: str, root: Path, task: Any = SHAPES) -> RunContext:  # Any: any task

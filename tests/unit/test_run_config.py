@@ -207,8 +207,8 @@ def test_a_forms_alternatives_are_called_by_their_kind_and_the_presets_own_comes
     assert first["title"] == "as the preset"
     kinds = [
         "tiny_mix", "tinycode", "chain_sum", "reasoning_gym", "files", "hub", "deepmath",
-        "openr1", "kodcode", "kodcode_programs", "multi_subject", "humaneval", "shapes", "seeds",
-        "custom", "mixture", "curriculum",
+        "openr1", "geoqa", "kodcode", "kodcode_programs", "multi_subject", "humaneval", "shapes",
+        "seeds", "custom", "mixture", "curriculum",
     ]  # fmt: skip
     assert [one["title"] for one in alternatives] == kinds
     assert [one["properties"]["kind"]["default"] for one in alternatives] == kinds
