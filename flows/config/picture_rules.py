@@ -49,11 +49,6 @@ def _not_yet(config: Parts) -> Iterator[str]:
             f"{PREFIX} engine.tensor_parallel_size=1, got {engine.tensor_parallel_size}: the tower"
             " is not spread over devices; set it"
         )
-    if learner.parameters != "replicated":
-        yield (
-            f"{PREFIX} learner.parameters=replicated, got {learner.parameters!r}: the tower cannot"
-            " be sharded; set it"
-        )
     if learner.lora.rank:
         yield (
             f"{PREFIX} learner.lora.rank=0, got {learner.lora.rank}: adapters were tried with"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from tasks.learner.architecture import empty_model, has_experts, read_config
 from tasks.learner.fused_layers import layers_of
 from tasks.learner.lora_config import ATTENTION, LoraConfig
 from tasks.learner.parameters import Parameters, Piece, ReplicatedParameters
+
+if TYPE_CHECKING:
+    from tasks.learner.sharded_parameters import TrainedShards
 
 OF = "lora_"  # before an adapter's name, in the name of the module with its two matrices
 
@@ -214,7 +217,9 @@ class AdapterParameters:
     """The parameters of a decoder with adapters, which alone are trained and published."""
 
     def __init__(
-        self, base: FrozenParameters, adapters: Mapping[str, ReplicatedParameters]
+        self,
+        base: FrozenParameters,
+        adapters: Mapping[str, ReplicatedParameters | TrainedShards],
     ) -> None:
         """adapters: by name; one without a name, or several."""
         self._base, self._adapters = base, adapters
@@ -225,7 +230,7 @@ class AdapterParameters:
         """The same with this adapter alone."""
         return self if len(self._adapters) == 1 else type(self)(self._base, self._only(name))
 
-    def _only(self, name: str) -> Mapping[str, ReplicatedParameters]:
+    def _only(self, name: str) -> Mapping[str, ReplicatedParameters | TrainedShards]:
         return {name: self._adapters[name]}
 
     @property

@@ -50,11 +50,11 @@ from tasks.learner.parameters import (
 from tasks.learner.ranks import Ranks
 from tasks.learner.routers import Routers
 from tasks.learner.rows import DeviceRow
-from tasks.learner.tower import FrozenTower, Pictures, Tower, is_of_tower, tower_of
+from tasks.learner.tower import BesideTower, Pictures, Tower, is_of_decoder, is_of_tower, tower_of
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
 if TYPE_CHECKING:
-    from tasks.learner.sharded_parameters import ShardedParameters
+    from tasks.learner.sharded_parameters import ShardedParameters, TrainedShards
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "mixed": torch.float32}
 
@@ -217,19 +217,28 @@ def load_policy(
         recompute(model)
     if lora.rank:
         return PolicyModel(model, _of_adapter(model, compute, ranks, placement, lora))
-    if placement == "replicated" and tower is not None and not tower.is_trained:
-        return PolicyModel(model, _with_frozen_tower(model, compute, ranks), tower)
+    if tower is not None and (placement == "sharded" or not tower.is_trained):
+        return PolicyModel(model, _beside_tower(model, compute, ranks, placement, tower), tower)
+    return PolicyModel(model, _trained(model, compute, ranks, placement), tower)
+
+
+def _beside_tower(
+    model: Any, compute: ComputeDtype, ranks: Ranks, placement: Placement, tower: Tower
+) -> BesideTower:  # Any: as above
+    """The parameters of a model whose tower is frozen, or whole beside a sharded decoder."""
+    held = (_replicated if tower.is_trained else _whole)(model, compute, ranks, is_of_tower)
+    return BesideTower(held, _trained(model, compute, ranks, placement, is_of_decoder))
+
+
+def _trained(
+    model: Any, compute: ComputeDtype, ranks: Ranks, placement: Placement, holds: Holds = every
+) -> ReplicatedParameters | TrainedShards:  # Any: as above
+    """Trained parameters, placed as asked."""
     if placement == "replicated":
-        return PolicyModel(model, _replicated(model, compute, ranks), tower)
+        return _replicated(model, compute, ranks, holds)
     from tasks.learner.sharded_parameters import TrainedShards  # brings FSDP, which few runs need
 
-    return PolicyModel(model, TrainedShards(model, DTYPES[compute], ranks))
-
-
-def _with_frozen_tower(model: Any, compute: ComputeDtype, ranks: Ranks) -> FrozenTower:
-    """The parameters of a model that is trained without its tower."""  # Any: as above
-    trained = _replicated(model, compute, ranks, lambda name: not is_of_tower(name))
-    return FrozenTower(_frozen(model, compute, ranks, "replicated", is_of_tower), {"": trained})
+    return TrainedShards(model, DTYPES[compute], ranks, holds)
 
 
 def _rounds(compute: ComputeDtype) -> bool:
@@ -266,13 +275,21 @@ def _frozen(
     model: Any, compute: ComputeDtype, ranks: Ranks, placement: Placement, holds: Holds = every
 ) -> FlatParameters | ShardedParameters:  # Any: as above
     """One copy of parameters that stay as they are."""
-    dtype = DTYPES[compute]
     if placement == "replicated":
-        return FlatParameters(model, dtype, ranks.device, holds=holds, rounds=_rounds(compute))
+        return _whole(model, compute, ranks, holds)
     from tasks.learner.sharded_parameters import ShardedParameters
 
+    dtype = DTYPES[compute]
     is_checked = holds is not every  # beneath an adapter; what only scores is not compared
     return ShardedParameters(model, dtype, ranks, dtype, holds, is_checked=is_checked)
+
+
+def _whole(
+    model: Any, compute: ComputeDtype, ranks: Ranks, holds: Holds
+) -> FlatParameters:  # Any: as above
+    """One copy of parameters that stay as they are, whole on every rank."""
+    rounds = _rounds(compute)
+    return FlatParameters(model, DTYPES[compute], ranks.device, holds=holds, rounds=rounds)
 
 
 def load_reference(
@@ -288,7 +305,10 @@ def load_reference(
     frozen = replace(pictures, is_trained=False) if pictures is not None else None
     tower = tower_of(model, frozen, ranks.device)
     model.requires_grad_(False).eval()
-    return Decoder(model, _frozen(model, compute, ranks, placement), tower)
+    if tower is None or placement == "replicated":
+        return Decoder(model, _frozen(model, compute, ranks, placement), tower)
+    _whole(model, compute, ranks, is_of_tower)
+    return Decoder(model, _frozen(model, compute, ranks, placement, is_of_decoder), tower)
 
 
 def recompute(model: Any) -> None:  # Any: untyped transformers

@@ -29,6 +29,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from artifacts.weights import fingerprint
+from tasks.learner.architecture import text_model
 from tasks.learner.expert_parallel import spread_experts
 from tasks.learner.fused_layers import layers_of
 from tasks.learner.parameters import Holds, Piece, every
@@ -78,7 +79,7 @@ class ShardedParameters:
             self._passed = True
 
         # torch's own hook comes before this one: its state of the first pass is there then
-        model.base_model.register_forward_pre_hook(note_pass)
+        text_model(model).register_forward_pre_hook(note_pass)
 
     @contextmanager
     def whole(self, name: str) -> Iterator[Tensor]:
@@ -121,14 +122,16 @@ class ShardedParameters:
     def forget_pass(self) -> None:
         """Have torch forget a pass that was interrupted."""
         if self._passed:
-            self._model.base_model.reset_iter_state()
+            text_model(self._model).reset_iter_state()
 
 
 class TrainedShards(ShardedParameters):
     """Sharded parameters that are trained: fp32 shards, which are their own masters."""
 
-    def __init__(self, model: Any, compute: torch.dtype, ranks: Ranks) -> None:  # Any: as above
-        super().__init__(model, compute, ranks, kept=torch.float32)
+    def __init__(
+        self, model: Any, compute: torch.dtype, ranks: Ranks, holds: Holds = every
+    ) -> None:  # Any: as above
+        super().__init__(model, compute, ranks, torch.float32, holds)
         self.pieces = tuple(self._owned())
         # parameters of gathered units are the same objects each time; an interrupted backward pass
         # leaves gradients in them
@@ -267,7 +270,7 @@ def units_of(model: Any) -> Iterator[list[nn.Module]]:  # Any: transformers mode
     yield from ([layer] for layer in layers_of(model))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     yield from [[embedding, head]] if head.weight is embedding.weight else [[embedding], [head]]
-    yield [model.base_model]
+    yield [text_model(model)]
 
 
 def _names(model: nn.Module, modules: Sequence[nn.Module]) -> set[str]:

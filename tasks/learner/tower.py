@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ from torch import Tensor
 from artifacts.models.picture_processor import Patches
 from artifacts.pictures import LatestMade
 from tasks.learner.adapters import AdapterParameters
+from tasks.learner.parameters import FlatParameters, ReplicatedParameters
 from tasks.learner.pictures import NumberedPicture
+
+if TYPE_CHECKING:
+    from tasks.learner.sharded_parameters import TrainedShards
 
 KEPT_BYTES = 256 * 2**20  # of embeddings that a frozen tower has computed
 PREFIX = "model.visual."  # of the names of a tower's parameters
@@ -29,6 +33,11 @@ PREFIX = "model.visual."  # of the names of a tower's parameters
 def is_of_tower(name: str) -> bool:
     """True for the name of a parameter of the vision tower."""
     return name.startswith(PREFIX)
+
+
+def is_of_decoder(name: str) -> bool:
+    """True for the name of any other parameter."""
+    return not is_of_tower(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +90,24 @@ def tower_of(model: Any, pictures: Pictures | None, device: torch.device) -> Tow
     return Tower(visual, pictures, device)
 
 
-class FrozenTower(AdapterParameters):
-    """The parameters of a decoder whose tower stays as it is, and is published with the others."""
+class BesideTower(AdapterParameters):
+    """The parameters of a decoder and of its tower, which is whole on every rank and published with
+    the others, frozen or trained: not every row has pictures, and what is gathered or reduced in a
+    pass must be so on all ranks."""
+
+    def __init__(
+        self,
+        tower: FlatParameters | ReplicatedParameters,
+        others: ReplicatedParameters | TrainedShards,
+    ) -> None:
+        trained: dict[str, ReplicatedParameters | TrainedShards] = {"": others}
+        if isinstance(tower, ReplicatedParameters):
+            trained[PREFIX] = tower
+        super().__init__(tower, trained)
+
+    def of(self, name: str) -> BesideTower:
+        """All: there is no adapter."""
+        return self
 
     @property
     def exported_shapes(self) -> Mapping[str, torch.Size]:
@@ -91,8 +116,12 @@ class FrozenTower(AdapterParameters):
     def whole(self, name: str) -> AbstractContextManager[Tensor]:
         return self._adapters[""].whole(name)
 
+    def reduce(self, name: str) -> None:
+        self._adapters[""].reduce(name)
+
     def exported(self) -> Iterator[tuple[str, Tensor]]:
-        return chain(self._base.exported(), super().exported())
+        """Collective where the decoder is sharded."""
+        return chain(self._base.exported(), self._adapters[""].exported())
 
     def flat(self) -> None:
         """There is no buffer of all."""

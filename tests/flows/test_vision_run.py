@@ -60,3 +60,18 @@ def test_a_run_that_sees_resumes_after_a_kill(
     digests = [[each["weights"]["digest"] for each in commits(one)] for one in (whole[1], run)]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) > 1, "of three steps; where all rewards agree nothing is trained"
+
+
+@pytest.mark.parametrize("vision", ["frozen", "trained"])
+def test_two_ranks_shard_the_decoder_of_a_model_that_sees(
+    launcher: Launcher, tmp_path: Path, vision: str
+) -> None:
+    """Engines load what they publish, the tower included, and compute the same."""
+    settings = (*SETTINGS, f"learner.vision={vision}", "learner.parameters=sharded")
+    name = f'run_name="{vision}"'
+    finished = launcher.run(tmp_path, *settings, "num_steps=2", name, preset="tiny-vision")
+    assert finished.code == 0, finished.err
+    made = commits(tmp_path / vision)
+    assert len(made) == 2
+    for commit in made:
+        assert 0 < commit["metrics"]["publish/probe_difference_nats"] < 0.1

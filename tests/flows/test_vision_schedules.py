@@ -59,6 +59,7 @@ def test_rounds_overlap_training_and_what_runs_goes_on_with_a_newer_tower(
     assert num_mixed(run, NUM_STEPS) > 0
 
 
+@pytest.mark.recovery
 def test_what_was_stopped_or_lost_goes_on_in_another_engine(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -12,8 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_factories import ALONE, check_gradients, naive_loss, random_groups, run_rows
+from learner_factories import (
+    ALONE,
+    check_gradients,
+    naive_loss,
+    one_row,
+    random_groups,
+    run_rows,
+)
 from picture_factories import PICTURE, draw_prompt, make_seeing_model, random_patches
+from rank_processes import run_processes
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -26,7 +34,9 @@ from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
 from tasks.learner.packing import Sample, pack_samples
 from tasks.learner.pictures import rotary_positions
-from tasks.learner.policy import PolicyModel, load_policy
+from tasks.learner.policy import PolicyModel, load_policy, load_reference
+from tasks.learner.ranks import Ranks
+from tasks.learner.row_report import total
 from tasks.learner.samples import SequenceMean, training_set
 from tasks.learner.tower import Pictures, is_of_tower
 
@@ -164,3 +174,58 @@ def test_rotary_positions_are_those_of_transformers(tmp_path: Path) -> None:
 
 def test_a_picture_knows_its_tokens() -> None:
     assert ShownPicture(content="", begin=0, rows=3, columns=4).num_tokens == 12
+
+
+def _sharded(rank: int, out: str, model: str, is_trained: bool) -> None:
+    """One of two ranks, of which the second has no picture."""
+    torch.set_num_threads(1)
+    ranks = Ranks(rank, 2, torch.device("cpu"))
+    ranks.join(f"file://{out}/meeting", 60.0)
+    pictures = Pictures(read=random_patches, is_trained=is_trained)
+    policy = load_policy(model, "fp32", ranks, "sharded", pictures=pictures)
+    reference = load_reference(model, "fp32", ranks, "sharded", pictures=pictures)
+    row = one_row([each for each in samples_of(3) if bool(each.pictures) == (rank == 0)])
+    torch.testing.assert_close(reference.score(row).logp, policy.score(row).logp)
+    step = MicroStep(Objective(loss=ReinforceLoss()), 0.8, policy, None)
+    loss_sum = total([step.run(row)]).loss_sum
+    parameters = policy.parameters
+    gradients = [
+        (piece.name, piece.start, gradient.clone())
+        for piece, gradient in zip(parameters.pieces, parameters.reduced(), strict=True)
+    ]
+    exported = {name: tensor.clone() for name, tensor in parameters.exported()}
+    torch.save((loss_sum, gradients, exported), f"{out}/{rank}.pt")
+    ranks.close()
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_beside_a_whole_tower_are_those_of_a_plain_pass_where_the_decoder_is_sharded(
+    tmp_path: Path, tied: bool, is_trained: bool
+) -> None:
+    path = make_seeing_model(tmp_path / "model", tied)
+    run_processes(_sharded, [(rank, str(tmp_path), path, is_trained) for rank in range(2)])
+    told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    expected = naive_loss(samples_of(3), lambda sample: plain_logp(model, sample, temperature=0.8))
+    expected.backward()
+
+    assert sum(loss_sum for loss_sum, *_ in told) == pytest.approx(expected.item(), rel=1e-4)
+    found: dict[str, Tensor] = {}
+    named = dict(model.named_parameters())
+    for name, start, part in (each for _, gradients, _ in told for each in gradients):
+        whole = found.setdefault(name, torch.full_like(named[name], torch.nan))
+        whole.view(-1)[start : start + part.numel()] = part
+    of_tower = {name for name in named if is_of_tower(name)}
+    assert found.keys() == named.keys() - (set() if is_trained else of_tower)
+    for name, gradient in found.items():
+        wanted = named[name].grad
+        assert wanted is not None
+        atol = 1e-5 * (1 + float(wanted.abs().max()))
+        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=atol, msg=name)
+    for _, _, exported in told:
+        assert exported.keys() == named.keys()
+        for name, tensor in exported.items():
+            torch.testing.assert_close(tensor, named[name].detach(), rtol=0, atol=0)

@@ -230,7 +230,6 @@ TINY_VISION: dict[str, Any] = {"preset": "tiny-vision", "cluster": {"device_kind
     ("change", "reason"),
     [
         ({"learner": {"lora": {"rank": 4}}}, "learner.lora.rank=0, got 4"),
-        ({"learner": {"parameters": "sharded", "compute": "fp32"}}, "parameters=replicated"),
         ({"learner": {"advantage": {"kind": "gae"}}}, "got learner.advantage.kind=gae"),
         ({"engine": {"tensor_parallel_size": 2}}, "tensor_parallel_size=1, got 2"),
     ],
