@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 TESTED = frozenset(
     {
         "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
-        "granite", "qwen3_moe", "qwen2_5_vl",
+        "granite", "qwen3_moe", "olmoe", "qwen2_5_vl",
     }
 )  # fmt: skip
 PICTURED = frozenset({"qwen2_5_vl"})  # of them, those that take pictures
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
-ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe"})
+ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe", "olmoe"})
 ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
 # fields of a model's configuration, and what a value other than the usual one means
 CHANGED_NUMBERS = {
@@ -52,7 +52,7 @@ def check_architecture(path: Path) -> Path:
             "windows in some of its layers only, which vLLM refuses for this architecture"
         )
     if has_experts(config) and config.model_type not in ENGINE_KNOWS_EXPERTS:
-        obstacles.append("experts, of which engines were given those of Qwen3-MoE alone")
+        obstacles.append("experts, of which engines were given those of Qwen3-MoE and OLMoE alone")
     _refuse(path, config, obstacles)
     if config.model_type not in TESTED:
         logger.warning(

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "granite", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gemma3_text", "granite", "qwen3_moe", "olmoe"])
 async def test_published_models_are_what_the_engine_computes_with(
     slot: Slot, tmp_path: Path, name: str
 ) -> None:

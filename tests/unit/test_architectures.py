@@ -55,7 +55,10 @@ def test_packed_training_computes_what_the_architecture_does(
 
 FOR_ENGINES = {
     "qwen2 with windows": "windows in some of its layers only",
-    "olmoe": "experts, of which engines were given those of Qwen3-MoE alone",
+    **dict.fromkeys(
+        ("mixtral", "glm4_moe", "deepseek_v3"),
+        "experts, of which engines were given those of Qwen3-MoE and OLMoE alone",
+    ),
 }
 
 
