@@ -19,15 +19,15 @@ import shutil
 import uuid
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifacts.digests import with_digest, without_digest
-from artifacts.episodes import Ending, Episode, Snapshot, Turn
+from artifacts.episodes import Ending, Episode, KeptObservation, Snapshot, Turn
 from artifacts.new_tokens import NewTokens, PartialResponse
-from artifacts.records import Generated, VersionSpan
+from artifacts.records import Generated, ShownPicture, VersionSpan
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_OPEN = 4  # files of attempts that a process has open; a round and an evaluation write at a time
 BY_TOKEN = frozenset({"token_ids", "logprobs", "versions"})  # fields with a value per token or span
 TOKENS, LOGPROBS = "i", "d"  # the types of the arrays that lines have in base64
-ENCODER = json.JSONEncoder(separators=(",", ":"))
+ENCODER = json.JSONEncoder(separators=(",", ":"), default=asdict)
 Line = dict[str, Any]  # Any: JSON values
 
 
@@ -230,7 +230,8 @@ class TurnLog:
             "turns": [_line(turn) for turn in episode.turns[num_written:]],
             "first": num_written,
             **_by_token(generated, num_tokens),
-            "observation": snapshot.observation if snapshot else None,
+            "observation": snapshot.observation.text if snapshot else None,
+            "pictures": snapshot.observation.pictures if snapshot else (),
             "state": base64.b64encode(snapshot.state).decode() if snapshot else None,
         }
         self._log.write(generated.attempt, [line])
@@ -267,14 +268,23 @@ def _continued(line: Line, before: dict[str, Generated]) -> Generated | None:
     )
 
 
+def _pictures_of(line: Line) -> tuple[ShownPicture, ...]:
+    """The pictures of a line or of a turn in it; lines of earlier versions have none."""
+    return tuple(ShownPicture(**picture) for picture in line.get("pictures", ()))
+
+
 def _read_turns_line(line: Line) -> Generated:
     ending, state = line["episode"]["ending"], line["state"]
     episode = Episode(
         **line["episode"] | {"ending": None if ending is None else Ending(ending)},
         turns=tuple(
-            Turn(**turn | {"info": tuple(map(tuple, turn["info"]))}) for turn in line["turns"]
+            Turn(**turn | {"info": tuple(map(tuple, turn["info"])), "pictures": _pictures_of(turn)})
+            for turn in line["turns"]
         ),
-        snapshot=Snapshot(state=base64.b64decode(state), observation=line["observation"])
+        snapshot=Snapshot(
+            state=base64.b64decode(state),
+            observation=KeptObservation(text=line["observation"], pictures=_pictures_of(line)),
+        )
         if state
         else None,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from artifacts.shown_pictures import ShownPicture
+
 
 class Ending(StrEnum):
     """Why an episode ended."""
@@ -21,6 +23,14 @@ class Ending(StrEnum):
     def is_failure(self) -> bool:
         """True if the environment failed, so that the ending says nothing about the model."""
         return self in (Ending.CRASHED, Ending.UNANSWERED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptObservation:
+    """An environment's observation, whose pictures a run has kept."""
+
+    text: str
+    pictures: tuple[ShownPicture, ...] = ()  # before the text; they begin at 0, without a place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,8 @@ class Turn:
     # did not read the tokens of the turns before
     starts_over: bool = False
     info: tuple[tuple[str, str], ...] = ()  # details of the environment's answer, by name
+    # in the given tokens: of the observation, and of those before it where the history is rewritten
+    pictures: tuple[ShownPicture, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -53,7 +65,7 @@ class Snapshot:
     """An environment's state after the last turn that the environment answered."""
 
     state: bytes  # pickled; unpickled in processes of environments alone
-    observation: str  # its last one
+    observation: KeptObservation  # its last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

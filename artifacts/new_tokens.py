@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from artifacts.records import Generated, Request, VersionSpan, quickly_packed, response_id
+from artifacts.quickly_packed import quickly_packed
+from artifacts.records import Generated, Request, VersionSpan, response_id
 
 Spans = tuple[VersionSpan, ...]
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Made = TypeVar("Made")
-MOST_PICTURES = 8  # of a prompt
 # formats that decode to the same pixels everywhere, and that no interpreter reads
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 MAX_PIXELS = 4096 * 4096  # of a file; what a model sees of it is bounded by its own processor

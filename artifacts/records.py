@@ -14,33 +14,17 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, chain, groupby
-from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from artifacts.episodes import Episode
 from artifacts.prompt_ids import adapter_of
+from artifacts.quickly_packed import quickly_packed
+from artifacts.shown_pictures import ShownPicture as ShownPicture
 
 FinishReason = Literal["stop", "length", "aborted"]
-Record = TypeVar("Record")
-
-
-def quickly_packed(record_class: type[Record]) -> type[Record]:
-    """Class decorator of a slotted dataclass with two fields or more, of which many are packed: its
-    pickles cost a third of those of dataclasses, which look up all fields for every record."""
-    names = [field.name for field in fields(record_class)]  # type: ignore[arg-type]
-    read = attrgetter(*names)
-    writes = [getattr(record_class, name).__set__ for name in names]
-
-    def set_state(record: Record, values: tuple[object, ...]) -> None:
-        for write, value in zip(writes, values, strict=True):
-            write(record, value)
-
-    setattr(record_class, "__getstate__", lambda record: read(record))  # noqa: B010
-    setattr(record_class, "__setstate__", set_state)  # noqa: B010
-    return record_class
 
 
 class Outcome(StrEnum):
@@ -116,21 +100,6 @@ class CaseResult:
     verdict: CaseVerdict  # how it ended
     wall_s: float  # seconds it took
     limit_s: float  # seconds it had
-
-
-@quickly_packed
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownPicture:
-    """A picture in a prompt. Its tokens, rows * columns of one id, stand for it."""
-
-    content: str  # SHA-256 of its file, and the file's name among the pictures of a run
-    begin: int  # the place of its first token in the prompt
-    rows: int  # of tokens, from top to bottom
-    columns: int  # of tokens, from left to right
-
-    @property
-    def num_tokens(self) -> int:
-        return self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +245,14 @@ class Generated:
             end = begin + turn.num_sampled
             found.append(range(begin, end))
         return tuple(found)
+
+    @property
+    def pictures(self) -> tuple[ShownPicture, ...]:
+        """The pictures that environments showed, by their places in `token_ids`."""
+        turns = self.episode.turns if self.episode else ()
+        begins = accumulate((turn.num_tokens for turn in turns), initial=0)
+        placed = zip(begins, turns, strict=False)
+        return tuple(each.moved(begin) for begin, turn in placed for each in turn.pictures)
 
     @property
     def restarts(self) -> tuple[int, ...]:

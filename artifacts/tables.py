@@ -50,6 +50,13 @@ _CASE: Columns = {
     "wall_s": pa.float64(),
     "limit_s": pa.float64(),
 }
+_PICTURE: Columns = {
+    "content": pa.string(),
+    "begin": pa.int32(),
+    "rows": pa.int32(),
+    "columns": pa.int32(),
+}
+_PICTURES = pa.list_(pa.struct(list(_PICTURE.items())))
 _TURN: Columns = {
     "num_given": pa.int32(),
     "num_sampled": pa.int32(),
@@ -60,7 +67,8 @@ _TURN: Columns = {
     "acted_s": pa.float64(),
     "answered_s": pa.float64(),
     "starts_over": pa.bool_(),
-    "info": pa.map_(pa.string(), pa.string()),  # files of earlier runs lack it
+    "info": pa.map_(pa.string(), pa.string()),  # files of earlier runs lack it and the next
+    "pictures": _PICTURES,
 }
 _EPISODE: Columns = {
     "turns": pa.list_(pa.struct(list(_TURN.items()))),
@@ -73,12 +81,6 @@ _EPISODE: Columns = {
     "num_restarted": pa.int32(),
     "num_forgotten": pa.int32(),
 }
-_PICTURE: Columns = {
-    "content": pa.string(),
-    "begin": pa.int32(),
-    "rows": pa.int32(),
-    "columns": pa.int32(),
-}
 _ROUTES: Columns = {"width": pa.int32(), "num_bytes": pa.int32(), "data": pa.binary()}
 PROMPT: Columns = {
     "prompt_id": pa.string(),
@@ -87,7 +89,7 @@ PROMPT: Columns = {
     "gold": pa.string(),
     "prompt_token_ids": _TOKENS,
     "episode_seed": pa.int64(),  # files of earlier runs lack this column and the next
-    "pictures": pa.list_(pa.struct(list(_PICTURE.items()))),
+    "pictures": _PICTURES,
 }
 # for readers of the files: it is in the prompt's id; empty in a run of one adapter, or of none
 ADAPTER: Columns = {"adapter": pa.string()}
@@ -155,10 +157,17 @@ def _cell(value: Any) -> Any:  # Any: a field of a record in, a cell out
     return value
 
 
+def _shown(row: Row) -> tuple[ShownPicture, ...]:
+    return tuple(ShownPicture(**picture) for picture in row.get("pictures") or ())
+
+
 def _episode(cell: Row | None) -> Episode | None:
     if cell is None:
         return None
-    turns = tuple(Turn(**turn | {"info": tuple(turn.get("info") or ())}) for turn in cell["turns"])
+    turns = tuple(
+        Turn(**turn | {"info": tuple(turn.get("info") or ()), "pictures": _shown(turn)})
+        for turn in cell["turns"]
+    )
     ending = None if cell["ending"] is None else Ending(cell["ending"])
     return Episode(**cell | {"turns": turns, "ending": ending})
 
@@ -166,7 +175,7 @@ def _episode(cell: Row | None) -> Episode | None:
 # how cells become fields, where they are not the same; a column that the file lacks has None
 READERS: Mapping[str, Callable[[Any], object]] = {  # Any: a cell
     "prompt_token_ids": tuple,
-    "pictures": lambda cell: tuple(ShownPicture(**each) for each in cell or ()),
+    "pictures": lambda cell: _shown({"pictures": cell}),
     "token_ids": tuple,
     "logprobs": tuple,
     "versions": lambda cell: tuple(VersionSpan(**span) for span in cell),

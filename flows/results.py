@@ -19,9 +19,9 @@ from artifacts.commit import StepCommit, figures_by_step, read_manifest, seconds
 from artifacts.journal import Journal
 from artifacts.pictures import PictureFolder, as_url
 from artifacts.printable import printable_line
-from artifacts.records import Prompt
+from artifacts.records import ShownPicture
 from artifacts.reports import canvas, plots
-from artifacts.reports.answers import TrainingSample, distinct, training_samples
+from artifacts.reports.answers import TrainingSample, distinct, shown_pictures, training_samples
 from artifacts.reports.device_cost import run_cost
 from artifacts.reports.elastic_workers import (
     denied_requests_summary,
@@ -193,9 +193,7 @@ class RunResults:
             num_questions=len(distinct(answers.questions)),
             samples=samples,
             steps_asked=(min(evaluations, default=0), max(evaluations, default=0)),
-            pictures=self._shown(
-                [*(each.prompt for each in answers.shown), *(each.prompt for each in samples)]
-            ),
+            pictures=self._shown(shown_pictures((*answers.shown, *samples))),
         )
         return render(page)
 
@@ -206,11 +204,11 @@ class RunResults:
         links = {name: summary.links[key] for name, key in wanted.items() if key in summary.links}
         return links | ({"Dask": layout.DASK_PAGE} if self._run.store.is_local else {})
 
-    def _shown(self, prompts: Iterable[Prompt]) -> dict[str, str]:
-        """The pictures of these questions as URLs, by content; none that is large or gone."""
+    def _shown(self, pictures: Iterable[ShownPicture]) -> dict[str, str]:
+        """These pictures as URLs, by content; none that is large or gone."""
         folder = PictureFolder(self._run.store.child(layout.PICTURES))
         found: dict[str, str] = {}
-        for picture in (each for prompt in prompts for each in prompt.pictures):
+        for picture in pictures:
             with suppress(FileNotFoundError, ValueError):
                 data = folder.read(picture.content)
                 if len(data) <= MOST_SHOWN_BYTES:

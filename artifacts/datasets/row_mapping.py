@@ -19,7 +19,7 @@ from artifacts.datasets.picture_sources import source_of
 from artifacts.datasets.program_tests import program_tests
 from artifacts.datasets.row_fields import Condition, Fields, find, parse_condition, text_of
 from artifacts.datasets.rows import Message, Row
-from artifacts.pictures import MOST_PICTURES
+from artifacts.shown_pictures import MOST_PICTURES
 
 # of a template, as str.format has it: a doubled brace, a field; {} stands for itself
 _PART = re.compile(r"(?P<doubled>\{\{|\}\})|\{(?P<field>[\w.]+)\}|\{\}|(?P<stray>[{}])")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from artifacts.episodes import Ending
 from artifacts.printable import CHAIN_SUM, plain_signs
-from artifacts.records import Fate, Prompt
+from artifacts.records import Fate, Prompt, ShownPicture
 from artifacts.reports.episode_figures import (
     ENDED,
     STOPPED,
@@ -43,6 +43,11 @@ class HeldoutQuestion:
     prompt: Prompt  # the question, or the seed of the episode that both play
     before: tuple[HeldoutAnswer, ...]  # of the model that the run started from
     after: tuple[HeldoutAnswer, ...]  # of the last evaluated weights; empty before there are any
+
+    @property
+    def answers(self) -> tuple[HeldoutAnswer, ...]:
+        """The answers of both."""
+        return (*self.before, *self.after)
 
     @property
     def gain(self) -> float:
@@ -98,6 +103,17 @@ class TrainingSample:
     step: int  # the step that generated them
     prompt: Prompt
     answers: tuple[HeldoutAnswer, ...]  # the best first
+
+
+def shown_pictures(
+    questions: Iterable[HeldoutQuestion | TrainingSample],
+) -> Iterator[ShownPicture]:
+    """Yield the pictures of questions, and of the episodes among their answers."""
+    for question in questions:
+        yield from question.prompt.pictures
+        for answer in question.answers:
+            for line in answer.transcript.lines if answer.transcript else ():
+                yield from line.pictures
 
 
 def training_samples(step: int, rows: Iterable[ResponseRow], count: int) -> list[TrainingSample]:

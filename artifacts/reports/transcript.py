@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from artifacts.episodes import Episode, Turn
 from artifacts.printable import printable
-from artifacts.records import Outcome
+from artifacts.records import Outcome, ShownPicture
 from artifacts.tables import ResponseRow
 
 STOPPED = "stopped"  # ending of an episode that was not played to its end
@@ -31,6 +31,7 @@ class TranscriptLine:
     turn: str  # the turn's number, where it begins; "end" after the last one
     voice: Voice
     text: str  # printable; may have several lines
+    pictures: tuple[ShownPicture, ...] = ()  # that the environment shows with it
 
     def __str__(self) -> str:
         first, *more = self.text.split("\n")
@@ -126,8 +127,10 @@ def _about(row: ResponseRow) -> str:
 
 def _lines(episode: Episode) -> Iterator[TranscriptLine]:
     for number, turn in enumerate(episode.turns, 1):
-        said = printable(turn.observation)
-        yield TranscriptLine(turn=str(number), voice=Voice.ENVIRONMENT, text=said)
+        said = f"{'(picture) ' * len(turn.pictures)}{printable(turn.observation)}"
+        yield TranscriptLine(
+            turn=str(number), voice=Voice.ENVIRONMENT, text=said, pictures=turn.pictures
+        )
         if turn.num_sampled or turn.action:
             yield TranscriptLine(turn="", voice=Voice.MODEL, text=printable(turn.action))
         yield TranscriptLine(turn="", voice=Voice.NOTE, text=_note(turn))

@@ -64,10 +64,5 @@ def _not_yet(config: Parts) -> Iterator[str]:
             f"{PREFIX} engines of the run's own, got elastic workers, which do not see its"
             " pictures; set elastic.enabled=false"
         )
-    if config.environments:
-        yield (
-            f"{PREFIX} questions of one turn, got environments {', '.join(config.environments)},"
-            " whose observations are text; leave them out"
-        )
     if judge_engine_of(config.rewards) is not None:
         yield f"{PREFIX} a reward without a judge, which has no eyes; take another reward"

@@ -77,15 +77,15 @@ class ChatTokens:
 
     # --- text to ids ---------------------------------------------------------------------------
 
-    def render(self, chat: Sequence[Message], asks: bool, num_pictures: int = 0) -> str:
+    def render(self, chat: Sequence[Message], asks: bool, num_pictures: Sequence[int] = ()) -> str:
         """Write the chat as its template does, with stand-ins for quoted control tokens; without a
         template, write the messages a blank line apart. asks: whether to end with the opening of
-        the assistant's answer. num_pictures: that stand before the last message's text; only a
-        template knows how. Raises ValueError for pictures without one."""
+        the assistant's answer. num_pictures: of each of the last messages, that stand before its
+        text; only a template knows how. Raises ValueError for pictures without one."""
         contents = [self._shielded(message) for message in chat]
-        if num_pictures and not self.has_template:
+        if any(num_pictures) and not self.has_template:
             raise ValueError(
-                f"a model that is shown pictures must have a chat template, got {num_pictures}"
+                f"a model that is shown pictures must have a chat template, got {sum(num_pictures)}"
                 " pictures and none; set model.chat_template"
             )
         if not self.has_template:
@@ -94,9 +94,10 @@ class ChatTokens:
             {"role": message.role, "content": content}
             for message, content in zip(chat, contents, strict=True)
         ]
-        if num_pictures:
-            shown = [{"type": "image"}] * num_pictures
-            turns[-1]["content"] = [*shown, {"type": "text", "text": contents[-1]}]
+        for turn, count in zip(reversed(turns), reversed(num_pictures), strict=False):
+            if count:
+                text = {"type": "text", "text": turn["content"]}
+                turn["content"] = [*[{"type": "image"}] * count, text]
         return self._apply(turns, asks)
 
     def ids(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
@@ -110,8 +111,9 @@ class ChatTokens:
         return self.ids_of(self.pieces(text))
 
     def chat(self, messages: Sequence[Message], num_pictures: int = 0) -> tuple[int, ...]:
-        """Encode a chat up to the opening of the assistant's answer. num_pictures: as `render`."""
-        return self.ids(self.render(messages, self.has_template, num_pictures))
+        """Encode a chat up to the opening of the assistant's answer. num_pictures: that stand
+        before the last message's text."""
+        return self.ids(self.render(messages, self.has_template, (num_pictures,)))
 
     def pieces(self, text: str) -> list[str]:
         """Split rendered text into plain text, which may be empty, and control tokens, in turn."""

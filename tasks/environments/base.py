@@ -1,4 +1,5 @@
-"""The Environment seam: something a model talks to, in text, for many turns.
+"""The Environment seam: something a model talks to, in text, for many turns. Observations may
+show pictures (`PicturedText`).
 
     observation = reset(seed) -> step(action text) -> Transition -> ... until terminated or
     truncated
@@ -9,7 +10,7 @@ to the same transcript, and pickles between turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from pydantic import Field
@@ -18,7 +19,11 @@ from artifacts.config_parts import FrozenConfig
 from artifacts.datasets.rows import Message
 from artifacts.episodes import Ending
 from artifacts.printable import printable_line
+from artifacts.shown_pictures import MOST_PICTURES
+from tasks.environments.transition import PicturedText as PicturedText
 from tasks.environments.transition import Transition as Transition
+
+MOST_PICTURE_BYTES = 4 << 20  # of all pictures of an observation
 
 
 class Environment(Protocol):
@@ -193,3 +198,13 @@ def checked_text(observation: object, place: str, cure: str) -> str:
             f" {observation!r:.60}; {cure}"
         )
     return observation
+
+
+def check_pictures(pictures: Sequence[bytes]) -> None:
+    """Raises ValueError for more or larger pictures than an observation may have."""
+    num_bytes = sum(map(len, pictures))
+    if len(pictures) > MOST_PICTURES or num_bytes > MOST_PICTURE_BYTES:
+        raise ValueError(
+            f"an observation must have at most {MOST_PICTURES} pictures of {MOST_PICTURE_BYTES}"
+            f" bytes together, got {len(pictures)} of {num_bytes}; show fewer or smaller ones"
+        )

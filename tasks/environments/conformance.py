@@ -19,9 +19,17 @@ from enum import StrEnum
 from functools import partial
 
 from artifacts.conformance import CheckVerdict, RuleCheck, shown
-from tasks.environments.base import Environment, EnvironmentSettings, ProtocolError, Transition
+from artifacts.pictures import opened
+from tasks.environments.base import (
+    Environment,
+    EnvironmentSettings,
+    ProtocolError,
+    Transition,
+    check_pictures,
+)
 from tasks.environments.games.game import GameConfig
 from tasks.environments.tools.programs import ProgramRunner
+from tasks.environments.transition import pictures_in
 from tasks.isolation.isolation import Isolation
 from tasks.rewards.base import checked_reward
 from tasks.rewards.conformance import HOSTILE
@@ -38,6 +46,7 @@ class ConformanceRule(StrEnum):
     RESET = "reset gives a text"
     STEP = "step raises at no text"
     VALUES = "step gives a text, a finite reward, two flags and texts"
+    PICTURES = "pictures, if there are any, are whole files"
     ENDS = "an episode ends within max_turns"
     REPEATS = "the same seed and actions give the same transcript"
     ALONE = "episodes side by side do not touch"
@@ -154,7 +163,8 @@ class _Suite:
             checks.append(RuleCheck(rule=rule, verdict=verdict, why=self._failures.get(rule, "")))
         transcript = list[tuple[str, str]]()
         for played in self._episodes[:1]:
-            transcript += zip(played.observations, (*played.actions, ""), strict=True)
+            seen = map(_in_words, played.observations)
+            transcript += zip(seen, (*played.actions, ""), strict=True)
         return ConformanceReport(
             checks=tuple(checks),
             num_episodes=len(self._episodes),
@@ -267,6 +277,7 @@ class _Suite:
             ) from error
         self._resets_s.append(self._clock() - began_s)
         _check_text(ConformanceRule.RESET, observation)
+        self._check_pictures(observation)
         return observation
 
     def _step(self, environment: Environment, text: str) -> Transition:
@@ -286,7 +297,18 @@ class _Suite:
             turn = turn._replace(observation=self._programs.run(program))
         self._steps_s.append(self._clock() - began_s)
         _check_values(turn)
+        self._check_pictures(turn.observation)
         return turn
+
+    def _check_pictures(self, observation: str) -> None:
+        self._tried.add(ConformanceRule.PICTURES)
+        pictures = pictures_in(observation)
+        try:
+            check_pictures(pictures)
+            for data in pictures:
+                opened(data)
+        except ValueError as error:
+            raise Broken(ConformanceRule.PICTURES, str(error)) from error
 
     def _pickled(self, environment: Environment) -> Environment:
         self._tried.add(ConformanceRule.PICKLES)
@@ -331,6 +353,12 @@ def _check_text(rule: ConformanceRule, observation: object) -> None:
             f"an observation must be text, got {type(observation).__name__} {shown(observation)};"
             " put it into words",
         )
+
+
+def _in_words(observation: str) -> str:
+    """An observation in words: pictures by their sizes, then the text."""
+    sizes = (opened(data).size for data in pictures_in(observation))
+    return "".join(f"({width} x {height} pixels) " for width, height in sizes) + observation
 
 
 def _described(error: BaseException) -> str:

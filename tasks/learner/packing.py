@@ -43,7 +43,7 @@ class Sample:
     # places of the response that the model read right behind the prompt, because its chat template
     # had written the history anew
     restarts: tuple[int, ...] = ()
-    pictures: tuple[ShownPicture, ...] = ()  # in the prompt
+    pictures: tuple[ShownPicture, ...] = ()  # in prompt and response
     # (tokens, width): the experts that computed the tokens of prompt and response, as far as they
     # were recorded
     routes: NDArray[np.uint8] | NDArray[np.int16] = field(default_factory=lambda: NO_ROUTES)
@@ -216,7 +216,7 @@ def _pictures_of(paths: Sequence[tuple[Path, Sample]]) -> tuple[NumberedPicture,
     found = {
         int(path.computed[picture.begin]): picture
         for path, sample in paths
-        for picture in sample.pictures
+        for picture in _pictures_on(path, sample)
     }
     return tuple(
         NumberedPicture(first_id=first_id, content=each.content, num_tokens=each.num_tokens)
@@ -225,7 +225,15 @@ def _pictures_of(paths: Sequence[tuple[Path, Sample]]) -> tuple[NumberedPicture,
 
 
 def _rotary(path: Path, sample: Sample) -> Ints:
-    return rotary_positions(sample.pictures, len(path.computed))
+    return rotary_positions(_pictures_on(path, sample), len(path.computed))
+
+
+def _pictures_on(path: Path, sample: Sample) -> list[ShownPicture]:
+    """The pictures of a sample that the path computes, by their places in it."""
+    num_prompt, end = len(sample.prompt), path.begin + len(path.computed)
+    of_prompt = [each for each in sample.pictures if each.begin < num_prompt]
+    behind = [each for each in sample.pictures if num_prompt + path.begin <= each.begin < end]
+    return of_prompt + [each.moved(-path.begin) for each in behind]
 
 
 def _routes(

@@ -215,7 +215,7 @@ def _sample(
         reward=reward,
         weight=weight,
         versions=sampled_versions(generated),
-        pictures=pictures,
+        pictures=(*pictures, *(picture.moved(len(prompt)) for picture in generated.pictures)),
         routes=routes_of(generated.routes),
     )
 

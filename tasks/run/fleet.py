@@ -296,6 +296,7 @@ def _player(run: RunContext) -> EpisodePlayer | None:
         model_path=run.model_path,
         max_model_len=run.engine.max_model_len,
         run_id=run.run_id,
+        pictures=run.engine.pictures,
         workers=run.environment_workers,
         turns_folder=turns_folder(run),
     )

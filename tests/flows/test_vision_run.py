@@ -11,7 +11,10 @@ from typing import Any
 import duckdb
 import pytest
 
+from artifacts.journal import Journal
 from artifacts.pictures import content_of
+from artifacts.records import Fate
+from artifacts.store import Store
 from tests.flows.conftest import BRIEFLY, DRAWN, Finished, Launcher, moment, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
@@ -75,3 +78,38 @@ def test_two_ranks_shard_the_decoder_of_a_model_that_sees(
     assert len(made) == 2
     for commit in made:
         assert 0 < commit["metrics"]["publish/probe_difference_nats"] < 0.1
+
+
+def test_an_episode_shows_its_pictures_turn_by_turn(launcher: Launcher, tmp_path: Path) -> None:
+    """Environments draw; engine and learner see the same at the places of the observations."""
+    shown = {"kind": "custom", "path": "tests.flows.shown_shapes:ShownShapes", "max_turns": 2}
+    settings = (
+        'run_name="shown"',
+        "num_steps=2",
+        "learner.vision=trained",
+        "engine.max_model_len=96",
+        "sampling.max_response_tokens=72",
+        "episodes.max_turn_tokens=6",
+        'task={"kind": "seeds", "domain": "shapes"}',
+        f"environments={json.dumps({'shapes': shown})}",
+        'rewards={"*": {"kind": "episode"}}',
+        f"model.profile={json.dumps({'warm_up_steps': 60})}",
+        DRAWN,
+    )
+    finished = launcher.run(tmp_path, *settings, preset="tiny-vision")
+    assert finished.code == 0, finished.err
+    run = tmp_path / "shown"
+    kept = {path.name: path.read_bytes() for path in (run / "pictures").iterdir()}
+    assert kept == {content_of(data): data for data in kept.values()}
+    rows = [row for step in (1, 2) for row in Journal(Store.open(str(run))).read(step)]
+    assert [row.fate for row in rows] == [Fate.TRAINED] * 2 * 4 * 4
+    for row in rows:
+        episode = row.response.generated.episode
+        assert episode is not None
+        assert [len(turn.pictures) for turn in episode.turns] == [1, 1]
+        assert {each.content for turn in episode.turns for each in turn.pictures} <= set(kept)
+    for commit in commits(run):
+        # what the learner computes is what the engine drew by, but for bf16
+        assert 0 < commit["metrics"]["train/mismatch_abs"] < 0.02
+    assert len({commit["weights"]["digest"] for commit in commits(run)}) > 1
+    assert "data:image/png;base64," in (run / "report" / "index.html").read_text()

@@ -13,6 +13,8 @@ from environment_pools import ISOLATIONS, PATIENT, SCRIPT, failure, hosts, until
 from scripted_environments import Connected, Heavy, Script, Unpicklable
 
 from artifacts.episodes import Ending
+from artifacts.records import pack, unpack
+from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.base import Transition
 from tasks.environments.config import EnvironmentProcessConfig
 from tasks.environments.pools.pool import EnvironmentPool
@@ -39,6 +41,20 @@ async def test_an_episode_is_played_in_a_process_of_its_own(isolation: str) -> N
         )
         assert (await pool.step("one", "")).observation == "5:2"
         assert [slot.number for slot in pool.slots] == [1, 2]
+
+
+async def test_pictures_are_drawn_behind_the_walls_and_come_out_of_them() -> None:
+    walk = CustomEnvironmentConfig(path="examples.walk_environment:Walk")
+    alone = walk.build()
+    async with hosts(PATIENT) as pool:
+        assert await pool.reset("one", walk, 5) == alone.reset(5)
+        told = await pool.step("one", "up")
+        assert told == alone.step("up")
+        state = pool.snapshot("one")
+        assert state, "the same goes on in another process, from what was drawn"
+        assert await pool.reset("two", walk, 5, state) is None
+        assert await pool.step("two", "left") == alone.step("left")
+        assert unpack(pack(told)) == told
 
 
 async def test_a_reset_that_is_broken_off_while_a_process_makes_way_leaves_its_place() -> None:

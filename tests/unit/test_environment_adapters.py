@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from guess_server import GuessServer, guess_server
 
+from artifacts.pictures import opened
+from examples.walk_environment import Walk
 from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
 from tasks.environments.adapters.http import HttpConfig
-from tasks.environments.base import ProtocolError, Transition
+from tasks.environments.base import Environment, PicturedText, ProtocolError, Transition
 from tasks.environments.conformance import check_environment
 from tasks.environments.games.guess import GuessConfig
 
@@ -307,3 +311,91 @@ def test_a_server_that_is_not_there_or_refuses_is_a_failure_of_the_environment()
             HttpConfig(url=url + "elsewhere").build().reset(0)
     with pytest.raises(RuntimeError, match=r"gave no answer at http://127\.0\.0\.1"):
         HttpConfig(url=url, timeout_s=5).build().reset(0)
+
+
+class Draws:
+    """A user's class that shows pictures, or what is none."""
+
+    def __init__(self, shown: object) -> None:
+        self.shown = shown
+
+    def reset(self, seed: int) -> object:
+        return "Look.", self.shown
+
+    def step(self, text: str) -> object:
+        return ("Again.", self.shown), 0.0, True, False, {}
+
+
+def test_a_class_of_ones_own_shows_pictures_beside_its_text() -> None:
+    def made(shown: object) -> Environment:
+        return CustomEnvironmentConfig(path=f"{__file__}:Draws", kwargs={"shown": shown}).build()
+
+    drawing = made([])
+    drawing._inner.shown = [b"one", b"two"]  # type: ignore[attr-defined]
+    assert drawing.reset(0) == PicturedText.of("Look.", [b"one", b"two"])
+    assert drawing.step("").observation == PicturedText.of("Again.", [b"one", b"two"])
+    for wrong in ("a.png", ["a.png"], None):
+        with pytest.raises(ProtocolError, match="give a pair of a text and a list of pictures"):
+            made(wrong).reset(0)
+
+
+def test_gymnasium_shows_the_picture_that_it_renders() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Board(gymnasium.Env):  # type: ignore[misc]  # gymnasium carries no types
+        metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 4}
+        observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, render_mode: str) -> None:
+            self.render_mode, self.place = render_mode, 0
+
+        def reset(
+            self, seed: int | None = None, options: object = None
+        ) -> tuple[int, dict[str, object]]:
+            return self.place, {}
+
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, object]]:
+            self.place = action
+            return action, 0.0, False, False, {}
+
+        def render(self) -> Any:
+            pixels = np.zeros((28, 56, 3), dtype=np.uint8)
+            pixels[:, 28 * self.place : 28 * self.place + 28] = 255
+            return pixels
+
+    gymnasium.register("Board-v0", Board)
+    board = GymnasiumConfig(id="Board-v0", actions={"right": 1}, render="rgb_array").build()
+    for observation, bright in ((board.reset(0), 0), (board.step("right").observation, 28)):
+        assert isinstance(observation, PicturedText)
+        picture = opened(observation.pictures[0])
+        assert picture.size == (56, 28)
+        assert picture.getpixel((bright, 0)) == (255, 255, 255)
+        assert picture.getpixel((28 - bright, 0)) == (0, 0, 0)
+    assert board.step("left").observation == "Say one of: right."
+
+
+def test_the_example_of_a_walk_is_drawn_where_it_is() -> None:
+    walk = Walk(size=3)
+    for seed in range(9):
+        _, (file,) = walk.reset(seed)
+        picture = opened(file)
+        assert picture.size == (84, 84)
+        for field in itertools.product(range(3), repeat=2):
+            left, top = (28 * part for part in field)
+            is_place = picture.getpixel((left + 14, top + 14)) == (255, 0, 0)
+            is_goal = picture.getpixel((left + 4, top + 4)) == (0, 128, 0)
+            assert (is_place, is_goal) == (field == walk.place, field == walk.goal)
+
+
+def test_the_example_of_a_walk_pays_at_its_goal_and_is_cut_after_its_moves() -> None:
+    walk = Walk(size=2, moves=3)
+    walk.reset(0)
+    walk.place, walk.goal = (0, 0), (1, 1)
+    _, reward, terminated, truncated, _ = walk.step("Right")
+    assert (walk.place, reward, terminated, truncated) == ((0, 0), 0.0, False, False)
+    walk.step("left")
+    assert walk.step(" down.")[1:4] == (0.0, False, True)
+    walk.reset(0)
+    walk.place, walk.goal = (0, 0), (1, 1)
+    walk.step("right")
+    assert walk.step("down")[1:4] == (1.0, True, False)

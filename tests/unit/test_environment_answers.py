@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.environments.base import Crashed, Transition
+from tasks.environments.base import MOST_PICTURE_BYTES, Crashed, PicturedText, Transition
 from tasks.environments.processes.answers import max_answer_bytes, read_observation, read_transition
 
 GOOD = {
@@ -69,3 +70,29 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
 def test_the_longest_observation_fits_the_longest_answer(text: str) -> None:
     answer = json.dumps({**GOOD, "observation": text})
     assert len(answer) <= max_answer_bytes(len(text))
+
+
+def test_pictures_come_with_the_text_they_stand_before() -> None:
+    said = {**GOOD, "pictures": [base64.b64encode(data).decode() for data in (b"one", b"two")]}
+    observation = read_transition(json.dumps(said).encode(), 100).observation
+    assert observation == PicturedText.of("Higher.", [b"one", b"two"])
+    assert observation not in ("Higher.", PicturedText.of("Higher.", [b"two", b"one"]))
+    first = json.dumps({"observation": "", "pictures": said["pictures"][:1]}).encode()
+    assert read_observation(first, 100) == PicturedText.of("", [b"one"])
+
+
+@pytest.mark.parametrize(
+    ("pictures", "reason"),
+    [
+        (["no base64"], "pictures that are no base64"),
+        ([7], "pictures that are no base64"),
+        (3, "pictures that are no base64"),
+        ([""] * 9, "at most 8 pictures of 4194304 bytes together, got 9 of 0; show fewer"),
+        (["A" * 4 * (1 + MOST_PICTURE_BYTES // 3)], "at most 8 pictures .* got 1 of 4194306"),
+    ],
+)
+def test_pictures_are_bounded(pictures: object, reason: str) -> None:
+    body = json.dumps({**GOOD, "pictures": pictures}).encode()
+    assert len(body) <= max_answer_bytes(100)
+    with pytest.raises(Crashed, match=reason):
+        read_transition(body, 100)

@@ -16,10 +16,16 @@ from pydantic import TypeAdapter
 
 from artifacts.datasets.rows import Message
 from examples.guess_environment import Guess
+from examples.walk_environment import Walk
 from flows.commands.rollflow import main
 from tasks.environments.adapters.custom import CustomEnvironmentConfig
 from tasks.environments.adapters.gymnasium import GymnasiumConfig
-from tasks.environments.base import Environment, EnvironmentSettings, Transition
+from tasks.environments.base import (
+    Environment,
+    EnvironmentSettings,
+    PicturedText,
+    Transition,
+)
 from tasks.environments.conformance import ConformanceRule, check_environment
 from tasks.environments.games.bandit import BanditConfig
 from tasks.environments.games.grid import GridConfig
@@ -28,6 +34,7 @@ from tasks.environments.registry import EnvironmentConfig
 from tasks.environments.tools.tools import ToolsConfig
 
 OWN = "examples.guess_environment:Guess"
+SHOWN = "examples.walk_environment:Walk"
 DELAYED = "research.kills.delayed:delayed"
 SHIPPED: tuple[EnvironmentSettings, ...] = (
     GuessConfig(),
@@ -41,6 +48,7 @@ SHIPPED: tuple[EnvironmentSettings, ...] = (
     ToolsConfig(max_turns=1, max_operations=1),
     ToolsConfig(style="terse"),
     CustomEnvironmentConfig(path=OWN),
+    CustomEnvironmentConfig(path=SHOWN),
     CustomEnvironmentConfig(path=DELAYED, kwargs={"environment": {"kind": "guess"}}),
 )
 # a server, packages: test_environment_adapters, test_package_environments
@@ -122,6 +130,26 @@ class SaysBytes(Good):
 class GivesATuple(Good):
     def step(self, text: str) -> Any:
         return "text", 0.0, True, False, {}
+
+
+class ShowsHalfAFile(Good):
+    def says(self, text: str) -> Any:
+        return PicturedText.of("Look.", [square(self.turn)[:60]])
+
+
+class ShowsTooMuch(Good):
+    def says(self, text: str) -> Any:
+        return PicturedText.of("Look.", [square(0)] * 9)
+
+
+class ShowsFromNowhere(Good):
+    def says(self, text: str) -> Any:
+        return PicturedText.of("Look.", [square(random.randrange(9))])
+
+
+def square(seed: int) -> bytes:
+    _, (file,) = Walk().reset(seed)
+    return file
 
 
 class PaysNan(Good):
@@ -234,6 +262,9 @@ def test_a_good_environment_passes_and_the_global_source_is_no_matter() -> None:
         (ExitsAtGarbage, ConformanceRule.STEP, "did: SystemExit: 0; answer such a text"),
         (SaysBytes, ConformanceRule.VALUES, "an observation must be text, got bytes b'bytes'"),
         (GivesATuple, ConformanceRule.VALUES, "step must give a Transition, got ('text',"),
+        (ShowsHalfAFile, ConformanceRule.PICTURES, "a picture must be a whole file of PNG"),
+        (ShowsTooMuch, ConformanceRule.PICTURES, "at most 8 pictures of 4194304 bytes together"),
+        (ShowsFromNowhere, ConformanceRule.REPEATS, "it said 'Look.' under the pictures "),
         (PaysNan, ConformanceRule.VALUES, "to 1,000,000, got nan; scale it"),
         (PaysText, ConformanceRule.VALUES, "to 1,000,000, got '1'; scale it"),
         (
@@ -268,6 +299,13 @@ def test_every_way_of_breaking_the_protocol_is_found(
     )
     assert why in broken.why
     assert "; " in broken.why, "it says what to do"
+
+
+def test_a_walk_that_is_shown_is_described_by_the_sizes_of_its_pictures() -> None:
+    walk = CustomEnvironmentConfig(path=SHOWN, kwargs={"size": 3})
+    report = check_environment(walk, actions=("up", "left"), num_seeds=2)
+    assert report.passed, report.checks
+    assert {seen for seen, _ in report.transcript} == {"(84 x 84 pixels) "}
 
 
 def test_what_a_broken_rule_hides_is_not_said_to_hold() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from picture_factories import PICTURE, draw_prompt, make_seeing_model, random_pa
 from rank_processes import run_processes
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
+from turn_factories import as_episode
 
 from artifacts.models.picture_processor import Patches
 from artifacts.records import Group, ShownPicture, pack, unpack
@@ -61,15 +63,59 @@ def samples_of(seed: int) -> tuple[Sample, ...]:
     return training_set(seeing_groups(seed), GrpoAdvantage(), SequenceMean()).samples
 
 
+def playing_groups(seed: int) -> tuple[Group, ...]:
+    """The same groups, each response an episode of two turns, whose observations have pictures,
+    those of the prompts among them; in every second one the history is rewritten."""
+    rng = random.Random(f"{seed}/turns")
+    first, of_first = draw_prompt(rng, ("2x3 a",))
+    groups = []
+    for group in seeing_groups(seed):
+        responses = []
+        for number, response in enumerate(group.responses):
+            generated = response.generated
+            second, of_second = draw_prompt(rng, ("4x1 d", "3x2 c"))
+            num_first = len(generated.token_ids) // 2
+            turns = [(first, num_first), (second, len(generated.token_ids) - num_first)]
+            played = as_episode(generated, turns, restarts=(1,) if number % 2 else ())
+            assert played.episode is not None
+            shown = [
+                replace(turn, pictures=pictures)
+                for turn, pictures in zip(played.episode.turns, (of_first, of_second), strict=True)
+            ]
+            episode = replace(played.episode, turns=tuple(shown))
+            responses.append(replace(response, generated=replace(played, episode=episode)))
+        groups.append(replace(group, responses=tuple(responses)))
+    return tuple(groups)
+
+
 def plain_logp(
     model: Qwen2_5_VLForConditionalGeneration, sample: Sample, temperature: float
 ) -> Tensor:
-    """Log-probabilities by transformers' own forward over the whole sequence, pixels included."""
-    ids = torch.from_numpy(sample.tokens)[None]
+    """Log-probabilities by transformers' own forward over each sequence that was read."""
+    num_prompt, found = len(sample.prompt), []
+    for begin, end in pairwise((0, *sample.restarts, len(sample.response))):
+        read = [each for each in sample.pictures if each.begin < num_prompt]
+        behind = range(num_prompt + begin, num_prompt + end)
+        read += [each.moved(-begin) for each in sample.pictures if each.begin in behind]
+        tokens = np.concatenate([sample.prompt, sample.response[begin:end]])
+        at = [num_prompt + place - begin for place in sample.places if begin <= place < end]
+        found.append(sequence_logp(model, tokens, read, at, temperature))
+    return torch.cat(found)
+
+
+def sequence_logp(
+    model: Qwen2_5_VLForConditionalGeneration,
+    tokens: np.ndarray,
+    pictures: Sequence[ShownPicture],
+    at: Sequence[int],
+    temperature: float,
+) -> Tensor:
+    """Log-probabilities of the tokens at these places, pixels included."""
+    ids = torch.from_numpy(tokens)[None]
     is_picture = torch.zeros_like(ids)
-    for picture in sample.pictures:
+    for picture in pictures:
         is_picture[0, picture.begin : picture.begin + picture.num_tokens] = 1
-    read = [random_patches(picture.content) for picture in sample.pictures]
+    read = [random_patches(picture.content) for picture in pictures]
     seen = {}
     if read:
         seen = {
@@ -77,9 +123,9 @@ def plain_logp(
             "image_grid_thw": torch.tensor([each.grid for each in read]),
             "mm_token_type_ids": is_picture.int(),
         }
-    at = len(sample.prompt) + np.array(sample.places)
-    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, at - 1]
-    return (logits / temperature).log_softmax(-1).gather(1, ids[0, at, None])[:, 0]
+    places = torch.tensor(at, dtype=torch.int64)
+    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, places - 1]
+    return (logits / temperature).log_softmax(-1).gather(1, ids[0, places, None])[:, 0]
 
 
 def trained(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int) -> float:
@@ -87,10 +133,15 @@ def trained(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int) -> 
     return run_rows(step, samples, max_tokens).loss_sum
 
 
+@pytest.mark.parametrize("groups_of", [seeing_groups, playing_groups])
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_gradients_of_packed_pictures_are_those_of_a_plain_pass_over_each_sequence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, is_trained: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tied: bool,
+    is_trained: bool,
+    groups_of: Callable[[int], tuple[Group, ...]],
 ) -> None:
     monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
     path = make_seeing_model(tmp_path, tied)
@@ -99,7 +150,7 @@ def test_gradients_of_packed_pictures_are_those_of_a_plain_pass_over_each_sequen
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
-    samples = samples_of(3)
+    samples = training_set(groups_of(3), GrpoAdvantage(), SequenceMean()).samples
     total = trained(policy, samples, 60)
     expected = naive_loss(samples, lambda sample: plain_logp(model, sample, temperature=0.8))
     expected.backward()

@@ -151,6 +151,24 @@ def test_the_page_shows_the_pictures_of_its_questions(tmp_path: Path) -> None:
     assert all(str(source).startswith("data:image/png;base64,") for source in sources)
 
 
+def test_the_page_shows_what_an_episode_showed(tmp_path: Path) -> None:
+    made = make_run(Store.open(str(tmp_path)), make_commit(1))
+    folder = PictureFolder(made.store.child(layout.PICTURES))
+    content = folder.keep(drawn('shapes:{"bars":[3,1,1],"ink":"red"}'))
+    row = make_episode_row("heldout/0")
+    episode = row.response.generated.episode
+    assert episode is not None
+    first, *later = episode.turns
+    shown = replace(first, pictures=(ShownPicture(content=content, begin=1, rows=3, columns=3),))
+    generated = replace(row.response.generated, episode=replace(episode, turns=(shown, *later)))
+    keep_answers(made, 0, replace(row, response=replace(row.response, generated=generated)))
+    keep_answers(made, 1, make_episode_row("heldout/0"))
+    page = Page(page_of(made, is_over=False))
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert sources == [as_url(folder.read(content))]
+    assert "(picture) Guess." in " ".join(page.text.split())
+
+
 def test_the_command_starts_a_run_of_the_same_settings() -> None:
     """A part of another kind is given whole, values that a shell would take apart are quoted."""
     given = {"preset": "tiny", "num_steps": 12, "learner": {"loss": {"kind": "gspo"}}}

@@ -255,10 +255,18 @@ def test_pyarrow_duckdb_and_pandas_read_the_table_by_path(tmp_path: Path) -> Non
 
 
 def an_episode_row() -> ResponseRow:
-    """Of four tokens: one given and one sampled, then two given ones."""
+    """Nine given tokens and a sampled one, then two given ones; with a picture."""
     common = {"observation": "?", "asked_s": 1.0, "acted_s": 2.0}
     turns = (
-        Turn(num_given=1, num_sampled=1, action="a", reward=0.5, answered_s=3.0, **common),
+        Turn(
+            num_given=9,
+            num_sampled=1,
+            action="a",
+            reward=0.5,
+            answered_s=3.0,
+            pictures=(ShownPicture(content="ab", begin=2, rows=1, columns=3),),
+            **common,
+        ),
         Turn(num_given=2, num_sampled=0, action="", reward=None, answered_s=None, **common),
     )
     row = a_row(scored=True)
@@ -278,7 +286,7 @@ def test_turns_are_read_by_path_and_groups_count_sampled_tokens(tmp_path: Path) 
     )
     told = [dict(zip(turns.columns, turn, strict=True)) for turn in turns.fetchall()]
     assert [(turn["num_given"], turn["num_sampled"], turn["reward"]) for turn in told] == [
-        (1, 1, 0.5),
+        (9, 1, 0.5),
         (2, 0, None),
     ]
     assert {(turn["episode_seed"], turn["ending"]) for turn in told} == {(5, "turns")}

@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifacts.attempt_log import MAX_OPEN, TurnLog, drop_attempts, read_turns
-from artifacts.episodes import Ending, Episode, Snapshot, Turn
-from artifacts.records import Generated, VersionSpan
+from artifacts.episodes import Ending, Episode, KeptObservation, Snapshot, Turn
+from artifacts.records import Generated, ShownPicture, VersionSpan
 
 TEXTS = st.text(max_size=8)
 NUMBERS = st.floats(allow_nan=False)
 COUNTS = st.integers(0, 4)
+SHOWN = ShownPicture(content="ab", begin=0, rows=1, columns=2)
 FOLDERS = (f"log-{number}" for number in itertools.count())
 
 
@@ -41,6 +42,7 @@ def whole_episodes(draw: st.DrawFn, index: int = 0) -> Generated:
                     asked_s=NUMBERS,
                     acted_s=NUMBERS,
                     answered_s=NUMBERS,
+                    pictures=st.sampled_from([(), (SHOWN, SHOWN.moved(3))]),
                     info=st.dictionaries(TEXTS, TEXTS, max_size=2).map(
                         lambda info: tuple(info.items())
                     ),
@@ -79,7 +81,8 @@ def until(whole: Generated, num_turns: int) -> Generated:
     assert whole.episode is not None
     turns = whole.episode.turns[:num_turns]
     num_tokens = sum(turn.num_tokens for turn in turns)
-    snapshot = Snapshot(state=bytes([0, 10, 255, num_turns]), observation=f"after {num_turns}")
+    observation = KeptObservation(text=f"after {num_turns}", pictures=(SHOWN,))
+    snapshot = Snapshot(state=bytes([0, 10, 255, num_turns]), observation=observation)
     return replace(
         whole,
         token_ids=whole.token_ids[:num_tokens],

@@ -19,8 +19,9 @@ from typing import Any
 
 from artifacts.models.importing import importing_transformers
 from artifacts.models.picture_processor import PictureProcessor, processor_of
-from artifacts.pictures import MOST_PICTURES, LatestMade, PictureFolder
+from artifacts.pictures import LatestMade, PictureFolder
 from artifacts.records import ShownPicture
+from artifacts.shown_pictures import MOST_PICTURES
 from artifacts.store import Store
 from tasks.engines.model_files import takes_pictures
 

@@ -1,8 +1,9 @@
 """A user's own environment, by import path: a class with `reset(seed)` and `step(text)`.
 
 `reset` returns the first observation, `step` the five values (observation, reward, terminated,
-truncated, info), as gymnasium has them; a `Transition` will do. The model first reads the `rules`
-and `examples` of the class, unless the configuration has its own.
+truncated, info), as gymnasium has them; a `Transition` will do. An observation is a text, or a pair
+of a text and the pictures above it, files as bytes. The model first reads the `rules` and
+`examples` of the class, unless the configuration has its own.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from artifacts.import_path import file_of, load
 from tasks.environments.base import (
     AdapterConfig,
     Environment,
+    PicturedText,
     ProtocolError,
     Transition,
     checked_text,
     head_messages,
 )
+
+CURE = "put it into words, or give a pair of a text and a list of pictures (PNG files as bytes)"
 
 
 class CustomEnvironmentConfig(CustomPart, AdapterConfig):
@@ -110,7 +114,13 @@ class CustomEnvironment:
         )
 
     def _text(self, observation: object, method: str) -> str:
-        return checked_text(observation, f"{method} of {self._config.path}", "put it into words")
+        place = f"{method} of {self._config.path}"
+        match observation:
+            case (text, [*shown]):
+                files = [data for data in shown if isinstance(data, bytes)]
+                if len(files) == len(shown):
+                    return PicturedText.of(checked_text(text, place, CURE), files)
+        return checked_text(observation, place, CURE)
 
     def __getstate__(self) -> tuple[CustomEnvironmentConfig, bytes]:
         return self._config, pickle.dumps(self._inner)

@@ -1,6 +1,6 @@
-"""An environment of gymnasium, put into words.
+"""An environment of gymnasium, put into words or shown as pictures.
 
-    observation ──render──▶ text        text ──actions──▶ action
+    observation ──render──▶ text or picture        text ──actions──▶ action
 
 The user's configuration gives names to the actions, which are numbers. Text that names no action
 leaves the environment as it is, is answered with the names of the actions, and uses up a turn. The
@@ -9,6 +9,7 @@ package is imported when an environment is made, not before.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -18,9 +19,15 @@ from pydantic import Field
 from artifacts.custom_part import ImportPath
 from artifacts.import_path import load
 from artifacts.urls import Arguments
-from tasks.environments.base import AdapterConfig, Environment, Transition, checked_text
+from tasks.environments.base import (
+    AdapterConfig,
+    Environment,
+    PicturedText,
+    Transition,
+    checked_text,
+)
 
-ANSI = "ansi"
+MODES = ("ansi", "rgb_array")
 COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 Renderer = Callable[[Any, Any], str]  # Any: what the environment observes, and the environment
 
@@ -43,9 +50,10 @@ class GymnasiumConfig(AdapterConfig):
     render: ImportPath = Field(
         "",
         description=(
-            "What puts an observation into words: 'ansi', the environment's own picture in"
-            " characters; or the import path of a function of (observation, environment). Empty:"
-            " observations are texts."
+            "What a model sees of an observation: 'ansi', the environment's own picture in"
+            " characters; 'rgb_array', its picture, for a model that takes some; or the text of a"
+            " function of (observation, environment), by import path. Empty: observations are"
+            " texts."
         ),
     )
 
@@ -58,7 +66,7 @@ class GymnasiumEnvironment:
 
     def __init__(self, config: GymnasiumConfig) -> None:
         self._config = config
-        mode = {"render_mode": ANSI} if config.render == ANSI else {}
+        mode = {"render_mode": config.render} if config.render in MODES else {}
         try:
             import gymnasium
         except ImportError as error:
@@ -73,7 +81,7 @@ class GymnasiumEnvironment:
                 f"gymnasium must be able to make {config.id!r} with kwargs {dict(config.kwargs)},"
                 f" it says {type(error).__name__}: {error}; correct id or kwargs"
             ) from error
-        if config.render not in ("", ANSI):
+        if config.render not in ("", *MODES):
             load(config.render)
 
     def reset(self, seed: int) -> str:
@@ -103,8 +111,19 @@ class GymnasiumEnvironment:
                 told = observation
             case "ansi":
                 told = COLOURED.sub(r"[\1]", str(self._inner.render())).strip("\n")
+            case "rgb_array":
+                return PicturedText.of("", [_file_of(self._inner.render())])
             case path:
                 renderer: Renderer = load(path)
                 told = renderer(observation, self._inner.unwrapped)
         cure = "set render to 'ansi' or to a function that puts it into words"
         return checked_text(told, self._config.id, cure)
+
+
+def _file_of(pixels: Any) -> bytes:  # Any: numpy's array, (rows, columns, 3)
+    """The PNG file of a picture."""
+    from PIL import Image  # pictures alone need it
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()

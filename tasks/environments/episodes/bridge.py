@@ -16,19 +16,28 @@ most models that think it takes the thoughts out of earlier turns:
 
 Such a turn is given the whole history anew, as the template renders it now (`Rewriting`), and its
 sampled tokens are trained after that context: the episode has several token paths instead of one.
-Without a template messages stand a blank line apart.
+Without a template messages stand a blank line apart. Pictures of an observation stand where the
+template shows them, each by as many tokens as the model needs for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from artifacts.datasets.rows import Message
+from artifacts.episodes import KeptObservation
+from artifacts.records import ShownPicture
 from tasks.engines.chat_tokens import ChatTokens, Decode, Encode
-from tasks.engines.model_files import read_stop_ids, read_tokenizer
+from tasks.engines.model_files import (
+    read_picture_token,
+    read_stop_ids,
+    read_tokenizer,
+    takes_pictures,
+)
+from tasks.engines.picture_prompts import Shown, placed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,13 +65,16 @@ def render_episode(
     head: Sequence[Message],
     model: str,
     actions: Sequence[str] = ACTIONS,
+    num_pictures: int = 0,
 ) -> RenderedEpisode:
-    """Render an episode of two turns and the beginning of a third; returns its parts. Raises
-    ValueError unless every prompt extends the one before it and every turn is rendered alike."""
+    """Render an episode of two turns and the beginning of a third, so many pictures before every
+    observation; returns its parts. Raises ValueError unless every prompt extends the one before it
+    and every turn is rendered alike."""
 
     def extend(before: str, chat: Sequence[Message]) -> str:
         """What the longer prompt adds."""
-        text = tokens.render(chat, asks=True)
+        shown = [num_pictures * (each.role == "user") for each in chat[len(head) :]]
+        text = tokens.render(chat, asks=True, num_pictures=shown)
         if not text.startswith(before):
             raise ValueError(
                 "a model that plays episodes must have a chat template that with one more turn"
@@ -124,7 +136,7 @@ def _difference(before: str, after: str) -> str:
     return f"{before[place : place + 24]!r} becomes {after[place : place + 24]!r}"
 
 
-Exchange = tuple[str, str]  # an observation, and the action that answered it
+Exchange = tuple[KeptObservation, str]  # an observation, and the action that answered it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,20 +146,24 @@ class Rewriting:
     head: tuple[Message, ...]  # what every episode begins with
     tokens: ChatTokens  # of the model
 
-    def ids(self, said: Sequence[Exchange], observation: str) -> tuple[int, ...]:
-        """Returns the ids of head and history as the template renders them now."""
-        chat = list(self.head)
+    def ids(self, said: Sequence[Exchange], observation: KeptObservation) -> tuple[int, ...]:
+        """Returns the ids of head and history as the template renders them now, with one for each
+        picture."""
+        chat, shown = list(self.head), list[int]()
         for seen, done in said:
-            chat.append(Message(role="user", content=seen))
+            chat.append(Message(role="user", content=seen.text))
             chat.append(Message(role="assistant", content=done))
-        chat.append(Message(role="user", content=observation))
-        return self.tokens.ids(self.tokens.render(chat, asks=True))
+            shown += [len(seen.pictures), 0]
+        chat.append(Message(role="user", content=observation.text))
+        shown.append(len(observation.pictures))
+        return self.tokens.ids(self.tokens.render(chat, asks=True, num_pictures=shown))
 
 
 class Given(NamedTuple):
     """The tokens in front of an action."""
 
     token_ids: tuple[int, ...]
+    pictures: tuple[ShownPicture, ...]  # by their places in them
     starts_over: bool  # whether they are the whole history behind the head, and extend nothing
 
 
@@ -164,48 +180,76 @@ class Opening:
         return (*self.before, *encode(self.lead + observation + self.trail), *self.after)
 
 
+class Openings(NamedTuple):
+    """The openings of an episode whose observations have the same number of pictures."""
+
+    first: Opening  # around the first observation, after the head
+    next: Opening  # around a later one, after an action and its end token
+
+
 @dataclass(frozen=True, slots=True)
 class Bridge:
     """Makes the tokens between turns, for one model and one head."""
 
+    model: str  # its name, for error messages
     head: tuple[int, ...]  # token ids of what every episode begins with
     stop_ids: frozenset[int]  # tokens that end an action
     _end: int  # the token that ends an action which was cut
-    _first: Opening  # around the first observation, after the head
-    _next: Opening  # around a later one, after an action and its end token
+    _openings: Callable[[int], Openings]  # for a number of pictures
     _encode: Encode  # of text in which nothing is a control token
     decode: Decode  # of what a model said, without the tokens that frame a turn
+    picture_token: int = -1  # of a model that takes pictures
     rewriting: Rewriting | None = None  # of a template that takes thoughts out of earlier turns
 
-    def given(self, path: Sequence[int], said: Sequence[Exchange], observation: str) -> Given:
+    def given(
+        self, path: Sequence[int], said: Sequence[Exchange], observation: KeptObservation
+    ) -> Given:
         """Returns the tokens before the next action. path: the ids after the head that the model
         has read since the history was last rendered anew. said: all exchanges of the episode."""
-        if not said:
-            return Given(self.first(observation), starts_over=False)
-        if self.rewriting is None:
-            return Given(self.next(observation, path[-1]), starts_over=False)
-        history = self.rewriting.ids(said, observation)[len(self.head) :]
-        if history[: len(path)] == tuple(path):
-            return Given(history[len(path) :], starts_over=False)
-        return Given(history, starts_over=True)
+        if said and self.rewriting is not None:
+            return self._rewritten(path, said, observation)
+        text, count = observation.text, len(observation.pictures)
+        ids = self.next(text, path[-1], count) if said else self.first(text, count)
+        return Given(*self._placed(ids, observation.pictures), starts_over=False)
 
-    def first(self, observation: str) -> tuple[int, ...]:
-        """Returns the ids from the end of the head to the first action."""
-        return self._first.ids(observation, self._encode)
+    def first(self, observation: str, num_pictures: int = 0) -> tuple[int, ...]:
+        """Returns the ids from the end of the head to the first action, one for each picture."""
+        return self._openings(num_pictures).first.ids(observation, self._encode)
 
-    def next(self, observation: str, last_id: int) -> tuple[int, ...]:
-        """Returns the ids from the end of an action to the next action. last_id: the action's last
-        token. If it is no stop token, the action was cut, and the ids begin with an end token that
-        nobody sampled."""
+    def next(self, observation: str, last_id: int, num_pictures: int = 0) -> tuple[int, ...]:
+        """Returns the ids from the end of an action to the next action, one for each picture.
+        last_id: the action's last token. If it is no stop token, the action was cut, and the ids
+        begin with an end token that nobody sampled."""
         end = () if last_id in self.stop_ids else (self._end,)
-        return (*end, *self._next.ids(observation, self._encode))
+        return (*end, *self._openings(num_pictures).next.ids(observation, self._encode))
+
+    def _rewritten(
+        self, path: Sequence[int], said: Sequence[Exchange], observation: KeptObservation
+    ) -> Given:
+        assert self.rewriting is not None, "the template writes the history anew"
+        shown = [picture for seen, _ in said for picture in seen.pictures]
+        ids = self.rewriting.ids(said, observation)
+        ids, pictures = self._placed(ids, (*shown, *observation.pictures))
+        begin = len(self.head)
+        starts_over = ids[begin : begin + len(path)] != tuple(path)
+        if not starts_over:
+            begin += len(path)
+        behind = tuple(each.moved(-begin) for each in pictures if each.begin >= begin)
+        return Given(ids[begin:], behind, starts_over)
+
+    def _placed(self, ids: tuple[int, ...], pictures: Sequence[ShownPicture]) -> Shown:
+        if not pictures:
+            return ids, ()
+        return placed(ids, pictures, self.picture_token, self.model)
 
 
 @lru_cache(maxsize=16)
 def bridge_of(model_path: str, head: tuple[Message, ...]) -> Bridge:
     """Returns the bridge of the model in this directory. Raises ValueError as `make_bridge`."""
     tokenizer = read_tokenizer(model_path)
-    return make_bridge(tokenizer, read_stop_ids(model_path, tokenizer), head, model_path)
+    stop_ids = read_stop_ids(model_path, tokenizer)
+    token = read_picture_token(model_path) if takes_pictures(model_path) else -1
+    return make_bridge(tokenizer, stop_ids, head, model_path, token)
 
 
 def make_bridge(
@@ -213,9 +257,11 @@ def make_bridge(
     stop_ids: Sequence[int],
     head: Sequence[Message],
     model: str,
+    picture_token: int = -1,
 ) -> Bridge:
     """Make the bridge that the tokenizer's chat template gives. model: its name for error messages.
-    Raises ValueError if the template changes earlier text other than thoughts, or if the head has
+    picture_token: what stands for a picture in a text, of a model that takes some. Raises
+    ValueError if the template changes earlier text other than thoughts, or if the head has
     no token."""
     tokens = ChatTokens(tokenizer, stop_ids)
     written = render_episode(tokens, head, model)
@@ -226,20 +272,26 @@ def make_bridge(
             f" the model {model}; have its head say something"
         )
 
-    # the end token that the template writes after an action, None where it writes none
-    end, after = None, written.next
-    plain, *behind = tokens.pieces(after)
-    if not plain and behind and tokens.controls[behind[0]] in stop_ids:
-        end, after = tokens.controls[behind[0]], after.removeprefix(behind[0])
+    end, after = _end_token(written.next, tokens, stop_ids)
+
+    @cache
+    def openings(num_pictures: int) -> Openings:
+        shown = render_episode(tokens, head, model, num_pictures=num_pictures)
+        return Openings(
+            first=_opening(shown.first, OBSERVATIONS[0], tokens),
+            next=_opening(shown.next[len(written.next) - len(after) :], OBSERVATIONS[1], tokens),
+        )
+
     rewriting = Rewriting(head=tuple(head), tokens=tokens)
     bridge = Bridge(
+        model,
         ids,
         frozenset(stop_ids),
         int(tokenizer.eos_token_id) if end is None else end,
-        _opening(written.first, OBSERVATIONS[0], tokens),
-        _opening(after, OBSERVATIONS[1], tokens),
+        openings,
         tokens.plain,
         tokens.decode,
+        picture_token,
         None if keeps_thoughts(tokens, head) else rewriting,
     )
     text = written.head + written.first + ACTIONS[0] + written.next
@@ -250,6 +302,15 @@ def make_bridge(
             f" and within a chat, {model}'s does not; {CURE}"
         )
     return bridge
+
+
+def _end_token(text: str, tokens: ChatTokens, stop_ids: Sequence[int]) -> tuple[int | None, str]:
+    """The end token that the template writes after an action, None where it writes none, and the
+    rest of `text`, which the template writes up to the next action."""
+    plain, *behind = tokens.pieces(text)
+    if not plain and behind and tokens.controls[behind[0]] in stop_ids:
+        return tokens.controls[behind[0]], text.removeprefix(behind[0])
+    return None, text
 
 
 def _opening(text: str, marker: str, tokens: ChatTokens) -> Opening:
@@ -273,8 +334,8 @@ def _is_within(bridge: Bridge, whole: tuple[int, ...], *, writes_end: bool) -> b
     rewriting = bridge.rewriting
     if rewriting is None:
         return True
+    first, second = (KeptObservation(text=text) for text in OBSERVATIONS[:2])
     plain, thoughtful = (
-        rewriting.ids([(OBSERVATIONS[0], action)], OBSERVATIONS[1])
-        for action in (ACTIONS[0], THOUGHTS[0])
+        rewriting.ids([(first, action)], second) for action in (ACTIONS[0], THOUGHTS[0])
     )
     return plain == whole and thoughtful[: len(bridge.head)] == bridge.head

@@ -10,9 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from artifacts.episodes import Ending, Episode, Snapshot, Turn
+from artifacts.episodes import Ending, Episode, KeptObservation, Snapshot, Turn
 from artifacts.new_tokens import extend_spans, join_spans, split_spans
-from artifacts.records import FinishReason, Generated, Request, Routes, VersionSpan
+from artifacts.records import (
+    FinishReason,
+    Generated,
+    Request,
+    Routes,
+    ShownPicture,
+    VersionSpan,
+)
 from tasks.environments.base import Transition
 
 BOUNDS = (Ending.TRUNCATED, Ending.TURNS, Ending.TOKENS, Ending.TIME)
@@ -43,6 +50,7 @@ class Opened:
 
     given: tuple[int, ...]  # token ids in front of the action
     observation: str  # what the model reads
+    pictures: tuple[ShownPicture, ...] = ()  # of the observation, or of the history, in `given`
     asked_s: float  # when the engine was asked for the action
     starts_over: bool = False  # whether `given` is the whole history, written anew
     # of an action that was stopped half-way: its tokens so far, their behaviour log-probabilities
@@ -88,9 +96,16 @@ class EpisodeSoFar:
         return sum(turn.num_sampled for turn in self.turns)
 
     @property
-    def said(self) -> list[tuple[str, str]]:
+    def said(self) -> list[tuple[KeptObservation, str]]:
         """Every observation with the action that answered it."""
-        return [(turn.observation, turn.action) for turn in self.turns]
+        found: list[tuple[KeptObservation, str]] = []
+        num_shown = 0  # pictures of the observations before
+        for turn in self.turns:
+            own = turn.pictures[num_shown:] if turn.starts_over else turn.pictures
+            shown = tuple(picture.moved(-picture.begin) for picture in own)
+            found.append((KeptObservation(text=turn.observation, pictures=shown), turn.action))
+            num_shown += len(own)
+        return found
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -99,6 +114,18 @@ class EpisodeSoFar:
         for turn in self.turns:
             num_read = turn.num_tokens + (0 if turn.starts_over else num_read)
         return self.token_ids[len(self.token_ids) - num_read :]
+
+    @property
+    def path_pictures(self) -> tuple[ShownPicture, ...]:
+        """The pictures of `path`, by their places in it."""
+        found: tuple[ShownPicture, ...] = ()
+        num_read = 0
+        for turn in self.turns:
+            if turn.starts_over:
+                found, num_read = (), 0
+            found += tuple(picture.moved(num_read) for picture in turn.pictures)
+            num_read += turn.num_tokens
+        return found
 
     @property
     def num_held(self) -> int:
@@ -120,6 +147,7 @@ class EpisodeSoFar:
             opened=Opened(
                 given=self.token_ids[num_before:begun],
                 observation=last.observation,
+                pictures=last.pictures,
                 asked_s=asked_s,
                 starts_over=last.starts_over,
                 said_ids=self.token_ids[begun:],
@@ -147,6 +175,7 @@ class EpisodeSoFar:
             acted_s=acted_s,
             answered_s=None,
             starts_over=self.opened.starts_over,
+            pictures=self.opened.pictures,
         )
         after = replace(
             self,
@@ -174,14 +203,19 @@ class EpisodeSoFar:
         return replace(latest, data=before + unused + latest.data[num_prompt * row :])
 
     def answered(
-        self, transition: Transition, answered_s: float, state: bytes = b""
+        self,
+        transition: Transition,
+        observation: KeptObservation,
+        answered_s: float,
+        state: bytes = b"",
     ) -> EpisodeSoFar:
-        """Returns the episode after an answer. state: the environment's, empty without one."""
+        """Returns the episode after an answer. observation: the answer's, with its pictures kept.
+        state: the environment's, empty without one."""
         last = replace(
             self.turns[-1],
             reward=transition.reward,
             answered_s=answered_s,
             info=tuple(transition.info.items()),
         )
-        taken = Snapshot(state=state, observation=transition.observation) if state else None
+        taken = Snapshot(state=state, observation=observation) if state else None
         return replace(self, turns=(*self.turns[:-1], last), snapshot=taken)

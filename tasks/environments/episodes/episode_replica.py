@@ -25,10 +25,11 @@ from artifacts.new_tokens import News
 from artifacts.records import Generated, Request, Running, WeightsRef
 from tasks.engines.base import Attestation, EngineLost, EngineStats, Replica, check_room
 from tasks.engines.mailbox import Mailbox
+from tasks.engines.picture_prompts import PictureKeeper
 from tasks.environments.base import EnvironmentProcesses, EnvironmentSettings
 from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import Bridge, bridge_of
-from tasks.environments.episodes.play import Means, Play
+from tasks.environments.episodes.play import Keep, Means, Play
 from tasks.environments.episodes.turn_batcher import TurnBatcher
 from tasks.environments.pools.remote_pools import RemotePools
 from tasks.environments.pools.status_board import ReportingPool
@@ -50,9 +51,11 @@ class EpisodeReplica(Replica):
         max_model_len: int,
         clock: Callable[[], float] = time.time,
         log: TurnLog | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """environments, bridges: by domain. max_model_len: of the inner replica. clock: of the
-        inner replica's times. log: where the turns of running episodes are kept, if anywhere."""
+        inner replica's times. log: where the turns of running episodes are kept, if anywhere.
+        keep: keeps a picture that an environment shows, where the model sees pictures."""
         self.name = inner.name
         self._inner = inner
         self._processes = processes
@@ -71,6 +74,7 @@ class EpisodeReplica(Replica):
                 processes=processes,
                 programs=self._programs,
                 bridge=bridges[domain],
+                keep=keep,
                 config=config,
                 clock=clock,
                 write=log.write if log is not None else lambda generated, num_written: None,
@@ -229,6 +233,7 @@ class EpisodePlayer:
     model_path: str  # Hugging Face directory, for its chat template
     max_model_len: int  # of the engine
     run_id: str
+    pictures: str = ""  # folder or URL of the run's; empty for a model of text alone
     workers: tuple[str, ...] = ()  # of the role environment; none: the processes are the engine's
     turns_folder: Path | None = None  # where running episodes are kept; None where they are not
 
@@ -251,4 +256,9 @@ class EpisodePlayer:
             self.config,
             self.max_model_len,
             log=TurnLog(self.turns_folder, inner.name) if self.turns_folder is not None else None,
+            keep=self._keep() if self.pictures else None,
         )
+
+    def _keep(self) -> Keep:
+        keeper = PictureKeeper.of(self.model_path, self.pictures)
+        return lambda data: asyncio.to_thread(keeper.keep, data)

@@ -17,8 +17,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from artifacts.episodes import Ending, Episode
-from artifacts.records import Generated, Request
+from artifacts.episodes import Ending, Episode, KeptObservation
+from artifacts.records import Generated, Request, ShownPicture
 from tasks.environments.base import (
     Crashed,
     EnvironmentFailed,
@@ -31,10 +31,12 @@ from tasks.environments.config import EpisodeConfig
 from tasks.environments.episodes.bridge import Bridge
 from tasks.environments.episodes.episode import STOPPED, End, EpisodeSoFar, Opened
 from tasks.environments.tools.programs import ProgramRunner
+from tasks.environments.transition import pictures_in
 from tasks.scheduling.prompt_stream import derive_seed
 
 logger = logging.getLogger(__name__)
 
+Keep = Callable[[bytes], Awaitable[ShownPicture]]  # raises ValueError for a file that is none
 MAX_LOST = 3  # environments that an episode may lose with their workers
 
 
@@ -48,6 +50,8 @@ class Means:
     processes: EnvironmentProcesses  # where it steps
     programs: ProgramRunner  # of those that actions ask to run
     bridge: Bridge  # between the model's turns
+    # keeps a picture that an environment shows; None for a model of text alone
+    keep: Keep | None
     config: EpisodeConfig  # bounds
     # keeps an episode, of which so many turns have been kept before
     write: Callable[[Generated, int], None]
@@ -114,27 +118,27 @@ class Play:
                         f"its workers of environments were lost {num_lost} times, at last: {lost}",
                     ) from lost
 
-    async def _play_on(self, observation: str) -> End:
+    async def _play_on(self, observation: KeptObservation) -> End:
         while True:
             if not self.so_far.awaits_answer:
                 if not self._open_turn(observation):
-                    return End(ending=Ending.TOKENS, last_observation=observation)
+                    return End(ending=Ending.TOKENS, last_observation=observation.text)
                 await self._act()
                 if self.is_stopped:
                     return STOPPED
             transition = await self._step(self.so_far.turns[-1].action)
             state = self._means.processes.snapshot(self._name)
-            self.so_far = self.so_far.answered(transition, self._means.clock(), state)
-            observation = transition.observation
+            observation = await self._kept(transition.observation)
+            self.so_far = self.so_far.answered(transition, observation, self._means.clock(), state)
             ending = self._ending(transition)
             if ending is not None:
-                return End(ending=ending, last_observation=observation)
+                return End(ending=ending, last_observation=observation.text)
             self._means.write(self._record(STOPPED), self._num_written)
             self._num_written = len(self.so_far.turns)
 
     # --- the beginning -------------------------------------------------------------------------
 
-    async def _begin(self) -> str:
+    async def _begin(self) -> KeptObservation:
         """Bring an environment to where the episode is; returns the observation there."""
         observation = await self._resume()
         if observation is None:
@@ -160,11 +164,11 @@ class Play:
                 self.so_far = self.so_far.reopened(self._means.clock())  # it was stopped half-way
         return observation
 
-    async def _resume(self) -> str | None:
+    async def _resume(self) -> KeptObservation | None:
         """Bring an environment there; None, without one, if it does not repeat the record."""
         means, snapshot = self._means, self.so_far.snapshot
         began_s = means.clock()
-        observation = await means.processes.reset(
+        first = await means.processes.reset(
             self._name,
             means.settings,
             self.request.episode_seed,
@@ -172,21 +176,21 @@ class Play:
         )
         took_s = means.clock() - began_s
         self._counted = replace(self._counted, reset_s=self._counted.reset_s + took_s)
-        if observation is None:
+        if first is None:
             assert snapshot is not None, "nothing else restores an environment"
-            observation = snapshot.observation
+            observation: KeptObservation | None = snapshot.observation
         else:
-            observation = await self._replayed(observation)
+            observation = await self._replayed(await self._kept(first))
         if observation is None:
             await means.processes.end(self._name)
         elif self.so_far.turns:
             self._counted = replace(self._counted, num_resumed=self._counted.num_resumed + 1)
         return observation
 
-    async def _replayed(self, observation: str) -> str | None:
+    async def _replayed(self, observation: KeptObservation) -> KeptObservation | None:
         """Repeat the recorded actions; returns the last observation, None if one differs."""
-        for turn in self.so_far.turns:
-            if observation != turn.observation:
+        for turn, (seen, _) in zip(self.so_far.turns, self.so_far.said, strict=True):
+            if observation != seen:
                 return None
             if turn.answered_s is None:
                 break
@@ -195,8 +199,25 @@ class Play:
             is_over = transition.terminated or transition.truncated
             if is_over or transition.reward != turn.reward:
                 return None
-            observation = transition.observation
+            observation = await self._kept(transition.observation)
         return observation
+
+    async def _kept(self, observation: str) -> KeptObservation:
+        """Keep the pictures of an observation. Raises Crashed for a file that is none, and
+        ValueError where the model sees none."""
+        shown, keep = pictures_in(observation), self._means.keep
+        if not shown:
+            return KeptObservation(text=observation)
+        if keep is None:
+            raise ValueError(
+                "an environment that shows pictures needs a model with a vision tower,"
+                f" {self.request.environment} shows {len(shown)}; choose one of docs/models.md"
+            )
+        try:
+            kept = [await keep(data) for data in shown]
+        except ValueError as error:
+            raise Crashed(str(error)) from error
+        return KeptObservation(text=str(observation), pictures=tuple(kept))
 
     # --- a turn --------------------------------------------------------------------------------
 
@@ -204,13 +225,13 @@ class Play:
         transition = await self._means.processes.step(self._name, action)
         return await self._means.programs.observe(self._means.settings, action, transition)
 
-    def _open_turn(self, observation: str) -> bool:
+    def _open_turn(self, observation: KeptObservation) -> bool:
         """Open a turn; false if there is no room for an action. Raises EnvironmentFailed if there
         never was: such an episode has nothing to judge."""
         if self.so_far.opened is not None:  # begun elsewhere
             return True
         tokens, path, said = self.so_far.token_ids, self.so_far.path, self.so_far.said
-        given, starts_over = self._means.bridge.given(path, said, observation)
+        given, pictures, starts_over = self._means.bridge.given(path, said, observation)
         if self._room(len(tokens) + len(given)) < 1:
             if tokens:
                 return False
@@ -220,7 +241,8 @@ class Play:
             )
         opened = Opened(
             given=given,
-            observation=observation,
+            observation=observation.text,
+            pictures=pictures,
             asked_s=self._means.clock(),
             starts_over=starts_over,
         )
@@ -234,7 +256,12 @@ class Play:
     async def _act(self) -> None:
         opened = self.so_far.opened
         assert opened is not None, "a turn is opened"
-        path = () if opened.starts_over else self.so_far.path
+        path, seen = self.so_far.path, self.so_far.path_pictures
+        if opened.starts_over:
+            path, seen = (), ()
+        begin = len(self.request.prompt_tokens)
+        shown = [each.moved(begin) for each in seen]
+        shown += [each.moved(begin + len(path)) for each in opened.pictures]
         num_restarts = sum(turn.starts_over for turn in self.so_far.turns) + opened.starts_over
         asked = replace(
             self.request,
@@ -247,6 +274,7 @@ class Play:
             kept_tokens=opened.said_ids,
             kept_logprobs=opened.said_logprobs,
             kept_versions=opened.said_versions,
+            pictures=(*self.request.pictures, *shown),
             environment="",
             episode_seed=0,
             kept_episode=None,

@@ -1,9 +1,10 @@
-"""The answers that an environment may give: text and rewards, in bounds. Pure.
+"""The answers that an environment may give: text, pictures and rewards, in bounds. Pure.
 
 Lone surrogates in a text, which no tokenizer and no table takes, become question marks.
 
 {"observation"}                                                    to a reset
 {"observation", "reward", "terminated", "truncated", "info"}       to a step; then the state
+{"observation", "pictures": files in base64, ...}                  to both, if pictures are shown
 {"restored": whether the state was taken}                          to a state
 {"raised": the exception in a line}                                instead of any
 {"unusable": why it can never work, and the cure}                  likewise
@@ -11,13 +12,15 @@ Lone surrogates in a text, which no tokenizer and no table takes, become questio
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Mapping, Sequence
 
 from artifacts.printable import printable_line
-from tasks.environments.base import Crashed
+from tasks.environments.base import MOST_PICTURE_BYTES, Crashed, check_pictures
 from tasks.environments.processes.process_main import MAX_STATE_BYTES
-from tasks.environments.transition import Transition, Unusable
+from tasks.environments.transition import PicturedText, Transition, Unusable, pictures_in
 from tasks.rewards.base import checked_reward
 
 SENTENCE_CHARS = 1000  # of the reason why an environment can never work
@@ -27,7 +30,8 @@ INFO_BYTES = 64 << 10  # for all of an answer beside its observation and its sta
 
 def max_answer_bytes(max_observation_chars: int) -> int:
     """Returns the largest size in bytes of an allowed answer and its state."""
-    return ESCAPED_BYTES * max_observation_chars + INFO_BYTES + MAX_STATE_BYTES
+    text_bytes, picture_bytes = ESCAPED_BYTES * max_observation_chars, MOST_PICTURE_BYTES * 3 // 2
+    return text_bytes + picture_bytes + INFO_BYTES + MAX_STATE_BYTES
 
 
 def read_answer(body: bytes) -> dict[str, object]:
@@ -47,17 +51,30 @@ def read_answer(body: bytes) -> dict[str, object]:
 
 def read_observation(body: bytes, max_chars: int) -> str:
     """Read the answer to a reset. Raises as `read_answer`."""
-    return checked_observation(read_answer(body).get("observation"), max_chars)
+    return checked_observation(_observation_in(read_answer(body)), max_chars)
 
 
 def read_transition(body: bytes, max_chars: int) -> Transition:
     """Read the answer to a step. Raises as `read_answer`."""
     answer = read_answer(body)
-    return checked_transition([answer.get(name) for name in Transition._fields], max_chars)
+    given = {**answer, "observation": _observation_in(answer)}
+    return checked_transition([given.get(name) for name in Transition._fields], max_chars)
+
+
+def _observation_in(answer: Mapping[str, object]) -> object:
+    """The observation of an answer, with its pictures. Raises Crashed."""
+    text, shown = answer.get("observation"), answer.get("pictures")
+    if shown is None or not isinstance(text, str):
+        return text
+    try:
+        files = [base64.b64decode(data, validate=True) for data in shown]  # type: ignore[attr-defined]
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise Crashed("its process broke the protocol: pictures that are no base64") from error
+    return PicturedText.of(text, files)
 
 
 def checked_observation(observation: object, max_chars: int) -> str:
-    """Check that an observation is text, and not too long. Raises Crashed."""
+    """Check that an observation is text, and not too long, and so its pictures. Raises Crashed."""
     if not isinstance(observation, str):
         raise Crashed(f"an observation must be text, got {type(observation).__name__}")
     if len(observation) > max_chars:
@@ -65,7 +82,14 @@ def checked_observation(observation: object, max_chars: int) -> str:
             f"an observation must have at most {max_chars} characters, got {len(observation)};"
             " shorten it or raise max_observation_chars"
         )
-    return _writable(observation)
+    pictures, text = pictures_in(observation), _writable(observation)
+    if not pictures:
+        return text
+    try:
+        check_pictures(pictures)
+    except ValueError as error:
+        raise Crashed(str(error)) from error
+    return PicturedText.of(text, pictures)
 
 
 def checked_transition(values: Sequence[object], max_chars: int) -> Transition:

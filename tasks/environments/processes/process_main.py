@@ -11,12 +11,13 @@ in this process is trusted: the caller checks its answers and holds the clock.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pickle
 from typing import TYPE_CHECKING
 
-from tasks.environments.transition import Unusable
+from tasks.environments.transition import Unusable, pictures_in
 from tasks.isolation.confinement import enclose
 from tasks.isolation.frames import read_message, write_message
 from tasks.isolation.seccomp import SystemCallFilter
@@ -78,7 +79,7 @@ def _serve(*, keeps_state: bool) -> None:
                 answer = {"restored": environment is not None}
             elif kind == RESET:
                 states.begin()
-                answer = {"observation": environment.reset(int(body))}
+                answer = _observed(environment.reset(int(body)))
             elif kind == STEP:
                 answer, state = _step(environment, body.decode("utf-8", "surrogatepass"), states)
             encoded = json.dumps(answer)
@@ -92,7 +93,7 @@ def _serve(*, keeps_state: bool) -> None:
 def _step(environment: Environment, text: str, states: States) -> tuple[dict[str, object], bytes]:
     turn = environment.step(text)
     answer: dict[str, object] = {
-        "observation": turn.observation,
+        **_observed(turn.observation),
         "reward": float(turn.reward),  # numpy's numbers and truth values, too
         "terminated": bool(turn.terminated),
         "truncated": bool(turn.truncated),
@@ -100,6 +101,11 @@ def _step(environment: Environment, text: str, states: States) -> tuple[dict[str
     }
     is_over = turn.terminated or turn.truncated
     return answer, b"" if is_over else states.after_turn(environment)
+
+
+def _observed(observation: str) -> dict[str, object]:
+    shown = [base64.b64encode(data).decode("ascii") for data in pictures_in(observation)]
+    return {"observation": observation, **({"pictures": shown} if shown else {})}
 
 
 def _restored(state: bytes, kind: type[Environment]) -> Environment | None:
