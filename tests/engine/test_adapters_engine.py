@@ -24,6 +24,7 @@ from tasks.engines.transports.shared_memory import SharedMemoryTransport
 from tasks.engines.vllm import adapter_slot
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine
+from tasks.engines.vllm.llm_engine import on_cpu
 from tasks.learner.lora_config import LAYERS
 from tasks.learner.weight_check import WeightCheckFailed, check_weights
 from tests.engine.conftest import NUM_GPUS, generate, make_batch, make_request
@@ -116,6 +117,19 @@ async def test_an_engine_computes_with_the_adapter_that_it_holds(
             )
         seen[version] = {name: response.token_ids for name, response in done.items()}
     assert seen[1] != seen[2]
+
+
+async def test_all_layers_of_a_cpu_engine_multiply_by_adapter(
+    engine: VllmEngine, adapters: Versions
+) -> None:
+    await engine.load_weights(adapters[1][0], ())
+
+    def products(core: VllmCore) -> set[str]:
+        wrappers = [layer.punica_wrapper for layer in manager_of(core).modules.values()]
+        return {type(wrapper.add_lora_linear.__self__).__name__ for wrapper in wrappers}
+
+    found = await engine._thread.call("look", products, 10)
+    assert found == {"Products" if on_cpu() else "PunicaWrapperGPU"}
 
 
 @pytest.mark.parametrize("running", [Running.INTERRUPT, Running.KEEP])

@@ -23,6 +23,7 @@ from artifacts.models.size import ModelSize
 from artifacts.prompt_ids import adapter_of
 from artifacts.records import prompt_of
 from tasks.engines.base import AdapterShape
+from tasks.engines.vllm.adapter_products import multiply_by_adapter
 
 if TYPE_CHECKING:  # configurations name the slot, and are read without torch
     from torch import Tensor
@@ -120,6 +121,7 @@ def load_adapters(
             manager.add_adapter(LoRAModel(number, shape.rank, loras))
             manager.activate_adapter(number)
         _guard(runner, ids)
+        multiply_by_adapter(manager)
         for name, number in ids.items():
             held = _held(manager, number, owned[name], scaled[name])
             prints |= {named(name, tensor): each for tensor, each in held.items()}
