@@ -62,7 +62,7 @@ class Products:
 
 def rows_of(slots: Tensor) -> dict[int, slice | Tensor]:
     """The rows of each slot but the base's: all of them, or their numbers. slots: T integers."""
-    found = slots.unique().tolist()
+    found = sorted(set(slots.tolist()))
     if len(found) == 1:
         return {slot: slice(None) for slot in found if slot >= 0}
     return {slot: (slots == slot).nonzero()[:, 0] for slot in found if slot >= 0}
