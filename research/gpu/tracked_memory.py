@@ -37,18 +37,27 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 from research.gpu.long_tail import SHAPES, Shape
 from tasks.learner import head, sharded_parameters
 from tasks.learner.head import LossGradient
-from tasks.learner.learner_config import AdamWConfig, LearnerConfig, Placement
+from tasks.learner.learner_config import AdamWConfig, LearnerConfig
+from tasks.learner.lora_config import LoraConfig
 from tasks.learner.memory import FP32, learner_memory, size_of
 from tasks.learner.optimizer import ShardedAdamW
 from tasks.learner.packing import PackedBatch
-from tasks.learner.parameters import ReplicatedParameters
-from tasks.learner.policy import DTYPES, PolicyModel, recompute
+from tasks.learner.policy import placed
 from tasks.learner.ranks import Ranks
 from tasks.learner.rows import row_of
-from tasks.learner.sharded_parameters import TrainedShards
 from tasks.learner.tree_attention import TREE_ATTENTION, register_attention
 
 GB = 10**9
+WEIGHTS, SHARDED = LearnerConfig(), LearnerConfig(parameters="sharded")
+ADAPTER = LearnerConfig(lora=LoraConfig(rank=16))
+TRACKED = (  # shape, ranks, configuration
+    ("0.5b", 1, WEIGHTS),
+    ("1.5b", 1, WEIGHTS),
+    ("7b", 8, WEIGHTS),
+    ("7b", 8, SHARDED),
+    ("1.5b", 1, ADAPTER),
+    ("7b", 1, ADAPTER),
+)
 
 
 class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -194,13 +203,10 @@ def tracked(
     with without_numbers(), group, mode, TrackedMemory() as memory:
         model = make()
         size = size_of(model)
-        model.requires_grad_(True)
-        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
-            table.weight.requires_grad_(False)
-        if config.recompute_layers:
-            recompute(model)
-        placed: Any = TrainedShards if is_sharded else ReplicatedParameters  # Any: either class
-        policy = PolicyModel(model, placed(model, DTYPES[config.compute], ranks))
+        policy = placed(
+            *(model, config.compute, ranks, config.parameters),
+            *(config.recompute_layers, config.lora),
+        )
         optimizer = ShardedAdamW(AdamWConfig(), policy.parameters.pieces)
         loss = LossGradient(by_logp=lambda indices, logp: torch.ones_like(logp))
         gc.collect()
@@ -234,15 +240,15 @@ def model_of(shape: Shape) -> Any:  # Any: as above
 def main() -> int:
     """Print the table."""
     rows = Table("model", "ranks", "row", "recomputed", "tracked, GB", "predicted, GB", "ratio")
-    ways: tuple[Placement, Placement] = "replicated", "sharded"
-    models = (("0.5b", 1, ways[0]), ("1.5b", 1, ways[0]), *(("7b", 8, each) for each in ways))
-    for (name, num_ranks, where), tokens, recomputes in product(models, (4096, 16384), (0, 1)):
-        config = LearnerConfig(recompute_layers=bool(recomputes), parameters=where)
+    for (name, num_ranks, of_rank), tokens, recomputes in product(TRACKED, (4096, 16384), (0, 1)):
+        config = of_rank.model_copy(update={"recompute_layers": bool(recomputes)})
         make = partial(model_of, SHAPES[name])
         peak, predicted = tracked(make, config, num_ranks, tokens, is_fake=True)
-        figures = f"{peak / GB:.1f}", f"{predicted / GB:.1f}", f"{predicted / peak:.2f}"
+        trained = f" adapter of rank {config.lora.rank}" if config.lora.rank else ""
         rows.add_row(
-            f"{name} {where}", str(num_ranks), f"{tokens:,}", ["no", "yes"][recomputes], *figures
+            f"{name} {config.parameters}{trained}",
+            *(str(num_ranks), f"{tokens:,}", ["no", "yes"][recomputes]),
+            *(f"{peak / GB:.1f}", f"{predicted / GB:.1f}", f"{predicted / peak:.2f}"),
         )
     Console(width=100).print(rows)
     return 0

@@ -208,6 +208,19 @@ def load_policy(
     model = load_decoder(model_path, ranks.device)
     model.requires_grad_(True)
     tower = tower_of(model, pictures, ranks.device)
+    return placed(model, compute, ranks, placement, recompute_layers, lora, tower)
+
+
+def placed(
+    model: Any,
+    compute: ComputeDtype,
+    ranks: Ranks,
+    placement: Placement,
+    recompute_layers: bool,
+    lora: LoraConfig,
+    tower: Tower | None = None,
+) -> PolicyModel:  # Any: transformers models carry no types
+    """The loaded model as it is trained, or an adapter of it."""
     # embedding and head get their gradients by hand: rows, and sums over chunks
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         table.weight.requires_grad_(False)

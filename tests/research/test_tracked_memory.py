@@ -9,6 +9,7 @@ import pytest
 from research.gpu.long_tail import Shape
 from research.gpu.tracked_memory import model_of, tracked
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.lora_config import LoraConfig
 
 # wide enough that no constant of a few kilobytes counts, and with few layers
 WIDE = Shape(hidden=512, inner=2048, layers=2, heads=8, key_heads=2, vocabulary=8192)
@@ -22,6 +23,14 @@ def test_the_prediction_is_within_a_tenth_of_what_is_allocated(
 ) -> None:
     config = LearnerConfig(recompute_layers=recomputes)
     peak, predicted = tracked(partial(model_of, shape), config, num_ranks, tokens, is_fake=True)
+    assert predicted == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_so_is_that_of_an_adapter(num_ranks: int, recomputes: bool) -> None:
+    config = LearnerConfig(recompute_layers=recomputes, lora=LoraConfig(rank=16))
+    peak, predicted = tracked(partial(model_of, WIDE), config, num_ranks, 1024, is_fake=True)
     assert predicted == pytest.approx(peak, rel=0.1)
 
 
