@@ -21,6 +21,7 @@ from artifacts.models.character_tokenizer import character_tokenizer
 from artifacts.store import Store
 from flows.commands import push
 from flows.run import OpenRun
+from tasks.learner.lora_config import LoraConfig
 
 SUMMARY = b"# run\n\nHeld-out reward 0.200 -> 0.600, paired difference +0.400 [+0.3, +0.5].\n"
 
@@ -141,6 +142,22 @@ def test_an_adapter_is_sent_without_its_model(
     assert push.main(["run", "me/sums", "--adapter"]) == 0
     settings = json.loads(hub.sent["files"]["adapter_config.json"])
     assert settings["base_model_name_or_path"] == "warm-start"
+
+
+def test_a_run_of_several_adapters_sends_its_best_model(
+    run: OpenRun,
+    hub: type[StubHub],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lora = LoraConfig(rank=4, sweep={"slow": {}, "fast": {"learning_rate": 2e-3}})
+    learner = run.config.learner.model_copy(update={"lora": lora})
+    config = run.config.model_copy(update={"learner": learner})
+    monkeypatch.setattr(push, "trained_config", lambda *_: config)
+    assert push.main(["run", "me/sums", "--adapter"]) == 2
+    assert "--adapter needs a run of one adapter" in capsys.readouterr().err
+    assert not hub.sent
+    assert push.main(["run", "me/sums", "--dry-run"]) == 0
 
 
 def refused(status: int) -> errors.HfHubHTTPError:
