@@ -59,10 +59,5 @@ def _not_yet(config: Parts) -> Iterator[str]:
             f"{PREFIX} an advantage without a critic, got learner.advantage.kind=gae: a critic has"
             " no eyes; take another"
         )
-    if config.elastic.enabled:
-        yield (
-            f"{PREFIX} engines of the run's own, got elastic workers, which do not see its"
-            " pictures; set elastic.enabled=false"
-        )
     if judge_engine_of(config.rewards) is not None:
         yield f"{PREFIX} a reward without a judge, which has no eyes; take another reward"

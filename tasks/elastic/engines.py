@@ -9,7 +9,7 @@ built and loaded (`keeper`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,17 +18,18 @@ from typing import TypeVar
 
 from distributed import Client, get_worker
 
-from artifacts.records import Running, WeightsRef, pack, unpack
+from artifacts.records import Running, ShownPicture, WeightsRef, pack, unpack
 from tasks.cluster.actors import ActorLost
 from tasks.cluster.registry import ActorRegistry, Recipe
 from tasks.elastic.config import MARGIN_S, ElasticConfig
 from tasks.elastic.weights.pulls import WeightOrigin, WeightPulls
 from tasks.elastic.weights.server import WeightServer
+from tasks.elastic.weights.transfer import WeightsRefused
 from tasks.elastic.worker_card import mark_served
 from tasks.elastic.worker_events import AdmittedWorker
-from tasks.engines.base import EngineLost
+from tasks.engines.base import EngineLost, pictures_of
 from tasks.engines.registry import EngineConfig
-from tasks.engines.remote import EngineActor, RemoteEngine
+from tasks.engines.remote import EngineActor, EngineClient, RemoteEngine
 from tasks.learner.reports import PublishReport
 from tasks.learner.weight_check import WeightCheckConfig, check_weights
 
@@ -65,14 +66,44 @@ class ElasticEngineActor(EngineActor):
         versions from. Then blocks until the model is pulled, and raises LimitMissed, or as
         `weights.client.fetch`."""
         mark_served(name)  # before the pull: the next run must find the mark
+        self._pulls_pictures = bool(config.pictures) and isinstance(model, WeightOrigin)
+        self._arriving = asyncio.Lock()  # no call overtakes one whose pictures are on their way
         if isinstance(model, WeightOrigin):
             self._pulls = WeightPulls(model, name, get_worker())
             model = self._pulls.model()
+        if self._pulls_pictures:
+            pulled = {"pictures": str(self._pulls.pictures.folder)}
+            config = config.model_copy(update=pulled)
         super().__init__(config, model, name, core_ids, (), seed)
 
     async def pull(self, version: str) -> bytes:
         """Pull this version; returns its WeightsRef on this machine, packed."""
         return pack(await self._pulls.pull(version))
+
+    async def submit(self, asker: EngineClient, payload: bytes) -> None:
+        async with self._arriving:
+            if self._pulls_pictures:
+                await self._pull_pictures(request.pictures for request in unpack(payload))
+            await super().submit(asker, payload)
+
+    async def abort(self, payload: bytes) -> None:
+        async with self._arriving:
+            await super().abort(payload)
+
+    async def load_weights(self, payload: bytes) -> bytes:
+        if self._pulls_pictures:
+            _, probes, _ = unpack(payload)
+            async with self._arriving:
+                await self._pull_pictures(map(pictures_of, probes))
+        return await super().load_weights(payload)
+
+    async def _pull_pictures(self, shown: Iterable[Sequence[ShownPicture]]) -> None:
+        """Raises EngineLost if a picture cannot be had: other engines can have the requests."""
+        contents = [picture.content for pictures in shown for picture in pictures]
+        try:
+            await self._pulls.pull_pictures(contents)
+        except (WeightsRefused, OSError) as error:
+            raise EngineLost(str(error)) from error
 
 
 def recipe(

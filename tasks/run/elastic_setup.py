@@ -8,7 +8,9 @@ from pathlib import Path
 
 from distributed import Client
 
+from artifacts.pictures import PictureFolder
 from artifacts.records import Running
+from artifacts.store import Store
 from tasks.elastic.admission import AdmissionRules, WorkerAdmission
 from tasks.elastic.config import ElasticConfig, ElasticWeightsConfig
 from tasks.elastic.engines import ElasticEngines, RunForWorkers
@@ -37,7 +39,9 @@ class RunElasticWorkers:
         token = read_token(run.elastic.token_file) if run.elastic.enabled else ""
         server = None  # elastic workers read the run's own paths
         if run.elastic.enabled and run.weight_server is not None:
-            server = WeightServer(run.weight_server, token)
+            shown = run.engine.pictures
+            pictures = PictureFolder(Store.open(shown)) if shown else None
+            server = WeightServer(run.weight_server, token, pictures)
         self.history = WorkerHistory(
             run.open_store(),
             lambda: self.workers,

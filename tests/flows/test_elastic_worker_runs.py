@@ -21,6 +21,7 @@ import duckdb
 import pytest
 from mlflow import MlflowClient
 
+from artifacts.pictures import content_of
 from artifacts.store import Store
 from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.ports import free_port
@@ -319,3 +320,41 @@ def test_an_elastic_worker_on_another_host_pulls_unasked(
     assert process.returncode == 0, err
     assert held[-1] == "model"
     assert members(run)["far.g1"]["pull_s"] > 0
+
+
+@pytest.mark.engine
+def test_an_elastic_worker_pulls_the_pictures_that_its_requests_show(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Its engine, a real one, passes the weight check on probes with pictures, and answers."""
+    run, port, spot = tmp_path / "seen", free_port(), tmp_path / "spot"
+    (token := tmp_path / "token").write_text(TOKEN)
+    process = launcher.start(
+        tmp_path,
+        *("num_steps=1000", "sampling.max_response_tokens=8", f'run_name="{run.name}"'),
+        *("elastic.enabled=true", f'elastic.token_file="{token}"'),
+        *(f"cluster.scheduler_port={port}", "elastic.weights.enabled=true"),
+        preset="tiny-vision",
+    )
+    address = f"tls://127.0.0.1:{port}"
+    words = ("--host", "127.0.0.1", "--token-file", str(token), "--local-directory", str(spot))
+    try:
+        wait_until((run / "plans/00001.json").exists, "the first round", process)
+        with elastic_worker(address, "spot", launcher.environment, *words, *handed(run)):
+            wait_until(
+                lambda: sum(figure(run, "elastic/tokens")) > 0,
+                "an elastic worker's token",
+                process,
+                within_s=500.0,
+            )
+            came = {path.name: path.read_bytes() for path in spot.rglob("rollflow-pictures/*")}
+    finally:
+        process.kill()
+    assert came == {content_of(data): data for data in came.values()}
+    assert came.keys() <= {path.name for path in (run / "pictures").iterdir()}
+    (step, *_) = (commit["step"] for commit in commits(run) if commit["metrics"]["elastic/tokens"])
+    rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
+    shown = duckdb.sql(f"select pictures from {rows} where engine = 'spot.g1'").fetchall()
+    assert shown
+    assert {picture["content"] for (pictures,) in shown for picture in pictures} <= came.keys()
+    assert figure(run, "train/mismatch_abs")[step - 1] < 0.02

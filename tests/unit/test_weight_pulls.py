@@ -4,22 +4,30 @@ anything."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from record_factories import make_request
 from weight_servers import CONFIG, TOKEN, written
 
+from artifacts.pictures import PictureFolder
+from artifacts.records import Request, ShownPicture, WeightsRef, pack
+from artifacts.store import Store
 from artifacts.weights import reuse
+from tasks.cluster.ports import free_port
 from tasks.elastic.config import ElasticConfig
-from tasks.elastic.engines import ElasticEngines
-from tasks.elastic.weights.pulls import FOLDER, WeightOrigin, WeightPulls
+from tasks.elastic.engines import ElasticEngineActor, ElasticEngines
+from tasks.elastic.weights.pulls import FOLDER, PICTURES, WeightOrigin, WeightPulls
 from tasks.elastic.weights.server import WeightServer
 from tasks.elastic.weights.transfer import WeightsRefused
 from tasks.elastic.worker_card import EXTENSION
+from tasks.engines.base import EngineLost, PicturedProbe
+from tasks.engines.remote import EngineClient, ResponseMux
 
 ELASTIC = ElasticConfig(weights=CONFIG, pull_s=20.0, build_s=20.0, load_s=20.0)
 
@@ -151,3 +159,117 @@ async def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
         second = ElasticEngines(SimpleNamespace(), run, WeightServer(config, TOKEN))  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"elastic\.weights\.host and port must be free"):
             await second.open()
+
+
+@asynccontextmanager
+async def showing(folder: Path) -> AsyncIterator[tuple[WeightServer, PictureFolder]]:
+    """A run with pictures."""
+    kept = PictureFolder(Store.open(str(folder)))
+    origin = WeightServer(CONFIG, TOKEN, kept)
+    await origin.start()
+    try:
+        yield origin, kept
+    finally:
+        await origin.close()
+
+
+async def test_pictures_come_once_and_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    async with (
+        showing(tmp_path / "run") as (origin, kept),
+        elastic_worker(told(origin), tmp_path / "spot") as pulls,
+    ):
+        contents = [kept.keep(data) for data in (b"one", b"two")]
+        await pulls.pull_pictures([*contents, contents[0]])
+        here = PictureFolder(Store.open(str(tmp_path / "spot" / PICTURES)))
+        assert [here.read(content) for content in contents] == [b"one", b"two"]
+        await origin.close()
+        await pulls.pull_pictures(contents)  # without asking again
+
+
+async def test_a_server_that_gives_another_picture_is_refused(tmp_path: Path) -> None:
+    class Liar(PictureFolder):
+        def read(self, content: str) -> bytes:
+            return b"another"
+
+    origin = WeightServer(CONFIG, TOKEN, Liar(Store.open(str(tmp_path))))
+    await origin.start()
+    async with elastic_worker(told(origin), tmp_path / "spot") as pulls:
+        with pytest.raises(WeightsRefused, match=r"must give the picture 00.*, it gave 7 bytes of"):
+            await pulls.pull_pictures(["0" * 64])
+        assert not list((tmp_path / "spot" / PICTURES).glob("*"))
+    await origin.close()
+
+
+async def test_pictures_are_waited_for_within_the_limit_of_pulls(tmp_path: Path) -> None:
+    async with showing(tmp_path / "run") as (origin, kept):
+        content = kept.keep(b"one")
+        silent = f"http://127.0.0.1:{free_port()}"
+        two = WeightOrigin(urls=(silent, *origin.urls), config=ELASTIC)
+        async with elastic_worker(two, tmp_path / "spot") as pulls:
+            await pulls.pull_pictures([content])
+        short = ELASTIC.model_copy(update={"pull_s": 0.1})
+        alone = WeightOrigin(urls=(silent,), config=short)
+        async with elastic_worker(alone, tmp_path / "other") as pulls:
+            with pytest.raises(TimeoutError, match=r"the picture .* did not come: "):
+                await pulls.pull_pictures([content])
+
+
+class Waits:
+    """An engine that says in which order it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def submit(self, requests: Sequence[Request]) -> None:
+        self.calls += [f"submit {request.response_id}" for request in requests]
+
+    async def abort(self, response_ids: Sequence[str]) -> None:
+        self.calls += [f"abort {name}" for name in response_ids]
+
+    async def load_weights(self, *args: object) -> None:
+        self.calls.append("load")
+
+
+def pictured_actor(engine: Waits, pull: Callable[[list[str]], Awaitable[None]]) -> Any:
+    """An actor in a process of its own, but for the process."""
+    actor = ElasticEngineActor.__new__(ElasticEngineActor)
+    actor._pulls_pictures, actor._arriving = True, asyncio.Lock()
+    actor._pulls = SimpleNamespace(pull_pictures=pull)  # type: ignore[assignment]
+    actor._engine = engine  # type: ignore[assignment]
+    actor._askers = ResponseMux(engine)  # type: ignore[arg-type]
+    return actor
+
+
+async def test_requests_wait_for_their_pictures_and_no_call_overtakes_them() -> None:
+    came, asked = asyncio.Event(), list[list[str]]()
+
+    async def pull(contents: list[str]) -> None:
+        asked.append(contents)
+        await came.wait()
+
+    shown = ShownPicture(content="a", begin=0, rows=1, columns=1)
+    request = replace(make_request(prompt_id="0/1"), pictures=(shown,))
+    probe = PicturedProbe.of((1, 2), (replace(shown, content="b"),))
+    engine = Waits()
+    actor = pictured_actor(engine, pull)
+    calls = [
+        actor.submit(EngineClient.ROUND, pack((request,))),
+        actor.abort(pack((request.response_id,))),
+        actor.load_weights(pack((WeightsRef(version=1, path="", digest=""), (probe,), None))),
+    ]
+    running = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0.05)
+    assert not engine.calls
+    came.set()
+    await asyncio.gather(*running)
+    assert engine.calls == ["submit 0/1:0", "abort 0/1:0", "load"]
+    assert asked == [["a"], ["b"]]
+
+
+async def test_an_engine_whose_pictures_do_not_come_is_lost_to_its_requests() -> None:
+    async def pull(contents: list[str]) -> None:
+        raise WeightsRefused("404: gone")
+
+    actor = pictured_actor(Waits(), pull)
+    with pytest.raises(EngineLost, match="404: gone"):
+        await actor.submit(EngineClient.ROUND, pack((make_request(),)))

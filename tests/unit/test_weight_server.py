@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from weight_servers import CONFIG, SHARD, TOKEN, serving, whole, written
 
+from artifacts.pictures import PictureFolder
+from artifacts.store import Store
 from artifacts.weight_shards import MODEL, from_json
 from tasks.elastic.weights import server as server_module
 from tasks.elastic.weights.access import MAX_DENIED, Access
@@ -192,3 +194,30 @@ async def test_an_elastic_worker_that_left_gets_nobody_sent_to_it(tmp_path: Path
         server.forget("a")
         server.forget("b")
         assert await source("c") is None
+
+
+async def test_a_picture_is_served_by_its_content_to_who_has_the_token(tmp_path: Path) -> None:
+    folder = PictureFolder(Store.open(str(tmp_path)))
+    content, damaged = folder.keep(b"a picture"), folder.keep(b"another")
+    (tmp_path / damaged).write_bytes(b"half")
+    server = WeightServer(CONFIG, TOKEN, folder)
+    await server.start()
+    try:
+        assert await ask(server.urls[0], f"/pictures/{content}") == b"a picture"
+        with pytest.raises(WeightsRefused, match="404: the run shows no picture 0000"):
+            await ask(server.urls[0], f"/pictures/{'0' * 64}")
+        with pytest.raises(WeightsRefused, match=r"410: .* must be the picture"):
+            await ask(server.urls[0], f"/pictures/{damaged}")
+        for name in ("..", "../passwd", content.upper()):
+            with pytest.raises(WeightsRefused, match="404"):
+                await ask(server.urls[0], f"/pictures/{name}")
+        with pytest.raises(WeightsRefused, match="401: Unauthorized"):
+            await ask(server.urls[0], f"/pictures/{content}", token="another")
+    finally:
+        await server.close()
+
+
+async def test_a_server_of_weights_alone_has_no_pictures() -> None:
+    async with serving() as server:
+        with pytest.raises(WeightsRefused, match="404: no pictures are served here"):
+            await ask(server.urls[0], f"/pictures/{'0' * 64}")

@@ -1,10 +1,12 @@
-"""Serves weights over HTTP: byte ranges of immutable versions, for receivers that know the token.
+"""Serves weights over HTTP: byte ranges of immutable versions, for receivers that know the token;
+and the pictures that prompts show.
 
     GET  /versions/NAME             the manifest
     GET  /versions/NAME/FILE        bytes of a file (Range); waits for shards that are not there yet
     GET  /versions/NAME/since/OLDER/INDEX   a shard as its difference, if the config allows that
     POST /versions/NAME/source      receiver reports its own port; the answer is its source
     POST /versions/NAME/complete    receiver reports that it has every shard
+    GET  /pictures/CONTENT          the file of a picture
 
 The trainer runs one such server, and so does every elastic worker that passes versions on, each
 with an event loop in a thread of its own. Requests are validated JSON and never unpickled. Leaves
@@ -23,6 +25,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from artifacts.pictures import PictureFolder
 from artifacts.records import WeightsRef
 from artifacts.reports.elastic_workers import DeniedRequest
 from artifacts.weight_shards import (
@@ -49,9 +52,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class WeightServer:
     """Serves the last two published versions, and the model's folder."""
 
-    def __init__(self, config: ElasticWeightsConfig, token: str) -> None:
-        """config: has a host or interfaces. token: the run's secret."""
+    def __init__(
+        self, config: ElasticWeightsConfig, token: str, pictures: PictureFolder | None = None
+    ) -> None:
+        """config: has a host or interfaces. token: the run's secret. pictures: of the run; None
+        where it has none, or another server has them."""
         self.config = config
+        self._pictures = pictures
         self._access = Access(token, config.allowed_senders)
         self._held: Mapping[str, HeldVersion] = {}
         self._loop = asyncio.new_event_loop()
@@ -131,6 +138,7 @@ class WeightServer:
                 web.get("/versions/{name}/{file:.+}", self._bytes),
                 web.post("/versions/{name}/source", self._source),
                 web.post("/versions/{name}/complete", self._complete),
+                web.get("/pictures/{content:[0-9a-f]{64}}", self._picture),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
@@ -203,6 +211,17 @@ class WeightServer:
         version, report = self._version(request), await _report(request)
         version.fan_out.complete(report.receiver)
         return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _picture(self, request: web.Request) -> web.Response:
+        content = request.match_info["content"]
+        if self._pictures is None:
+            raise web.HTTPNotFound(text="no pictures are served here")
+        try:
+            return web.Response(body=await asyncio.to_thread(self._pictures.read, content))
+        except FileNotFoundError:
+            raise web.HTTPNotFound(text=f"the run shows no picture {content}") from None
+        except ValueError as error:
+            raise web.HTTPGone(text=str(error)) from None
 
     def _version(self, request: web.Request) -> HeldVersion:
         name = request.match_info["name"]
