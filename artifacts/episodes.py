@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +32,11 @@ class KeptObservation:
 
     text: str
     pictures: tuple[ShownPicture, ...] = ()  # before the text; they begin at 0, without a place
+
+    @property
+    def identity(self) -> str:
+        """A text that is the same for equal observations."""
+        return "\n".join((self.text, *(picture.content for picture in self.pictures)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +93,16 @@ class Episode:
     def num_sampled(self) -> int:
         """Tokens that the model sampled."""
         return sum(turn.num_sampled for turn in self.turns)
+
+
+def observations_of(turns: Iterable[Turn]) -> list[KeptObservation]:
+    """What the environment said and showed before each turn, from the first turn of an episode
+    on."""
+    found: list[KeptObservation] = []
+    num_shown = 0  # pictures of the observations before
+    for turn in turns:
+        own = turn.pictures[num_shown:] if turn.starts_over else turn.pictures
+        shown = tuple(picture.moved(-picture.begin) for picture in own)
+        found.append(KeptObservation(text=turn.observation, pictures=shown))
+        num_shown += len(own)
+    return found

@@ -22,6 +22,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from artifacts.config_parts import FrozenConfig
+from artifacts.episodes import observations_of
 from artifacts.fixed_fields import Fixed
 from artifacts.records import Generated, Group
 from tasks.learner.advantage import (
@@ -50,13 +51,13 @@ def played(generated: Generated, reward: float) -> TurnRewards:
     sum that the environment paid (a punishment, another judge's verdict) goes to the last turn."""
     if generated.episode is None:
         return TurnRewards(reward=reward, rewards=(reward,), states=("",))
-    turns = [turn for turn in generated.episode.turns if turn.num_sampled]
-    paid = [turn.reward or 0.0 for turn in turns]
+    turns = generated.episode.turns
+    seen = zip(turns, observations_of(turns), strict=True)
+    paid = [turn.reward or 0.0 for turn in turns if turn.num_sampled]
     if paid:
         paid[-1] += reward - math.fsum(paid)
-    return TurnRewards(
-        reward=reward, rewards=tuple(paid), states=tuple(turn.observation for turn in turns)
-    )
+    states = tuple(observation.identity for turn, observation in seen if turn.num_sampled)
+    return TurnRewards(reward=reward, rewards=tuple(paid), states=states)
 
 
 def returns(rewards: Sequence[float], gamma: float) -> list[float]:

@@ -10,7 +10,7 @@ from learner_factories import make_group, make_model, naive_logp, naive_model
 from pydantic import ValidationError
 from turn_factories import as_episode, turn
 
-from artifacts.records import Group, pack
+from artifacts.records import Group, ShownPicture, pack
 from flows.config.run_config import RunConfig
 from tasks.learner.credit import (
     AnchorStateAdvantage,
@@ -204,3 +204,23 @@ def test_they_are_chosen_by_kind() -> None:
     assert RunConfig.model_validate(values).learner.advantage == AnchorStateAdvantage(gamma=0.9)
     with pytest.raises(ValidationError, match="gamma"):
         TurnReturnAdvantage(gamma=1.5)
+
+
+def test_what_is_shown_is_part_of_a_state() -> None:
+    """Also where the history is rewritten, and a turn has the pictures of those before."""
+    generated = episodes((3.0, 1.0, -2.0)).responses[0].generated
+    assert generated.episode is not None
+    shown = {name: ShownPicture(content=name, begin=0, rows=1, columns=1) for name in "ab"}
+    first, second = turn(2, 1, said="?"), replace(turn(3, 1, said="?"), starts_over=True)
+
+    def states(one: str, *later: str) -> tuple[str, ...]:
+        turns = (
+            replace(first, pictures=(shown[one],)),
+            replace(second, pictures=tuple(shown[each] for each in (one, *later))),
+        )
+        episode = replace(generated.episode, turns=turns)
+        return played(replace(generated, episode=episode), 0.0).states
+
+    assert states("a", "b") == ("?\na", "?\nb")
+    assert states("a", "a") == ("?\na", "?\na")
+    assert states("b") == ("?\nb", "?")

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from artifacts.episodes import Ending, Episode, KeptObservation, Snapshot, Turn
+from artifacts.episodes import (
+    Ending,
+    Episode,
+    KeptObservation,
+    Snapshot,
+    Turn,
+    observations_of,
+)
 from artifacts.new_tokens import extend_spans, join_spans, split_spans
 from artifacts.records import (
     FinishReason,
@@ -98,14 +105,8 @@ class EpisodeSoFar:
     @property
     def said(self) -> list[tuple[KeptObservation, str]]:
         """Every observation with the action that answered it."""
-        found: list[tuple[KeptObservation, str]] = []
-        num_shown = 0  # pictures of the observations before
-        for turn in self.turns:
-            own = turn.pictures[num_shown:] if turn.starts_over else turn.pictures
-            shown = tuple(picture.moved(-picture.begin) for picture in own)
-            found.append((KeptObservation(text=turn.observation, pictures=shown), turn.action))
-            num_shown += len(own)
-        return found
+        actions = (turn.action for turn in self.turns)
+        return list(zip(observations_of(self.turns), actions, strict=True))
 
     @property
     def path(self) -> tuple[int, ...]:
